@@ -139,13 +139,13 @@ def add(
     definition = given(install=install, authMethod=options.pop("auth_method"), **options)
     body = given(title=title, definition=definition)
     with connect() as client:
-        made = _replaced(client, name, body) if replace else None
+        made = _update_agent(client, name, body) if replace else None
         if made is None:
             made = client.post("/agents", body | {"name": name})
     show_one(made, FIELDS, output)
 
 
-def _replaced(client: Client, name: str, body: dict[str, Any]) -> Any:
+def _update_agent(client: Client, name: str, body: dict[str, Any]) -> Any:
     """Update an agent. Return None if there is no agent with that name."""
     try:
         return client.request("PUT", f"/agents/{segment(name)}", body=body)
@@ -173,7 +173,7 @@ def test(name: str, model: str | None, output: str) -> None:
     with connect() as client:
         begun = client.post(f"/agents/{segment(name)}/test", given(model=model) | {"background": True})
         with Ticker() as ticker:
-            result = _attend(client, begun["sessionId"], ticker)
+            result = _wait_for_result(client, begun["sessionId"], ticker)
     if output == "json":
         print_json(result)
     else:
@@ -182,7 +182,7 @@ def test(name: str, model: str | None, output: str) -> None:
     sys.exit(0 if result["ok"] else FAILED)
 
 
-def _attend(client: Client, session_id: str, ticker: Ticker) -> Any:
+def _wait_for_result(client: Client, session_id: str, ticker: Ticker) -> Any:
     """Wait for the result of a test. Survives a server restart."""
     ticker.progress("requesting a sandbox", None)
     try:

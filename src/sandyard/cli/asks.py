@@ -186,7 +186,7 @@ def described(ask: Any) -> Iterator[Line]:
     first, *rest = str(ask.get("title") or "").strip().split("\n")
     yield Line(f"? {who} {word}: {visible(first)}", {"fg": "yellow", "bold": True})
     yield from (Line(f"  {visible(line)}") for line in rest)
-    yield from _about(ask)
+    yield from _describe_tool_call(ask)
     for number, option in enumerate(options_of(ask), 1):
         yield Line(f"  {number}  {printable(str(option.get('name') or option.get('optionId')))}")
     questions = questions_of(ask)
@@ -212,7 +212,7 @@ def _more_answers(question: Question) -> str:
     return f"{several} {own}".strip()
 
 
-def _about(ask: Any) -> Iterator[Line]:
+def _describe_tool_call(ask: Any) -> Iterator[Line]:
     """Yield the details of the tool call that needs permission: its command, paths and changes."""
     call = (ask.get("detail") or {}).get("toolCall")
     if not isinstance(call, dict):
@@ -241,16 +241,16 @@ def body_of(ask: Any, *answers: str) -> dict[str, Any]:
     if options := options_of(ask):
         return _chosen(options, answer)
     questions = questions_of(ask)
-    if (content := _as_json(ask, answer)) is not None:
+    if (content := _parse_json_answer(ask, answer)) is not None:
         return {"content": content}
     if len(questions) > 1:
-        return {"content": _filled(questions, answers)}
+        return {"content": _fill_form(questions, answers)}
     if (decision := DECISIONS.get(answer.strip().lower())) and not questions:
         return {"decision": decision}
     return {"content": content_of(questions[0] if questions else Question("answer", {}, required=True), answer)}
 
 
-def _as_json(ask: Any, answer: str) -> dict[str, Any] | None:
+def _parse_json_answer(ask: Any, answer: str) -> dict[str, Any] | None:
     """Return a form that was filled in as JSON, or None."""
     if not answer.lstrip().startswith("{"):
         return None
@@ -261,7 +261,7 @@ def _as_json(ask: Any, answer: str) -> dict[str, Any] | None:
     return content if isinstance(content, dict) and content.keys() <= fields_of(ask).keys() else None
 
 
-def _filled(questions: Sequence[Question], answers: Sequence[str]) -> dict[str, Any]:
+def _fill_form(questions: Sequence[Question], answers: Sequence[str]) -> dict[str, Any]:
     named = [
         (key.strip().lower(), text) for key, separator, text in (one.partition("=") for one in answers) if separator
     ]
@@ -292,7 +292,7 @@ def content_of(question: Question, text: str) -> dict[str, Any]:
     if question.field.get("type") == "array":
         for word in text.split(","):
             try:
-                picked.append(_choice(choices_of(question.field), word.strip()))
+                picked.append(_find_choice(choices_of(question.field), word.strip()))
             except CommandError:
                 own.append(word.strip())
         return {**({question.name: picked} if picked else {}), question.custom: ", ".join(own)}
@@ -336,7 +336,7 @@ def value_of(field: Mapping[str, Any], text: str) -> Any:
     """Return typed text as a value of the field's type."""
     word, kind = text.strip(), field.get("type")
     if kind != "array" and (choices := choices_of(field)):
-        return _choice(choices, word)
+        return _find_choice(choices, word)
     if kind in {"integer", "number"}:
         try:
             return int(word) if kind == "integer" else float(word)
@@ -352,7 +352,7 @@ def value_of(field: Mapping[str, Any], text: str) -> Any:
     return text
 
 
-def _choice(choices: list[tuple[Any, str]], word: str) -> Any:
+def _find_choice(choices: list[tuple[Any, str]], word: str) -> Any:
     if word.isascii() and word.isdecimal() and 1 <= int(word) <= len(choices):
         return choices[int(word) - 1][0]
     for value, label in choices:

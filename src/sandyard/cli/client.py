@@ -90,7 +90,7 @@ class Client:
         if content is not None:
             headers = {"Content-Type": "application/octet-stream", **(headers or {})}
         with self._reaching():
-            answer = self._http.request(method, API + path, params=_given(params), headers=headers, **sent)
+            answer = self._http.request(method, API + path, params=_query_params(params), headers=headers, **sent)
         self._check(answer)
         if not answer.content:
             return None
@@ -113,7 +113,9 @@ class Client:
         timeout = httpx.Timeout(silence or ANSWER_SECONDS, connect=CONNECT_SECONDS)
         with (
             self._reaching(),
-            self._http.stream("GET", API + path, params=_given(params), headers=headers, timeout=timeout) as answer,
+            self._http.stream(
+                "GET", API + path, params=_query_params(params), headers=headers, timeout=timeout
+            ) as answer,
         ):
             if answer.is_error:
                 answer.read()
@@ -130,24 +132,24 @@ class Client:
                 if self.login.local
                 else ""
             )
-            raise NoAnswerError(f"Could not connect to {self.login.url}: {_reason(error)}.{hint}") from None
+            raise NoAnswerError(f"Could not connect to {self.login.url}: {_describe_error(error)}.{hint}") from None
         except httpx.TransportError as error:
-            raise NoAnswerError(f"The server at {self.login.url} did not respond: {_reason(error)}.") from None
+            raise NoAnswerError(f"The server at {self.login.url} did not respond: {_describe_error(error)}.") from None
 
     def _check(self, answer: httpx.Response) -> None:
         if not answer.is_error and not answer.is_redirect:
             return
         if answer.status_code == 401 and self.login.token is None:
             raise NotLoggedInError(f"Not logged in to {self.login.url}. Run `sandyard login {self.login.url}`.")
-        raise _problem(answer)
+        raise _to_api_error(answer)
 
 
-def _problem(answer: httpx.Response) -> ApiError:
+def _to_api_error(answer: httpx.Response) -> ApiError:
     """Convert an error response, including one from a proxy in front of the server."""
     try:
         problem = answer.json()
         sentence = problem.get("detail") or problem.get("title")
-        wrong = [_field(error) for error in problem.get("errors") or []]
+        wrong = [_format_field_error(error) for error in problem.get("errors") or []]
         code = problem.get("code")
     except (ValueError, AttributeError):
         problem, sentence, wrong, code = {}, None, [], None
@@ -160,7 +162,7 @@ def _problem(answer: httpx.Response) -> ApiError:
     return ApiError(sentence, answer.status_code, code, problem)
 
 
-def _field(error: Json) -> str:
+def _format_field_error(error: Json) -> str:
     """Format one of the `errors` of problem+json."""
     if not isinstance(error, dict):
         return str(error)
@@ -170,20 +172,20 @@ def _field(error: Json) -> str:
     return f"{name}: {what}" if name else what
 
 
-def _given(params: Mapping[str, object] | None) -> dict[str, str | list[str]]:
+def _query_params(params: Mapping[str, object] | None) -> dict[str, str | list[str]]:
     """Return query parameters. A tuple or list becomes a repeated parameter."""
     return {
-        name: [_spelled(one) for one in value] if isinstance(value, (tuple, list)) else _spelled(value)
+        name: [_format_param(one) for one in value] if isinstance(value, (tuple, list)) else _format_param(value)
         for name, value in (params or {}).items()
         if value is not None
     }
 
 
-def _spelled(value: object) -> str:
+def _format_param(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _reason(error: httpx.TransportError) -> str:
+def _describe_error(error: httpx.TransportError) -> str:
     if isinstance(error, httpx.TimeoutException):
         return "the request timed out"
     text = str(error).strip().rstrip(".")

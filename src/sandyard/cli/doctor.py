@@ -27,19 +27,19 @@ def doctor() -> None:
     """
     from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - not needed for --help
 
-    healthy = _tell("Machine", _machine())
+    healthy = _print_findings("Machine", _check_machine())
     with ThreadPoolExecutor(1) as pool:
         platform_findings = pool.submit(lambda: list(_platform()))  # network checks run while the driver is tested
-        healthy = _tell("Sandboxes", _sandboxes()) and healthy
-        _tell("Templates", _templates())
-        configured = _tell("Platform", platform_findings.result())
+        healthy = _print_findings("Sandboxes", _check_sandboxes()) and healthy
+        _print_findings("Templates", _check_templates())
+        configured = _print_findings("Platform", platform_findings.result())
     if not configured:
         echo("The platform cannot start yet.")
     echo("Sandboxes can run here." if healthy else "Sandboxes cannot run here yet.")
     sys.exit(0 if healthy and configured else 1)
 
 
-def _tell(title: str, findings: Iterable[Finding]) -> bool:
+def _print_findings(title: str, findings: Iterable[Finding]) -> bool:
     """Print the findings. Return True if nothing vital is missing."""
     healthy = True
     echo(title)
@@ -50,7 +50,7 @@ def _tell(title: str, findings: Iterable[Finding]) -> bool:
     return healthy
 
 
-def _machine() -> Iterator[Finding]:
+def _check_machine() -> Iterator[Finding]:
     system = f"{platform.system()} {platform.release()} on {platform.machine()}"
     yield Finding("system", sys.platform == "linux", system, vital=True)
     cores = len(os.sched_getaffinity(0))
@@ -65,7 +65,7 @@ def _machine() -> Iterator[Finding]:
     )
 
 
-def _sandboxes() -> Iterator[Finding]:
+def _check_sandboxes() -> Iterator[Finding]:
     from sandyard.engine.drivers.namespace.net import probe  # noqa: PLC0415
     from sandyard.engine.drivers.trial import open_briefly  # noqa: PLC0415 - slow to load
 
@@ -99,7 +99,7 @@ def _sandboxes() -> Iterator[Finding]:
             yield Finding(found.name, found.ok, found.detail)
 
 
-def _templates() -> Iterator[Finding]:
+def _check_templates() -> Iterator[Finding]:
     from sandyard.engine.templates.needs import needs_of_base  # noqa: PLC0415
 
     for need in needs_of_base():

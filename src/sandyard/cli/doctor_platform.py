@@ -30,21 +30,21 @@ def platform() -> Iterator[Finding]:
         yield Finding("settings", False, error.message, vital=True)
         return
     with ThreadPoolExecutor(3) as pool:  # checks run in parallel, so that a timeout does not delay the others
-        engine = pool.submit(lambda: list(_engine(settings)))
-        database, git = pool.submit(_database, settings), pool.submit(_git)
+        engine = pool.submit(lambda: list(_check_engine(settings)))
+        database, git = pool.submit(_database, settings), pool.submit(_check_git)
         yield from engine.result()
         yield database.result()
         yield git.result()
 
 
-def _git() -> Finding:
+def _check_git() -> Finding:
     from sandyard.platform.domain.git.host import NEEDED, lacking  # noqa: PLC0415 - slow to load
 
     reason = lacking()
     return Finding("git", reason is None, reason or f"installed, version {NEEDED[0]}.{NEEDED[1]} or newer")
 
 
-def _engine(settings: PlatformSettings) -> Iterator[Finding]:
+def _check_engine(settings: PlatformSettings) -> Iterator[Finding]:
     key, url = settings.e2b_api_key, settings.e2b_api_url
     if key is None:
         if url is None:
@@ -56,10 +56,10 @@ def _engine(settings: PlatformSettings) -> Iterator[Finding]:
     where = url or f"https://api.{settings.e2b_domain or CLOUD_DOMAIN}"
     target = "E2B Cloud" if cloud else "an engine"
     yield Finding("E2B_API_KEY", True, f"set: `sandyard up --engine none` uses {target} at {where}")
-    yield _reached(where, key.reveal())
+    yield _check_engine_url(where, key.reveal())
 
 
-def _reached(url: str, key: str) -> Finding:
+def _check_engine_url(url: str, key: str) -> Finding:
     """Request a list of one sandbox, which needs a valid key and changes nothing."""
     import httpx  # noqa: PLC0415 - slow to load
 
@@ -84,10 +84,10 @@ def _reached(url: str, key: str) -> Finding:
 def _database(settings: PlatformSettings) -> Finding:
     scheme, _, path = settings.database.partition(":///")
     plain = scheme == "sqlite" and path.startswith("/") and "?" not in path
-    return _file(Path(path), settings.database) if plain else _answering(settings.database)
+    return _check_database_file(Path(path), settings.database) if plain else _check_database_server(settings.database)
 
 
-def _answering(url: str) -> Finding:
+def _check_database_server(url: str) -> Finding:
     from sandyard.platform.db.database import Database  # noqa: PLC0415 - slow to load
 
     name = "database"
@@ -97,9 +97,9 @@ def _answering(url: str) -> Finding:
         return Finding(name, False, error.message, vital=True)
     shown = database.url.render_as_string(hide_password=True).replace("+aiosqlite", "").replace("+asyncpg", "")
     if database.is_sqlite:
-        return _file(Path(database.url.database or ""), shown)
+        return _check_database_file(Path(database.url.database or ""), shown)
     try:
-        asyncio.run(_ask(database))
+        asyncio.run(_ping_database(database))
     except TimeoutError:
         return Finding(name, False, f"{shown} did not respond within {PATIENCE_SECONDS:.0f} s")
     except SandyardError as error:
@@ -110,7 +110,7 @@ def _answering(url: str) -> Finding:
     return Finding(name, True, f"{shown} responds")
 
 
-async def _ask(database: object) -> None:
+async def _ping_database(database: object) -> None:
     from sandyard.platform.db.database import Database  # noqa: PLC0415 - slow to load
 
     assert isinstance(database, Database)
@@ -122,7 +122,7 @@ async def _ask(database: object) -> None:
         await database.close()
 
 
-def _file(path: Path, shown: str) -> Finding:
+def _check_database_file(path: Path, shown: str) -> Finding:
     """Check a database file without creating anything."""
     if path.exists():
         ok = path.is_file() and os.access(path, os.R_OK | os.W_OK)

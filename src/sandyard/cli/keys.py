@@ -32,7 +32,7 @@ def create(data: DataDir, label: str) -> None:
     """Create a key and show it once. LABEL describes its use."""
     if not (data.path / "engine").is_dir():  # data directory of `sandyard up`, with the engine's inside
         data.prepare()
-    with _opened(data) as stored:
+    with _open_keys(data) as stored:
         _, secret = stored.create(label)
     echo(secret.reveal())
 
@@ -41,7 +41,7 @@ def create(data: DataDir, label: str) -> None:
 @click.pass_obj
 def list_keys(data: DataDir) -> None:
     """List keys. Their values are not stored."""
-    with _opened(data) as stored:
+    with _open_keys(data) as stored:
         for key in stored.list():
             made = datetime.fromtimestamp(key.created_at).astimezone().isoformat(" ", "seconds")
             echo(f"{key.id}  {key.hint:10}  {made}  {key.label}")
@@ -52,13 +52,13 @@ def list_keys(data: DataDir) -> None:
 @click.pass_obj
 def revoke(data: DataDir, key: str) -> None:
     """Revoke a key by its id or label. Clients that use it are rejected within a second."""
-    with _opened(data) as stored:
+    with _open_keys(data) as stored:
         ended = stored.revoke(key)
     echo(f"Revoked {ended.id} ({ended.label}).")
 
 
 @contextlib.contextmanager
-def _opened(data: DataDir) -> Iterator[ApiKeys]:
+def _open_keys(data: DataDir) -> Iterator[ApiKeys]:
     if not data.path.is_dir() or (not data.database.exists() and (data.path / "engine").is_dir()):
         inside = data.path / "engine"
         hint = f"It is in {inside}: choose that" if inside.is_dir() else "Choose another directory"

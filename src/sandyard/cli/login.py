@@ -35,9 +35,9 @@ def login(url: str | None, token: str | None, name: str | None) -> None:
     where = config.Login(config.checked_url(url) if url else config.load().url)
     if where.bare:
         echo(f"Warning: the token will be sent unencrypted to {where.url}. Use https.", err=True)
-    made = _by_password(where, name) if name is not None else _by_token(where, token)
+    made = _login_by_password(where, name) if name is not None else _login_by_token(where, token)
     with connect(made) as client:
-        me = _me(client.get("/me"))
+        me = _format_user(client.get("/me"))
     file = config.save(made)
     echo(f"Logged in to {made.url} as {printable(me)}. Saved to {file}.")
     if os.environ.get("SANDYARD_TOKEN") or os.environ.get("SANDYARD_URL"):
@@ -57,9 +57,9 @@ def logout() -> None:
                 client.delete(f"/tokens/{segment(stored.token_id)}")
         except ApiError as error:
             if error.http_status not in {401, 404}:  # already revoked
-                _still_valid(stored, error)
+                _warn_still_valid(stored, error)
         except SandyardError as error:
-            _still_valid(stored, error)
+            _warn_still_valid(stored, error)
     echo(f"Logged out of {stored.url}.")
 
 
@@ -86,11 +86,11 @@ def password(from_stdin: bool) -> None:
     echo("Password changed.", err=True)
 
 
-def _by_token(where: config.Login, token: str | None) -> config.Login:
+def _login_by_token(where: config.Login, token: str | None) -> config.Login:
     if token == "-":  # noqa: S105 - it means standard input
         token = sys.stdin.readline()
     elif token is None:
-        token = _asked(where)
+        token = _prompt_token(where)
     if not (token := token.strip()):
         raise CommandError(
             "The token is empty. `sandyard up` printed one on its first start; `sandyard api-key create` creates more."
@@ -100,7 +100,7 @@ def _by_token(where: config.Login, token: str | None) -> config.Login:
     return config.Login(where.url, Secret(token))
 
 
-def _asked(where: config.Login) -> str:
+def _prompt_token(where: config.Login) -> str:
     """Prompt for a token after checking that the server responds. Without a terminal, read the first line of standard input."""
     if not sys.stdin.isatty():
         return sys.stdin.readline()
@@ -109,7 +109,7 @@ def _asked(where: config.Login) -> str:
     return str(click.prompt("Token", hide_input=True, err=True))
 
 
-def _by_password(where: config.Login, name: str) -> config.Login:
+def _login_by_password(where: config.Login, name: str) -> config.Login:
     """Log in with a password, create a token, log out again and keep only the token."""
     password = os.environ.get("SANDYARD_PASSWORD") or click.prompt("Password", hide_input=True, err=True)
     safe = {"X-Sandyard-CSRF": "1"}
@@ -122,10 +122,10 @@ def _by_password(where: config.Login, name: str) -> config.Login:
     return config.Login(where.url, Secret(made["value"]), made["id"])
 
 
-def _me(answer: Any) -> str:
+def _format_user(answer: Any) -> str:
     user = answer.get("user") or answer
     return f"{user.get('name') or user.get('id')} ({user.get('role')})"
 
 
-def _still_valid(stored: config.Login, error: SandyardError) -> None:
+def _warn_still_valid(stored: config.Login, error: SandyardError) -> None:
     echo(f"Could not revoke the token {stored.token_id}, so it stays valid: {error.message}", err=True)

@@ -90,7 +90,9 @@ def list_providers(project: str | None, limit: int, output: str | None) -> None:
     show_list(page, COLUMNS, output, nothing="No model providers. To add one: sandyard model add PROVIDER")
 
 
-def _prices(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, dict[str, float]]:
+def _parse_prices(
+    context: click.Context, parameter: click.Parameter, values: tuple[str, ...]
+) -> dict[str, dict[str, float]]:
     """Parse `MODEL=IN,OUT[,CACHE_READ[,CACHE_WRITE]]`."""
     prices = {}
     for text in values:
@@ -134,7 +136,7 @@ def list_presets(output: str | None) -> None:
     "prices",
     multiple=True,
     metavar="MODEL=IN,OUT[,CACHE_READ,CACHE_WRITE]",
-    callback=_prices,
+    callback=_parse_prices,
     help="US dollars per million tokens. End MODEL with * to match a prefix. Repeatable.",
 )
 @click.option("--key-stdin", is_flag=True, help="Read the API key from standard input.")
@@ -172,12 +174,12 @@ def add(
     if no_key and key_stdin:
         raise click.UsageError("Use either --key-stdin or --no-key, not both.")
     with connect() as client:
-        known = _preset(client, name, preset, kind)
+        known = _find_preset(client, name, preset, kind)
         if known is None and kind is None:
             raise click.UsageError(f"There is no preset {name!r}. Set the API type with --kind: {', '.join(KINDS)}.")
         if known is not None and not known["keyRequired"] and not key_stdin:
             no_key = True
-        key = None if no_key else _key(name, from_stdin=key_stdin)
+        key = None if no_key else _read_key(name, from_stdin=key_stdin)
         project_id = project_of(client, project) if project else None
         body = given(
             name=name,
@@ -205,7 +207,7 @@ def set_key(provider: str, project: str | None, *, key_stdin: bool, test: bool) 
     """Change a provider's API key. Prompts for the key, or reads it from standard input."""
     with connect() as client:
         path = f"{BASE}/{segment(find(client, provider, project))}"
-        key = _key(provider, from_stdin=key_stdin)
+        key = _read_key(provider, from_stdin=key_stdin)
         if key is None:
             raise CommandError("No API key was given. Nothing was changed.")
         with refusing("The API key was not saved. To save it anyway, use --no-test."):
@@ -230,12 +232,12 @@ def remove(provider: str, project: str | None) -> None:
 def test(provider: str, project: str | None, output: str | None) -> None:
     """Send a small test request to a provider. The exit code is 1 if it fails."""
     with connect() as client:
-        verdict = _try(client, find(client, provider, project))
-    print_json(verdict) if as_json(output) else _tell(verdict, err=False)
+        verdict = _test_provider(client, find(client, provider, project))
+    print_json(verdict) if as_json(output) else _print_result(verdict, err=False)
     sys.exit(0 if verdict["ok"] else FAILED)
 
 
-def _time(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+def _parse_time(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
     """Parse a time. Without a zone it is UTC."""
     if value is None:
         return None
@@ -255,7 +257,7 @@ def _time(context: click.Context, parameter: click.Parameter, value: str | None)
 @click.option(
     "--since",
     metavar="TIME",
-    callback=_time,
+    callback=_parse_time,
     help="Only usage since this time, for example 2026-01-31 or 2026-01-31T08:00:00Z.",
 )
 @output_option
@@ -286,7 +288,7 @@ def find(client: Client, name: str, project: str | None) -> str:
     return str(found[0]["id"])
 
 
-def _preset(client: Client, name: str, preset: str | None, kind: str | None) -> Any:
+def _find_preset(client: Client, name: str, preset: str | None, kind: str | None) -> Any:
     """Return the preset to use, or None if no preset has this name or --kind was given instead."""
     if preset is None and kind is not None:
         return None
@@ -299,7 +301,7 @@ def _preset(client: Client, name: str, preset: str | None, kind: str | None) -> 
     return known
 
 
-def _key(name: str, *, from_stdin: bool) -> str | None:
+def _read_key(name: str, *, from_stdin: bool) -> str | None:
     if from_stdin:
         value = sys.stdin.readline(LONGEST_KEY + 2).strip()
         if not value:
@@ -327,10 +329,10 @@ def refusing(advice: str) -> Iterator[None]:
         raise CommandError(advice) from None
 
 
-def _try(client: Client, provider_id: str) -> Any:
+def _test_provider(client: Client, provider_id: str) -> Any:
     return client.post(f"{BASE}/{segment(provider_id)}/test")
 
 
-def _tell(verdict: Any, *, err: bool) -> None:
+def _print_result(verdict: Any, *, err: bool) -> None:
     mark = click.style("✓", fg="green") if verdict["ok"] else click.style("✗", fg="red")
     echo(f"{mark} {printable(verdict['detail'])} ({verdict['durationMs']} ms)", err=err)

@@ -17,7 +17,7 @@ def env_option(function: F) -> F:
         "envs",
         multiple=True,
         metavar="NAME=VALUE",
-        callback=_pairs,
+        callback=_parse_pairs,
         help="Set an environment variable. Repeatable.",
     )(function)
 
@@ -33,7 +33,7 @@ def given(**values: object) -> dict[str, object]:
     return {name: value for name, value in values.items() if value not in (None, {}, ())}
 
 
-def _pairs(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+def _parse_pairs(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
     pairs = {}
     for text in values:
         name, equals, value = text.partition("=")

@@ -102,10 +102,10 @@ def show_list(page: Json, columns: Mapping[str, str], output: str | None, *, not
     from rich.table import Table  # noqa: PLC0415 - slow to load
 
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, GAP, 0, 0))
-    shown = {heading: field for heading, field in columns.items() if any(_value(item, field) for item in items)}
+    shown = {heading: field for heading, field in columns.items() if any(_get_field(item, field) for item in items)}
     for heading, field in shown.items():
         whole = (
-            max(len(str(_value(item, field) or "")) for item in items)
+            max(len(str(_get_field(item, field) or "")) for item in items)
             if field.lower().endswith(("id", "url"))
             else None
         )
@@ -113,7 +113,7 @@ def show_list(page: Json, columns: Mapping[str, str], output: str | None, *, not
             heading, min_width=whole, overflow="ellipsis", no_wrap=True
         )  # truncated ids and URLs cannot be copied
     for item in items:
-        table.add_row(*(_cell(field, _value(item, field)) for field in shown.values()))
+        table.add_row(*(_format_cell(field, _get_field(item, field)) for field in shown.values()))
     _print_table(table, len(shown))
     if page.get("nextCursor"):
         echo("There are more. Use --limit to see them.", err=True)
@@ -130,8 +130,8 @@ def show_one(item: Json, fields: Mapping[str, str], output: str | None) -> None:
     table.add_column(style="bold")
     table.add_column(overflow="fold")
     for heading, field in fields.items():
-        if (value := _value(item, field)) not in (None, [], {}):
-            table.add_row(heading, _cell(field, value))
+        if (value := _get_field(item, field)) not in (None, [], {}):
+            table.add_row(heading, _format_cell(field, value))
     _print_table(table)
 
 
@@ -167,12 +167,10 @@ def visible(line: str) -> str:
     """Return a line of untrusted text with escaped control characters and invisible characters."""
     if line.isprintable():
         return line
-    return "".join(
-        letter if letter.isprintable() or letter in "\t\u00a0\u3000" else _spelled(letter) for letter in line
-    )
+    return "".join(letter if letter.isprintable() or letter in "\t\u00a0\u3000" else _escape(letter) for letter in line)
 
 
-def _spelled(letter: str) -> str:
+def _escape(letter: str) -> str:
     code = ord(letter)
     if code < 0x20 or code == 0x7F:
         return f"^{chr(code ^ 0x40)}"  # like less and git: ^M, ^[
@@ -202,13 +200,13 @@ def ago(stamp: str, now: datetime | None = None) -> str:
     return f"{seconds} s ago" if seconds >= 2 else "now"
 
 
-def _value(item: Json, field: str) -> Json:
+def _get_field(item: Json, field: str) -> Json:
     for name in field.split("."):
         item = item.get(name) if isinstance(item, dict) else None
     return item
 
 
-def _cell(field: str, value: Json) -> Any:
+def _format_cell(field: str, value: Json) -> Any:
     from rich.text import Text  # noqa: PLC0415 - slow to load
 
     if value is None:

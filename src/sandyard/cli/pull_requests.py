@@ -144,8 +144,8 @@ def show(pull: str, project: str | None, refresh: bool, output: str | None) -> N
     with connect() as client:
         found = find(client, pull, project)
         if refresh:
-            found = _act(client, found, "refresh")
-    _show(found, output)
+            found = _perform(client, found, "refresh")
+    _print_pull(found, output)
 
 
 @pull_request.command()
@@ -158,24 +158,24 @@ def show(pull: str, project: str | None, refresh: bool, output: str | None) -> N
 def merge(pull: str, project: str | None, method: str | None, output: str | None) -> None:
     """Merge a pull request, or a branch that was pushed to a remote without pull requests."""
     with connect() as client:
-        done = _act(client, find(client, pull, project), "merge", method=method)
-    _say(done, output)
+        done = _perform(client, find(client, pull, project), "merge", method=method)
+    _print_summary(done, output)
 
 
-def _verb(name: str, help_text: str) -> None:
+def _add_command(name: str, help_text: str) -> None:
     @pull_request.command(name, help=help_text)
     @pull_argument
     @project_option
     @output_option
     def verb(pull: str, project: str | None, output: str | None) -> None:
         with connect() as client:
-            done = _act(client, find(client, pull, project), name)
-        _say(done, output)
+            done = _perform(client, find(client, pull, project), name)
+        _print_summary(done, output)
 
 
-_verb("ready", "Mark a draft as ready for review.")
-_verb("close", "Close a pull request without merging it. The branch is kept.")
-_verb("refresh", "Refresh a pull request from the forge.")
+_add_command("ready", "Mark a draft as ready for review.")
+_add_command("close", "Close a pull request without merging it. The branch is kept.")
+_add_command("refresh", "Refresh a pull request from the forge.")
 
 
 def find(client: Client, name: str, project: str | None) -> Any:
@@ -201,7 +201,7 @@ def summary(pull: Any) -> str:
     return printable(words)
 
 
-def _act(client: Client, pull: Any, verb: str, **body: object) -> Any:
+def _perform(client: Client, pull: Any, verb: str, **body: object) -> Any:
     if pull.get("number") is None:
         if verb not in {"merge", "refresh"}:
             raise CommandError(
@@ -212,11 +212,11 @@ def _act(client: Client, pull: Any, verb: str, **body: object) -> Any:
     return client.post(f"{BASE}/{pull['number']}/{verb}", given(projectId=pull["projectId"], **body))
 
 
-def _say(pull: Any, output: str | None) -> None:
+def _print_summary(pull: Any, output: str | None) -> None:
     print_json(pull) if as_json(output) else echo(summary(pull))
 
 
-def _show(pull: Any, output: str | None) -> None:
+def _print_pull(pull: Any, output: str | None) -> None:
     show_one(pull, FIELDS, output)
     if not as_json(output):
         for line in described(pull.get("detail") or {}):
@@ -240,10 +240,10 @@ def described(detail: Any) -> Iterator[str]:
         if len(remarks) > REMARKS:
             yield f"  … {len(remarks) - REMARKS} earlier comments"
         for remark in remarks[-REMARKS:]:
-            yield from _remark(remark)
+            yield from _format_remark(remark)
 
 
-def _remark(remark: Any) -> Iterator[str]:
+def _format_remark(remark: Any) -> Iterator[str]:
     state = f" ({printable(remark['state'].lower().replace('_', ' '))})" if remark.get("state") else ""
     line = f":{remark['line']}" if remark.get("line") else ""
     place = f" on {printable(remark['path'])}{line}" if remark.get("path") else ""

@@ -93,7 +93,7 @@ def run(
             sys.exit(INTERRUPTED)
         finally:
             if background is not None and not keep:
-                _put_to_sleep(client, task)
+                _pause_sandboxes(client, task)
         for line in ended(task):
             screen.note(line)
         for line in where(task, repository):
@@ -114,7 +114,7 @@ def _warn_of_demo(client: Client, task: Any, screen: Screen) -> None:
         )
 
 
-def _put_to_sleep(client: Client, task: Any) -> None:
+def _pause_sandboxes(client: Client, task: Any) -> None:
     """Pause the task's sandboxes, which would otherwise keep running without a platform."""
     with contextlib.suppress(SandyardError):
         task = client.get(f"/tasks/{segment(task['id'])}")

@@ -115,7 +115,7 @@ def delete(session_id: str, yes: bool) -> None:
         client.delete(f"/sessions/{segment(session_id)}")
 
 
-def _verb(name: str, help_text: str) -> None:
+def _add_command(name: str, help_text: str) -> None:
     @session.command(name, help=help_text)
     @session_argument
     @output_option
@@ -129,8 +129,8 @@ def _verb(name: str, help_text: str) -> None:
 for command in (prompt, transcript, cancel, answer, allow):
     session.add_command(command)
 
-_verb("archive", "Archive a session and pause its sandbox.")
-_verb("checkpoint", "Save the current files of the session's sandbox as a checkpoint.")
-_verb("pause", "Pause the session's sandbox. It is resumed on next use.")
-_verb("resume", "Resume the session's sandbox.")
-_verb("provision", "Create a new sandbox for the session from its last checkpoint.")
+_add_command("archive", "Archive a session and pause its sandbox.")
+_add_command("checkpoint", "Save the current files of the session's sandbox as a checkpoint.")
+_add_command("pause", "Pause the session's sandbox. It is resumed on next use.")
+_add_command("resume", "Resume the session's sandbox.")
+_add_command("provision", "Create a new sandbox for the session from its last checkpoint.")

@@ -52,7 +52,7 @@ def prompt(*, session_id: str, text: str, model: str | None, mode: str | None, f
                 echo(turn["id"])
                 echo(f"To follow it: sandyard session transcript {session_id} --follow", err=True)
             return
-        _stay(client, session_id, turn, as_json=output == "json")
+        _follow_and_exit(client, session_id, turn, as_json=output == "json")
 
 
 @click.command()
@@ -63,7 +63,7 @@ def transcript(session_id: str, following: bool, output: str) -> None:
     """Show a session's transcript. With JSON output, each message is a line."""
     with connect() as client:
         if following:
-            _stay(client, session_id, None, as_json=output == "json")
+            _follow_and_exit(client, session_id, None, as_json=output == "json")
             return
         client.get(f"/sessions/{segment(session_id)}")  # raises an error if the session does not exist
         with Screen() as screen:
@@ -113,7 +113,7 @@ def _turns(client: Client, session_id: str) -> list[Any]:
     return list(client.pages(f"/sessions/{segment(session_id)}/turns", 1000)["items"])
 
 
-def _stay(client: Client, session_id: str, turn: Any, *, as_json: bool) -> None:
+def _follow_and_exit(client: Client, session_id: str, turn: Any, *, as_json: bool) -> None:
     """Follow a turn, or all turns of the session, to the end. Exits this process with 1 if the last one was not successful."""
     with Screen() as screen:
         try:
@@ -150,13 +150,13 @@ def _follow(client: Client, session_id: str, turn: Any, screen: Screen, *, as_js
             turns[:] = [found] if found is not None else _turns(client, session_id)
         over = not any(one["status"] in OPEN for one in turns)
         told.hear(news, over=over)
-        screen.status(_doing(turns, told))
+        screen.status(_describe_activity(turns, told))
         return turns if over else None
 
     return stay(client, whose, screen, answering, look)
 
 
-def _doing(turns: list[Any], told: Transcript) -> str:
+def _describe_activity(turns: list[Any], told: Transcript) -> str:
     statuses = {turn["status"] for turn in turns}
     if "waiting" in statuses:
         return "the agent is waiting for an answer"

@@ -41,8 +41,8 @@ def volume(context: click.Context, url: str, api_key: str) -> None:
 @click.pass_obj
 def list_volumes(engine: _Engine) -> None:
     """List volumes, oldest first."""
-    with _client(engine) as client:
-        for one in _asked(client, "GET", "/volumes"):
+    with _open_client(engine) as client:
+        for one in _request(client, "GET", "/volumes"):
             echo(f"{one['volumeID']}  {one['name']}")
 
 
@@ -51,23 +51,23 @@ def list_volumes(engine: _Engine) -> None:
 @click.pass_obj
 def remove(engine: _Engine, names: tuple[str, ...]) -> None:
     """Delete volumes with everything in them, given by name or id. A volume that a sandbox has mounted is not deleted."""
-    with _client(engine) as client:
-        known = {one["name"]: one["volumeID"] for one in _asked(client, "GET", "/volumes")}
+    with _open_client(engine) as client:
+        known = {one["name"]: one["volumeID"] for one in _request(client, "GET", "/volumes")}
         missing = [name for name in names if name not in known and name not in known.values()]
         if missing:
             raise NotFoundError(f"There is no volume {missing[0]!r}. Nothing was deleted.")
         for name in names:
-            _asked(client, "DELETE", f"/volumes/{known.get(name, name)}")
+            _request(client, "DELETE", f"/volumes/{known.get(name, name)}")
             echo(f"Deleted {name}.")
 
 
 @contextlib.contextmanager
-def _client(engine: _Engine) -> Iterator[httpx.Client]:
+def _open_client(engine: _Engine) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=engine.url, headers={"X-API-Key": engine.key}, timeout=PATIENCE_S) as client:
         yield client
 
 
-def _asked(client: httpx.Client, method: str, path: str) -> Any:
+def _request(client: httpx.Client, method: str, path: str) -> Any:
     try:
         answer = client.request(method, path)
     except (httpx.TransportError, httpx.InvalidURL, httpx.UnsupportedProtocol) as error:

@@ -50,7 +50,7 @@ class ValueCounter:
         quotes = piece.count(b'"')
         self._quotes += quotes
         if self._quotes <= 4 * (self._limit + 1):  # each value has at most two strings: its key and itself
-            self.values += _signs(b"".join(piece.split(b'"')[self._in_string :: 2]))
+            self.values += _count_signs(b"".join(piece.split(b'"')[self._in_string :: 2]))
             self._in_string ^= quotes % 2 == 1
             if self.values <= self._limit:
                 return
@@ -61,7 +61,7 @@ def count_values(data: bytes, limit: int) -> int:
     """Return roughly how many values a JSON text has. Raises TooManyValuesError above `limit` and ValueError if the text is not UTF-8."""
     signs = 0
     for start in range(0, len(data), _PIECE):
-        signs += _signs(data[start : start + _PIECE])
+        signs += _count_signs(data[start : start + _PIECE])
         if signs > limit:  # perhaps most of them are in strings
             counter = ValueCounter(limit)
             counter.feed(data)
@@ -69,7 +69,7 @@ def count_values(data: bytes, limit: int) -> int:
     return signs
 
 
-def _signs(text: bytes) -> int:
+def _count_signs(text: bytes) -> int:
     return sum(map(text.count, _SIGNS))
 
 

@@ -58,7 +58,7 @@ class Destinations:
             addresses = [ipaddress.ip_address(host.strip("[]"))]
         except ValueError:
             if host.lower() == "localhost" or host.lower().endswith(".localhost"):
-                raise _refused(host) from None
+                raise _private_address_error(host) from None
             return
         self._check(host, addresses)
 
@@ -72,7 +72,7 @@ class Destinations:
         listed = any(network[0] in known and network[-1] in known for known in self._networks)
         attached = any(network.version == own.version and network.overlaps(own) for own in attached_networks())
         if not listed and (attached or not (is_public(network[0]) and is_public(network[-1]))):
-            raise _refused(entry)
+            raise _private_address_error(entry)
 
     async def resolve(self, host: str) -> list[str]:
         """Return the addresses of `host` that may be connected to. Raises PrivateAddressError if one is private and OSError if there are
@@ -90,7 +90,7 @@ class Destinations:
         for address in addresses:
             listed = any(address in network for network in self._networks)
             if not listed and not is_public(address):
-                raise _refused(host)
+                raise _private_address_error(host)
 
 
 def is_public(address: Address) -> bool:
@@ -100,7 +100,7 @@ def is_public(address: Address) -> bool:
     private = [*_NEVER_PUBLIC, *attached_networks()]
     return all(
         one.is_global and not one.is_multicast and not any(one in network for network in private)
-        for one in _meant(address)
+        for one in _equivalent_addresses(address)
     )
 
 
@@ -136,7 +136,7 @@ def is_proxied(scheme: str, host: str) -> bool:
     return bool(proxies.get(scheme) or proxies.get("all")) and not proxy_bypass(host)
 
 
-def _meant(address: Address) -> list[Address]:
+def _equivalent_addresses(address: Address) -> list[Address]:
     if isinstance(address, ipaddress.IPv4Address):
         return [address]
     within = [address.ipv4_mapped, address.sixtofour, *(address.teredo or ())]
@@ -145,7 +145,7 @@ def _meant(address: Address) -> list[Address]:
     return [address, *(one for one in within if one is not None)]
 
 
-def _refused(host: str) -> PrivateAddressError:
+def _private_address_error(host: str) -> PrivateAddressError:
     return PrivateAddressError(
         f"{host[:200]} is in a private network or a network of this machine. Only administrators may use it, unless the host is listed in "
         "SANDYARD_PRIVATE_HOSTS."

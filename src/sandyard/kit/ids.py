@@ -34,10 +34,10 @@ def ordered_id(prefix: str) -> str:
         again = moment <= past  # in the same millisecond, or the clock was set back
         _last = (past, number + 1 + secrets.randbelow(_STRIDE)) if again else (moment, secrets.randbelow(_ROOM // 2))
         moment, number = _last
-    return prefix + _written(moment) + _written(number)
+    return prefix + _to_base36(moment) + _to_base36(number)
 
 
-def _written(number: int) -> str:
+def _to_base36(number: int) -> str:
     letters = ""
     for _ in range(_WIDTH):
         number, digit = divmod(number, 36)

@@ -87,14 +87,16 @@ class _Formatter(logging.Formatter):
         self._merge: Step = _structlog("contextvars").merge_contextvars
         self._named = as_json
         self._time = "timestamp" if colours else "time"
-        self._render: Step = _plain
+        self._render: Step = _render_plain
         if as_json:
             encode = json.JSONEncoder(default=str).encode
             self._render = _structlog("processors").JSONRenderer(serializer=lambda entry, **_: encode(entry))
         elif colours:
             dev = _structlog("dev")
             console = dev.ConsoleRenderer(colors=True, sort_keys=False, exception_formatter=dev.plain_traceback)
-            self._render = lambda logger, name, entry: console(logger, name, {k: _tame(v) for k, v in entry.items()})
+            self._render = lambda logger, name, entry: console(
+                logger, name, {k: _escape_value(v) for k, v in entry.items()}
+            )
 
     def format(self, record: logging.LogRecord) -> str:
         level = record.levelname.lower()
@@ -109,7 +111,7 @@ class _Formatter(logging.Formatter):
         return line
 
 
-def _plain(_: Any, __: str, entry: Fields) -> str:
+def _render_plain(_: Any, __: str, entry: Fields) -> str:
     """`2026-01-31T10:00:00.123Z info sandbox_created sandbox=i… ms=2.1`"""
     trace = entry.pop("exception", None)
     words = [entry.pop("time"), entry.pop("level"), _one_line(str(entry.pop("event")))]
@@ -118,13 +120,13 @@ def _plain(_: Any, __: str, entry: Fields) -> str:
 
 
 @functools.lru_cache(maxsize=4)
-def _second(seconds: int) -> str:
+def _format_second(seconds: int) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
 
 
 def _timestamp(created: float) -> str:
     seconds, millis = divmod(int(created * 1000), 1000)
-    return f"{_second(seconds)}.{millis:03}Z"
+    return f"{_format_second(seconds)}.{millis:03}Z"
 
 
 def _one_line(text: str) -> str:
@@ -136,7 +138,7 @@ def _quoted(value: Any) -> str:
     return json.dumps(text, ensure_ascii=False) if not text or " " in text or '"' in text or "=" in text else text
 
 
-def _tame(value: Any) -> Any:
+def _escape_value(value: Any) -> Any:
     """Escape control characters so that a terminal does not interpret them. A traceback keeps its lines."""
     if isinstance(value, float):
         return f"{value:.3f}"

@@ -25,10 +25,10 @@ async def look_up(host: str) -> list[Address]:
     Uses /etc/hosts and the name servers of /etc/resolv.conf, but no other sources that the system may be configured with.
     """
     host = host.rstrip(".")
-    return _literal(host) or _local(host) or await ask_name_servers(host)
+    return _parse_address(host) or _look_up_local(host) or await ask_name_servers(host)
 
 
-def _literal(host: str) -> list[Address]:
+def _parse_address(host: str) -> list[Address]:
     """Return the address if `host` is one, also in legacy notation (127.1, 2130706433)."""
     try:
         return [ipaddress.ip_address(host.partition("%")[0])]
@@ -40,7 +40,7 @@ def _literal(host: str) -> list[Address]:
         return []
 
 
-def _local(host: str) -> list[Address]:
+def _look_up_local(host: str) -> list[Address]:
     name = host.lower()
     if name == "localhost" or name.endswith(".localhost"):
         return list(_LOOPBACK)
@@ -49,7 +49,7 @@ def _local(host: str) -> list[Address]:
     except OSError:
         return []
     entries = (line.partition("#")[0].lower().split() for line in lines)
-    return [found for words in entries if name in words[1:] for found in _literal(words[0])]
+    return [found for words in entries if name in words[1:] for found in _parse_address(words[0])]
 
 
 async def ask_name_servers(host: str) -> list[Address]:

@@ -43,7 +43,7 @@ class Vault:
         """Encrypt a value for a storage location. Blocks for a moment when the key is first read."""
         key_id, cipher = self._key()
         nonce = secrets.token_bytes(_NONCE_SIZE)
-        body = cipher.encrypt(nonce, value.reveal().encode(), _bound_to(place))
+        body = cipher.encrypt(nonce, value.reveal().encode(), _location_data(place))
         return bytes([_VERSION]) + key_id + nonce + body
 
     def open(self, stored: bytes, *place: str) -> Secret:
@@ -56,7 +56,7 @@ class Vault:
             raise VaultError(f"A secret was encrypted with a different key than the one in {self._path}.")
         nonce, body = stored[head : head + _NONCE_SIZE], stored[head + _NONCE_SIZE :]
         try:
-            return Secret(cipher.decrypt(nonce, body, _bound_to(place)).decode())
+            return Secret(cipher.decrypt(nonce, body, _location_data(place)).decode())
         except InvalidTag:
             raise VaultError("A stored secret was changed or copied from another location.") from None
 
@@ -111,5 +111,5 @@ class Vault:
         return made
 
 
-def _bound_to(place: tuple[str, ...]) -> bytes:
+def _location_data(place: tuple[str, ...]) -> bytes:
     return json.dumps(place).encode()

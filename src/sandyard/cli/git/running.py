@@ -49,7 +49,7 @@ def submit(client: Client, verb: str, body: dict[str, object], workplace: str) -
             ticker.stop()
             leave(operation, workplace)
         except NoAnswerError as error:
-            look = f"To see the result: `{_look(operation, workplace)}`"
+            look = f"To see the result: `{_inspect_command(operation, workplace)}`"
             raise NoAnswerError(f"{error.message} {look}") from None
         except ApiError as error:
             ticker.stop()
@@ -69,17 +69,17 @@ def attend(client: Client, operation: Any, ticker: Ticker) -> Any:
     while operation["status"] == "queued":
         ticker.waiting(operation.get("position"))
         time.sleep(LINE_SECONDS)
-        operation = _ask(client, path)
+        operation = _get_operation(client, path)
     if operation["status"] not in OVER:
         ticker.under_way(operation["kind"])
-        _watch(client, operation, path, ticker)
-        operation = _ask(client, path)
+        _wait_for_end(client, operation, path, ticker)
+        operation = _get_operation(client, path)
     if operation["status"] == "failed":
         raise failure(operation)
     return operation
 
 
-def _ask(client: Client, path: str) -> Any:
+def _get_operation(client: Client, path: str) -> Any:
     """Return the operation. Retries while the server restarts."""
     deadline = time.monotonic() + GIVE_UP_SECONDS
     while True:
@@ -99,7 +99,7 @@ def failure(operation: Any) -> ApiError:
     return ApiError(sentence, int(told.get("status") or 409), operation.get("errorCode"), details)
 
 
-def _watch(client: Client, operation: Any, path: str, ticker: Ticker) -> None:
+def _wait_for_end(client: Client, operation: Any, path: str, ticker: Ticker) -> None:
     """Wait until an operation is over. Events show its progress. Its status is checked on each connection, so missed events do not
     matter."""
 
@@ -123,9 +123,9 @@ def _watch(client: Client, operation: Any, path: str, ticker: Ticker) -> None:
 
 def leave(operation: Any, workplace: str) -> NoReturn:
     """Exit after Ctrl-C. `operation` is None if the server has not returned it yet."""
-    echo(f"\nThe operation continues on the server. To see it: {_look(operation, workplace)}", err=True)
+    echo(f"\nThe operation continues on the server. To see it: {_inspect_command(operation, workplace)}", err=True)
     sys.exit(INTERRUPTED)
 
 
-def _look(operation: Any, workplace: str) -> str:
+def _inspect_command(operation: Any, workplace: str) -> str:
     return f"sandyard git operations {operation['id'] if operation is not None else workplace}"

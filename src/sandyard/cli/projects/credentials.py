@@ -61,13 +61,17 @@ def gather(
         raise click.UsageError("A GitHub App needs --app-id, --installation-id and --private-key.")
     body: dict[str, Any] = {}
     if token_stdin:
-        body["token"] = _line("token")
+        body["token"] = _read_line("token")
     if webhook_secret_stdin:
-        body["webhookSecret"] = _line("secret")
+        body["webhookSecret"] = _read_line("secret")
     if ssh_key is not None:
-        body["sshKey"] = _file(ssh_key)
+        body["sshKey"] = _read_key_file(ssh_key)
     if app_id is not None and private_key is not None:
-        body["app"] = {"appId": app_id, "installationId": str(installation_id), "privateKey": _file(private_key)}
+        body["app"] = {
+            "appId": app_id,
+            "installationId": str(installation_id),
+            "privateKey": _read_key_file(private_key),
+        }
     if not body and ask and _asks_for_token(repository) and sys.stdin.isatty():
         host = urlsplit(repository or "").hostname or "the repository"
         if typed := click.prompt(
@@ -85,14 +89,14 @@ def _asks_for_token(repository: str | None) -> bool:
     return (repository or "").lower().startswith(("http://", "https://"))
 
 
-def _line(what: str) -> str:
+def _read_line(what: str) -> str:
     value = sys.stdin.readline(LARGEST).strip()
     if not value:
         raise CommandError(f"No {what} on standard input: it is empty.")
     return value
 
 
-def _file(path: Path) -> str:
+def _read_key_file(path: Path) -> str:
     with path.open("rb") as stream:
         content = stream.read(LARGEST + 1)
     if len(content) > LARGEST or not content.strip():

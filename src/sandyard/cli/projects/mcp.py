@@ -45,11 +45,11 @@ def mcp() -> None:
 def list_servers(project: str, output: str | None) -> None:
     """List MCP servers, oldest first. Header values are never shown."""
     with connect() as client:
-        found = client.get(_path(client, project))
+        found = client.get(_servers_path(client, project))
     if as_json(output):
         print_json(found)
         return
-    rows = [_shown(one) for one in found["items"]]
+    rows = [_to_row(one) for one in found["items"]]
     show_list(
         {"items": rows}, COLUMNS, output, nothing="No MCP servers. To add one: sandyard project mcp add PROJECT NAME"
     )
@@ -105,10 +105,10 @@ def add(
         raise click.UsageError("Use headers together with --url.")
     if url is not None and envs:
         raise click.UsageError("Use variables together with a command.")
-    values = _headers(headers, read=headers_stdin)
+    values = _read_headers(headers, read=headers_stdin)
     with connect() as client:
-        path = _path(client, project)
-        known = _find(client.get(path)["items"], name) if replace else None
+        path = _servers_path(client, project)
+        known = _find_server(client.get(path)["items"], name) if replace else None
         if known is not None and (known["url"] is None) != (url is None):
             raise CommandError(f"{known['name']} is a {'command' if known['url'] is None else 'URL'}. Remove it first.")
         body: dict[str, Any] = {"command": command[0], "args": list(command[1:]), "env": envs} if command else {}
@@ -125,7 +125,7 @@ def add(
                 raise
             tell(error.details, err=True)
             raise CommandError(f"{name} was not saved. To save it anyway, use --no-test.") from None
-    show_one(made if as_json(output) else _shown(made), FIELDS, output)
+    show_one(made if as_json(output) else _to_row(made), FIELDS, output)
 
 
 @mcp.command()
@@ -134,8 +134,8 @@ def add(
 def remove(project: str, server: str) -> None:
     """Remove an MCP server from a project."""
     with connect() as client:
-        path = _path(client, project)
-        client.delete(f"{path}/{segment(_id(client, path, server))}")
+        path = _servers_path(client, project)
+        client.delete(f"{path}/{segment(_server_id(client, path, server))}")
     echo(f"Removed {server}.", err=True)
 
 
@@ -146,8 +146,8 @@ def remove(project: str, server: str) -> None:
 def test(project: str, server: str, output: str | None) -> None:
     """Test an MCP server with a URL by listing its tools from the platform, with its headers. The exit code is 1 if that fails."""
     with connect() as client:
-        path = _path(client, project)
-        found = client.post(f"{path}/{segment(_id(client, path, server))}/test")
+        path = _servers_path(client, project)
+        found = client.post(f"{path}/{segment(_server_id(client, path, server))}/test")
     if as_json(output):
         print_json(found)
     else:
@@ -158,22 +158,22 @@ def test(project: str, server: str, output: str | None) -> None:
     sys.exit(0 if found["ok"] else FAILED)
 
 
-def _path(client: Client, project: str) -> str:
+def _servers_path(client: Client, project: str) -> str:
     return f"/projects/{segment(project_of(client, project))}/mcp-servers"
 
 
-def _find(items: list[dict[str, Any]], name: str) -> dict[str, Any] | None:
+def _find_server(items: list[dict[str, Any]], name: str) -> dict[str, Any] | None:
     return next((one for one in items if name in (one["name"], one["id"])), None)
 
 
-def _id(client: Client, path: str, name: str) -> str:
-    found = _find(client.get(path)["items"], name)
+def _server_id(client: Client, path: str, name: str) -> str:
+    found = _find_server(client.get(path)["items"], name)
     if found is None:
         raise ApiError(f"The project has no MCP server {name!r}.", 404)
     return str(found["id"])
 
 
-def _headers(names: tuple[str, ...], *, read: bool) -> dict[str, str]:
+def _read_headers(names: tuple[str, ...], *, read: bool) -> dict[str, str]:
     values = {}
     if read:
         for line in sys.stdin.read(LARGEST).splitlines():
@@ -188,7 +188,7 @@ def _headers(names: tuple[str, ...], *, read: bool) -> dict[str, str]:
     return values
 
 
-def _shown(server: dict[str, Any]) -> dict[str, Any]:
+def _to_row(server: dict[str, Any]) -> dict[str, Any]:
     return {
         **server,
         "where": server["url"] or " ".join([server["command"], *server["args"]]),

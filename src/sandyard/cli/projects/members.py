@@ -45,7 +45,7 @@ def list_members(project: str, output: str | None) -> None:
 def add(project: str, user: str) -> None:
     """Add USER, given by id (or by name, for administrators), to a project. Idempotent."""
     with connect() as client:
-        project_id, user_id = project_of(client, project), _user(client, user)
+        project_id, user_id = project_of(client, project), _find_user_id(client, user)
         client.request("PUT", f"/projects/{segment(project_id)}/members/{segment(user_id)}")
     echo(f"Added {user} to {project}.", err=True)
 
@@ -59,11 +59,11 @@ def remove(project: str, user: str) -> None:
         project_id = project_of(client, project)
         path = f"/projects/{segment(project_id)}/members"
         known = {member["name"]: str(member["id"]) for member in client.get(path)["items"]}
-        client.delete(f"{path}/{segment(known.get(user) or _user(client, user))}")
+        client.delete(f"{path}/{segment(known.get(user) or _find_user_id(client, user))}")
     echo(f"Removed {user} from {project}.", err=True)
 
 
-def _user(client: Client, name: str) -> str:
+def _find_user_id(client: Client, name: str) -> str:
     if name.startswith("usr_"):
         return name
     try:

@@ -59,7 +59,7 @@ def prepare(project: str, agent: str | None, base: str | None, wait: bool, outpu
         path = f"/projects/{segment(project_of(client, project))}/preparations"
         made = client.post(path, given(agent=agent, baseBranch=base))
         if wait:
-            made = _attend(client, made)
+            made = _wait_until_ready(client, made)
     for warning in made.get("warnings") or []:
         echo(f"Note: {printable(str(warning))}", err=True)
     show_one(made, FIELDS, output)
@@ -69,7 +69,7 @@ def prepare(project: str, agent: str | None, base: str | None, wait: bool, outpu
         sys.exit(FAILED)
 
 
-def _attend(client: Client, made: Any) -> Any:
+def _wait_until_ready(client: Client, made: Any) -> Any:
     said = None
     while made["status"] == "preparing":
         if made.get("step") != said:

@@ -51,7 +51,9 @@ PRESETS = ("forge", "debian", "pypi", "npm", "crates", "go", "maven", "rubygems"
 BUDGETS = {"budget_usd", "monthly_budget_usd"}
 
 
-def _identity(context: click.Context, parameter: click.Parameter, value: str | None) -> dict[str, str] | str | None:
+def _parse_identity(
+    context: click.Context, parameter: click.Parameter, value: str | None
+) -> dict[str, str] | str | None:
     if not value:
         return value
     if (match := IDENTITY.match(value)) is None:
@@ -59,7 +61,7 @@ def _identity(context: click.Context, parameter: click.Parameter, value: str | N
     return {"name": match[1], "email": match[2]}
 
 
-def _list(name: str, text: str) -> Callable[[F], F]:
+def _list_option(name: str, text: str) -> Callable[[F], F]:
     return click.option(f"--{name}", f"{name}s", multiple=True, help=f"{text} Repeatable.")
 
 
@@ -119,16 +121,16 @@ def _list(name: str, text: str) -> Callable[[F], F]:
 @click.option("--issue-label", help="Issues with this label become tasks.")
 @click.option("--template", help="Template of its sandboxes.")
 @click.option("--idle-seconds", type=click.IntRange(5), help="Pause sandboxes after this many idle seconds.")
-@click.option("--author", callback=_identity, help="Author of commits: `Name <email>`.")
-@click.option("--committer", callback=_identity, help="Committer, if different from the author.")
-@click.option("--co-author", callback=_identity, help="Co-author of commits.  [default: the session's agent]")
+@click.option("--author", callback=_parse_identity, help="Author of commits: `Name <email>`.")
+@click.option("--committer", callback=_parse_identity, help="Committer, if different from the author.")
+@click.option("--co-author", callback=_parse_identity, help="Co-author of commits.  [default: the session's agent]")
 @click.option(
     "--commit-messages", type=click.Choice(["conventional", "any"]), help="Required format of commit messages."
 )
 @click.option("--draft/--ready", default=None, help="Open pull requests as drafts or ready for review.")
-@_list("label", "Label of pull requests.")
-@_list("reviewer", "Reviewer of pull requests.")
-@_list("assignee", "Assignee of pull requests.")
+@_list_option("label", "Label of pull requests.")
+@_list_option("reviewer", "Reviewer of pull requests.")
+@_list_option("assignee", "Assignee of pull requests.")
 @click.option("--merge-method", type=click.Choice(["squash", "merge", "rebase"]), help="How pull requests are merged.")
 @click.option("--delete-branch/--keep-branch", default=None, help="Delete or keep branches after merging.")
 @click.option("--archive/--unarchive", "archived", default=None, help="Archive or unarchive the project.")

@@ -29,7 +29,7 @@ def ssh(*, stdio: bool, name: str, command: tuple[str, ...]) -> None:
     """
     asked = settings.name_of(name)
     if stdio:
-        sys.exit(_carry(asked))
+        sys.exit(_forward_stdio(asked))
     words = [settings.needed("ssh"), "-F", str(settings.write_settings()), f"{asked}{settings.SUFFIX}"]
     command = command[1:] if command[:1] == ("--",) else command
     if command:
@@ -60,7 +60,7 @@ def ssh_config(write: bool) -> None:
         echo("Not logged in yet. Run `sandyard login`.", err=True)
 
 
-def _carry(name: str) -> int:
+def _forward_stdio(name: str) -> int:
     if sys.stdin.isatty():
         raise CommandError("--stdio must be started by OpenSSH: it reads the protocol from standard input.")
     key = settings.ensure_key()

@@ -54,7 +54,7 @@ def name_of(host: str) -> str:
 
 def settings() -> str:
     """Return the settings, for OpenSSH 8.4 or newer."""
-    return SETTINGS.format(suffix=SUFFIX, command=_own_command(), folder=_escaped(str(folder())))
+    return SETTINGS.format(suffix=SUFFIX, command=_own_command(), folder=_escape_percent(str(folder())))
 
 
 def write_settings() -> Path:
@@ -82,7 +82,7 @@ def include(path: Path) -> tuple[Path, bool]:
 
 def ensure_key() -> str:
     """Return our public key. Creates the key pair if it does not exist. Raises CommandError if that fails."""
-    with _alone():
+    with _exclusive_lock():
         key = folder() / "id_ed25519"
         public = key.with_name("id_ed25519.pub")
         if not (key.exists() and public.exists()):
@@ -116,15 +116,15 @@ def _own_command() -> str:
     script = Path(PYTHON).with_name("sandyard")
     words = [str(script)] if script.exists() else python_command("sandyard")
     home = os.environ.get("XDG_CONFIG_HOME")
-    return _escaped(shlex.join([*(["env", f"XDG_CONFIG_HOME={home}"] if home else []), *words]))
+    return _escape_percent(shlex.join([*(["env", f"XDG_CONFIG_HOME={home}"] if home else []), *words]))
 
 
-def _escaped(text: str) -> str:
+def _escape_percent(text: str) -> str:
     return text.replace("%", "%%")
 
 
 @contextlib.contextmanager
-def _alone() -> Iterator[None]:
+def _exclusive_lock() -> Iterator[None]:
     """Hold a lock, because an editor opens several connections at once."""
     folder().mkdir(mode=0o700, parents=True, exist_ok=True)
     lock = os.open(folder() / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

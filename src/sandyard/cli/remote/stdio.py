@@ -28,15 +28,15 @@ def carry(login: Login, sandbox_id: str, public_key: str, know: Callable[[str], 
     """Forward until either side ends and return the exit code. `know` gets the host key before any data is forwarded. Raises ApiError and
     NoAnswerError."""
     try:
-        return asyncio.run(_carried(login, sandbox_id, public_key, know))
+        return asyncio.run(_forward(login, sandbox_id, public_key, know))
     except InvalidStatus as error:
-        raise _refusal(login, error) from None
+        raise _to_error(login, error) from None
     except (OSError, TimeoutError, WebSocketException) as error:
         reason = str(error).rstrip(".") or type(error).__name__
         raise NoAnswerError(f"Could not open an SSH connection through {login.url}: {reason}.") from None
 
 
-async def _carried(login: Login, sandbox_id: str, public_key: str, know: Callable[[str], None]) -> int:
+async def _forward(login: Login, sandbox_id: str, public_key: str, know: Callable[[str], None]) -> int:
     base = "ws" + login.url.removeprefix("http")
     address = f"{base}/api/v1/sandboxes/{segment(sandbox_id)}/ssh?{urlencode({'key': public_key})}"
     headers = {"Authorization": f"Bearer {login.token.reveal()}"} if login.token else {}
@@ -57,15 +57,15 @@ async def _carried(login: Login, sandbox_id: str, public_key: str, know: Callabl
                 said: Any = json.loads(message)
                 if said["type"] == "opened":
                     know(said["hostKey"])
-                    _read_on(socket, asyncio.get_running_loop())
+                    _start_reading(socket, asyncio.get_running_loop())
                 elif said["type"] == "closed":
-                    return _ended(said.get("reason"))
+                    return _report_end(said.get("reason"))
         except BrokenPipeError:  # the process that started this one is gone
             return 0
-        return _ended("The connection was closed.")
+        return _report_end("The connection was closed.")
 
 
-def _read_on(socket: ClientConnection, loop: asyncio.AbstractEventLoop) -> None:
+def _start_reading(socket: ClientConnection, loop: asyncio.AbstractEventLoop) -> None:
     """Send standard input from a separate thread, which works for files, pipes and terminals."""
 
     def read() -> None:
@@ -85,14 +85,14 @@ def _write(data: bytes) -> None:
         view = view[os.write(1, view) :]
 
 
-def _ended(reason: str | None) -> int:
+def _report_end(reason: str | None) -> int:
     if reason is None:
         return 0
     echo(f"sandyard: {printable(reason)}", err=True)
     return FAILED
 
 
-def _refusal(login: Login, error: InvalidStatus) -> Exception:
+def _to_error(login: Login, error: InvalidStatus) -> Exception:
     status = error.response.status_code
     if status == 401 and login.token is None:
         return NotLoggedInError(f"Not logged in to {login.url}. Run `sandyard login {login.url}`.")

@@ -36,7 +36,7 @@ def pack(folder: Path) -> Iterator[bytes]:
     def fill() -> None:
         try:
             with os.fdopen(writer, "wb") as sink, tarfile.open(fileobj=sink, mode="w|", bufsize=CHUNK) as tar:
-                tar.add(folder, arcname=".", filter=_plain)
+                tar.add(folder, arcname=".", filter=_keep_entry)
         except BrokenPipeError:
             pass  # the reader is gone
         except BaseException as error:  # raised again by the reader
@@ -61,13 +61,13 @@ def unpack(chunks: Iterator[bytes], target: Path) -> None:
     try:
         with tarfile.open(fileobj=_Stream(chunks), mode="r|", bufsize=CHUNK) as tar:
             for entry in tar:
-                _put(tar, entry, root)
+                _extract_entry(tar, entry, root)
     except tarfile.TarError as error:
         raise CommandError(f"The sandbox did not send a valid tar archive: {error}.") from None
 
 
-def _put(tar: tarfile.TarFile, entry: tarfile.TarInfo, root: Path) -> None:
-    path = _inside(root, root / entry.name, entry.name)
+def _extract_entry(tar: tarfile.TarFile, entry: tarfile.TarInfo, root: Path) -> None:
+    path = _check_inside(root, root / entry.name, entry.name)
     if entry.isdir():
         path.mkdir(parents=True, exist_ok=True)
         return
@@ -75,10 +75,10 @@ def _put(tar: tarfile.TarFile, entry: tarfile.TarInfo, root: Path) -> None:
     if path.is_symlink() or path.is_file():
         path.unlink()
     if entry.issym():
-        _inside(root, path.parent / entry.linkname, entry.name)
+        _check_inside(root, path.parent / entry.linkname, entry.name)
         path.symlink_to(entry.linkname)
     elif entry.islnk():
-        path.hardlink_to(_inside(root, root / entry.linkname, entry.name))
+        path.hardlink_to(_check_inside(root, root / entry.linkname, entry.name))
     elif entry.isfile() and (content := tar.extractfile(entry)) is not None:
         with path.open("wb") as file:
             shutil.copyfileobj(content, file, CHUNK)
@@ -86,7 +86,7 @@ def _put(tar: tarfile.TarFile, entry: tarfile.TarInfo, root: Path) -> None:
         os.utime(path, (entry.mtime, entry.mtime))
 
 
-def _inside(root: Path, path: Path, name: str) -> Path:
+def _check_inside(root: Path, path: Path, name: str) -> Path:
     """Return the path if it is below `root` after resolving links. The last component may be a link, which is replaced."""
     real = path.parent.resolve() / path.name if path.name not in ("", "..") else path.resolve()
     if real != root and root not in real.parents:
@@ -94,7 +94,7 @@ def _inside(root: Path, path: Path, name: str) -> Path:
     return real
 
 
-def _plain(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
+def _keep_entry(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
     return entry if entry.isfile() or entry.isdir() or entry.issym() or entry.islnk() else None
 
 

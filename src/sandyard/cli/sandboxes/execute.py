@@ -71,7 +71,7 @@ def execute(
         if detach:
             print_json(started) if output == "json" else echo(started["id"])
             return
-        sys.exit(_attend(client, started["id"]))
+        sys.exit(_follow_command(client, started["id"]))
 
 
 def _wait(client: Client, path: str, body: dict[str, object]) -> int:
@@ -88,7 +88,7 @@ def _wait(client: Client, path: str, body: dict[str, object]) -> int:
     return exit_code(done)
 
 
-def _attend(client: Client, number: str) -> int:
+def _follow_command(client: Client, number: str) -> int:
     """Show a command's output until it ends. Return the exit code for this process."""
     interrupted = False
     offsets = {"stdout": 0, "stderr": 0}

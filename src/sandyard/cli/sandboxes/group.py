@@ -143,7 +143,7 @@ def kill(sandbox_ids: tuple[str, ...]) -> None:
     sys.exit(code)
 
 
-def _verb(name: str, help_text: str) -> None:
+def _add_command(name: str, help_text: str) -> None:
     @sandbox.command(name, help=help_text)
     @sandbox_argument
     @output_option
@@ -152,8 +152,8 @@ def _verb(name: str, help_text: str) -> None:
             show_one(client.post(f"/sandboxes/{segment(sandbox_of(client, sandbox_id))}/{name}"), FIELDS, output)
 
 
-_verb("pause", "Pause a sandbox and keep its processes and memory. It is resumed on next use.")
-_verb("resume", "Resume a sandbox.")
-_verb("fork", "Create a copy of a sandbox in its current state.")
+_add_command("pause", "Pause a sandbox and keep its processes and memory. It is resumed on next use.")
+_add_command("resume", "Resume a sandbox.")
+_add_command("fork", "Create a copy of a sandbox in its current state.")
 for command in (execute, shell, cp, logs, ports, preview):
     sandbox.add_command(command)

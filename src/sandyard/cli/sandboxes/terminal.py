@@ -70,7 +70,7 @@ class Terminal:
                     await self._converse(socket)
                 reason = "the connection was closed"
             except InvalidStatus as error:
-                refusal = _refusal(error)
+                refusal = _to_api_error(error)
                 if self._id is None or not refusal.passing:
                     raise refusal from None
                 reason = refusal.message
@@ -149,7 +149,7 @@ class Terminal:
                 return
 
 
-def _refusal(error: InvalidStatus) -> ApiError:
+def _to_api_error(error: InvalidStatus) -> ApiError:
     status = error.response.status_code
     try:
         detail = json.loads(error.response.body or b"{}").get("detail")

@@ -100,7 +100,7 @@ def _change_agent(client: Client, task: Any, agent: str | None, model: str | Non
     client.patch(f"/tasks/{segment(task['id'])}", change)
 
 
-def _column(context: click.Context, parameter: click.Parameter, value: str) -> str:
+def _parse_column(context: click.Context, parameter: click.Parameter, value: str) -> str:
     """Parse a column such as `in_review`, also written in-review or "In review"."""
     name = "_".join(value.lower().replace("-", " ").replace("_", " ").split())
     if name not in COLUMNS:
@@ -110,7 +110,7 @@ def _column(context: click.Context, parameter: click.Parameter, value: str) -> s
 
 @click.command()
 @task_argument
-@click.argument("column", metavar="COLUMN", callback=_column)
+@click.argument("column", metavar="COLUMN", callback=_parse_column)
 @click.option("--feedback", help="Message to the agent. Required to move a task back from review.")
 @click.option("--position", type=click.IntRange(0), help="Position in the column; 0 is the top.")
 @follow_option
@@ -175,7 +175,7 @@ def pull_request(task: str, output: str) -> None:
         except ApiError as error:
             if error.http_status != 404:
                 raise
-            raise ApiError(f"{found['id']} has no pull request{_why(found)}.", 404) from None
+            raise ApiError(f"{found['id']} has no pull request{_explain_missing(found)}.", 404) from None
     if output == "json":
         print_json(pull)
         return
@@ -185,7 +185,7 @@ def pull_request(task: str, output: str) -> None:
     echo(printable(pull["url"]))
 
 
-def _why(task: Any) -> str:
+def _explain_missing(task: Any) -> str:
     ready = [str(one["number"]) for one in task.get("attempts") or [] if one["status"] == "ready"]
     if len(ready) > 1:
         return f": pick one of its attempts first with `sandyard task pick {task['id']} {ready[0]}`"
@@ -196,11 +196,11 @@ def told(task: Any, output: str | None) -> None:
     if as_json(output):
         print_json(task)
         return
-    for line in _sentences(task):
+    for line in _describe_task(task):
         echo(line)
 
 
-def _sentences(task: Any) -> Iterator[str]:
+def _describe_task(task: Any) -> Iterator[str]:
     state = state_of(task)
     yield printable(f"{task['id']} {task['title']}: {task['status'].replace('_', ' ')}{f' ({state})' if state else ''}")
     if task.get("error"):

@@ -52,7 +52,7 @@ def ended(task: Any, number: int | None = None) -> Iterator[str]:
     name = shlex.quote(task["id"])
     attempts = chosen(task, number)
     for attempt in attempts:
-        yield from _outcome(attempt, several=len(attempts) > 1)
+        yield from _describe_outcome(attempt, several=len(attempts) > 1)
     if len(ready := [one for one in attempts if one["status"] == "ready"]) > 0:
         numbers = ", ".join(str(one["number"]) for one in ready)
         yield f"To compare them: sandyard task compare {name}"
@@ -94,7 +94,7 @@ def merge_command(task: Any, repository: str, base: str, head: str) -> str:
     return f"sandyard pr merge {shlex.quote(task['id'])}"
 
 
-def _outcome(attempt: Any, *, several: bool) -> Iterator[str]:
+def _describe_outcome(attempt: Any, *, several: bool) -> Iterator[str]:
     who = f"Attempt {attempt['number']}" if several else "The task"
     status = attempt["status"]
     if status == "failed":
@@ -103,16 +103,16 @@ def _outcome(attempt: Any, *, several: bool) -> Iterator[str]:
         yield f"{who} was stopped."
     elif status == "in_review":
         pull = attempt.get("pullRequest") or {}
-        yield f"{who} is ready for review{_sizes(attempt)}."
+        yield f"{who} is ready for review{_diff_size(attempt)}."
         if pull and pull.get("number") is None:
             yield f"Pushed branch {printable(str(pull.get('headBranch') or ''))}, because this remote does not support pull requests."
     elif status == "ready":
-        yield f"{who} is done{_sizes(attempt)}."
+        yield f"{who} is done{_diff_size(attempt)}."
     else:
         yield f"{who} is {printable(status.replace('_', ' '))}."
 
 
-def _sizes(attempt: Any) -> str:
+def _diff_size(attempt: Any) -> str:
     diff = attempt.get("diff") or {}
     if not diff.get("files"):
         return ""

@@ -32,7 +32,7 @@ def find_task(client: Client, name: str) -> Any:
         except ApiError as error:
             if error.http_status != 404:
                 raise
-    found = _matching(client.pages("/tasks", MANY)["items"], name)
+    found = _match_tasks(client.pages("/tasks", MANY)["items"], name)
     if not found:
         raise ApiError(f"There is no task {printable(name)!r}. To list tasks, run `sandyard task list`.", 404)
     if len(found) > 1:
@@ -42,7 +42,7 @@ def find_task(client: Client, name: str) -> Any:
     return client.get(f"/tasks/{segment(found[0]['id'])}")
 
 
-def _matching(tasks: Sequence[Any], name: str) -> list[Any]:
+def _match_tasks(tasks: Sequence[Any], name: str) -> list[Any]:
     wanted = name.strip().lower()
     bare = wanted.removeprefix(PREFIX)
     if not bare:
@@ -100,11 +100,11 @@ class Agents:
     def load(self) -> set[str]:
         """Return the names of the demo agents. Asks the server once."""
         if self._demos is None:
-            self._demos = _demos(self._client)
+            self._demos = _load_demos(self._client)
         return self._demos
 
 
-def _demos(client: Client) -> set[str]:
+def _load_demos(client: Client) -> set[str]:
     try:
         found = client.get("/agents")
         return {agent["name"] for agent in found["items"] if agent.get("demo")}

@@ -79,18 +79,18 @@ def list_tasks(
     with connect() as client:
         project_id = project_of(client, project) if project else None
         if as_json(output):
-            print_json(_pages(client, limit, statuses, projectId=project_id, q=words))
+            print_json(_fetch_tasks(client, limit, statuses, projectId=project_id, q=words))
             return
         agents = Agents(client)
         with ThreadPoolExecutor(4) as pool:  # in parallel, because a busy server is slow
-            named = pool.submit(_projects, client) if project_id is None else None
+            named = pool.submit(_project_names, client) if project_id is None else None
             asked, demos = pool.submit(pending, client, {}), pool.submit(agents.load)
-            page = _pages(client, limit, statuses, projectId=project_id, q=words)
+            page = _fetch_tasks(client, limit, statuses, projectId=project_id, q=words)
             demos.result()
             names, asks = named.result() if named else {}, asked.result()
         tasks = sorted(page["items"], key=lambda task: ORDER.get(task["status"], 9))
-        asking = _asking(tasks, asks)
-        rows = [_row(task, names, agents, asking) for task in tasks]
+        asking = _tasks_needing_input(tasks, asks)
+        rows = [_format_row(task, names, agents, asking) for task in tasks]
     columns = LIST
     if is_terminal():
         width = console().width
@@ -99,7 +99,7 @@ def list_tasks(
     show_list({**page, "items": rows}, columns, "table", nothing="No tasks. To add one: sandyard task add TEXT")
 
 
-def _pages(client: Client, limit: int, statuses: tuple[str, ...], **params: object) -> Any:
+def _fetch_tasks(client: Client, limit: int, statuses: tuple[str, ...], **params: object) -> Any:
     """Return tasks of several columns. The API only filters by one column at a time."""
     if len(statuses) < 2:
         return client.pages("/tasks", limit, status=statuses[0] if statuses else None, **params)
@@ -113,7 +113,7 @@ def _pages(client: Client, limit: int, statuses: tuple[str, ...], **params: obje
     return {"items": items, "nextCursor": more}
 
 
-def _row(task: Any, projects: dict[str, str], agents: Agents, asking: set[str]) -> dict[str, Any]:
+def _format_row(task: Any, projects: dict[str, str], agents: Agents, asking: set[str]) -> dict[str, Any]:
     attempts = task.get("attempts") or []
     pull = pull_of(task) or {}
     names = dict.fromkeys(agents.label(one.get("agent")) for one in attempts if one.get("agent"))
@@ -131,7 +131,7 @@ def _row(task: Any, projects: dict[str, str], agents: Agents, asking: set[str]) 
     }
 
 
-def _asking(tasks: list[Any], asks: list[Any]) -> set[str]:
+def _tasks_needing_input(tasks: list[Any], asks: list[Any]) -> set[str]:
     """Return the tasks whose agent waits for an answer."""
     running = {
         str(attempt["sessionId"]): str(task["id"])
@@ -177,7 +177,7 @@ def state_of(task: Any) -> str:
     return ""
 
 
-def _projects(client: Client) -> dict[str, str]:
+def _project_names(client: Client) -> dict[str, str]:
     return {project["id"]: printable(project["name"]) for project in client.pages("/projects", MANY)["items"]}
 
 

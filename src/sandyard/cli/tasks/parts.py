@@ -59,7 +59,7 @@ def image(part: Mapping[str, Any]) -> Line:
 
 def plan_entry(entry: Mapping[str, Any]) -> Line:
     mark = PLAN_MARKS.get(str(entry.get("status")), "☐")
-    return Line(f"  {mark} {_cut(printable(str(entry.get('content') or '')))}", DIM if mark == "☑" else {})
+    return Line(f"  {mark} {_truncate(printable(str(entry.get('content') or '')))}", DIM if mark == "☑" else {})
 
 
 def tool_name(part: Mapping[str, Any]) -> str:
@@ -69,7 +69,7 @@ def tool_name(part: Mapping[str, Any]) -> str:
         title = ", ".join(printable(str(place.get("path"))) for place in part.get("locations") or [])
     kind = str(part.get("kind") or "")
     plain = kind in {"", "other"} or title.lower().startswith(kind)
-    return _cut(title if plain else f"{printable(kind)}  {title}".rstrip())
+    return _truncate(title if plain else f"{printable(kind)}  {title}".rstrip())
 
 
 def tool_call(part: Mapping[str, Any]) -> Iterator[Line]:
@@ -81,7 +81,7 @@ def tool_call(part: Mapping[str, Any]) -> Iterator[Line]:
         if content.get("type") == "diff":
             yield from changes(content)
     if status == "failed":
-        yield from (Line(f"    {visible(line)}", DIM) for line in _last_words(part))
+        yield from (Line(f"    {visible(line)}", DIM) for line in _last_output(part))
 
 
 def changes(content: Mapping[str, Any]) -> Iterator[Line]:
@@ -104,11 +104,11 @@ def changes(content: Mapping[str, Any]) -> Iterator[Line]:
         yield Line(f"    … {len(changed) - SHOWN_CHANGES} more", DIM)
 
 
-def _last_words(part: Mapping[str, Any]) -> list[str]:
+def _last_output(part: Mapping[str, Any]) -> list[str]:
     texts = [str(content.get("text") or "") for content in part.get("content") or [] if content.get("type") == "text"]
     lines = [line for text in texts for line in text.strip().splitlines() if line.strip()]
     return lines[-SHOWN_ERRORS:]
 
 
-def _cut(text: str) -> str:
+def _truncate(text: str) -> str:
     return text if len(text) <= TITLE else f"{text[: TITLE - 1]}…"

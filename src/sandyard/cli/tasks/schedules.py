@@ -120,7 +120,7 @@ def list_schedules(project: str | None, limit: int, output: str | None) -> None:
     with connect() as client:
         page = client.pages("/schedules", limit, projectId=project_of(client, project) if project else None)
     if not as_json(output):
-        page = {**page, "items": [_row(one) for one in page["items"]]}
+        page = {**page, "items": [_with_next_time(one) for one in page["items"]]}
     show_list(page, COLUMNS, output, nothing="No schedules. To add one: sandyard schedule add CRON TEXT")
 
 
@@ -153,7 +153,7 @@ def run(schedule: str, following: bool, output: str) -> None:
             follow_to_the_end(client, task, as_json=output == "json")
 
 
-def _switch(name: str, enabled: bool, help_text: str) -> None:
+def _add_switch_command(name: str, enabled: bool, help_text: str) -> None:
     @schedule.command(name, help=help_text)
     @schedule_argument
     @output_option
@@ -163,8 +163,8 @@ def _switch(name: str, enabled: bool, help_text: str) -> None:
             _show(client.patch(path, {"enabled": enabled}), output)
 
 
-_switch("enable", True, "Enable a schedule, starting with its next time.")
-_switch("disable", False, "Disable a schedule until it is enabled again.")
+_add_switch_command("enable", True, "Enable a schedule, starting with its next time.")
+_add_switch_command("disable", False, "Disable a schedule until it is enabled again.")
 
 
 def find(client: Client, name: str) -> Any:
@@ -182,10 +182,10 @@ def find(client: Client, name: str) -> Any:
 
 
 def _show(made: Any, output: str | None) -> None:
-    show_one(made if as_json(output) else _row(made), FIELDS, output)
+    show_one(made if as_json(output) else _with_next_time(made), FIELDS, output)
 
 
-def _row(one: Any) -> dict[str, Any]:
+def _with_next_time(one: Any) -> dict[str, Any]:
     """Add the next time as an absolute time, because it lies in the future."""
     when = one.get("nextAt") if one.get("enabled") else None
     return {**one, "next": str(when)[:16].replace("T", " ") + " UTC" if when else None}

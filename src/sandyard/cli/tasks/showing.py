@@ -58,7 +58,7 @@ def show(task: str, output: str | None) -> None:
         asks = _asks(client, found["id"])
         card = {**_card(found, agents), "project": _project(client, found["projectId"])}
         show_one(card, FIELDS, output)
-        for line in _rest(found, agents):
+        for line in _details(found, agents):
             echo(line)
         for line in where(found, repository_of(client, found)):
             echo(f"  {line}")
@@ -110,7 +110,7 @@ def _source(source: Any) -> str | None:
     return printable(f"{kind} {name}".strip())
 
 
-def _rest(task: Any, agents: Agents) -> Iterator[str]:
+def _details(task: Any, agents: Agents) -> Iterator[str]:
     if task.get("description"):
         yield ""
         yield textwrap.indent("\n".join(visible(line) for line in task["description"].split("\n")), "  ")

@@ -139,14 +139,14 @@ class Transcript:
         elif kind in {"text", "thought"}:
             told.settled = last
             make = parts.said if kind == "text" else parts.thought
-            yield from (make(line) for line in _grown(told, str(part.get("text") or ""), last))
+            yield from (make(line) for line in _new_lines(told, str(part.get("text") or ""), last))
         elif kind == "tool_call":
             told.settled = over or part.get("status") in parts.OVER
             if told.settled:
                 yield from parts.tool_call(part)
         elif kind == "plan":
             told.settled = over
-            yield from _plan(told, part)
+            yield from _changed_plan_entries(told, part)
         else:
             told.settled = True
             for one in message["parts"]:
@@ -156,7 +156,7 @@ class Transcript:
                     yield from parts.notice(one)
 
 
-def _grown(told: _Told, text: str, last: bool) -> Iterator[str]:
+def _new_lines(told: _Told, text: str, last: bool) -> Iterator[str]:
     """Yield complete lines that were not shown yet. At the end, also the last line without a line break."""
     end = len(text) if last else text.rfind("\n") + 1
     if end > told.characters:
@@ -165,7 +165,7 @@ def _grown(told: _Told, text: str, last: bool) -> Iterator[str]:
         yield from fresh.removesuffix("\n").split("\n")
 
 
-def _plan(told: _Told, part: Any) -> Iterator[Line]:
+def _changed_plan_entries(told: _Told, part: Any) -> Iterator[Line]:
     """Yield entries that are new or changed."""
     for entry in part.get("entries") or []:
         content, status = str(entry.get("content")), str(entry.get("status"))

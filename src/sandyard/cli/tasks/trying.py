@@ -37,16 +37,16 @@ def platform(screen: Screen, *, keep: bool) -> Iterator[tuple[Client, Background
     """Yield a client for the running platform, or for one that is started now and stopped afterwards. In that case also yield its
     background process."""
     login = config.load()
-    if _answers(login):
+    if _is_running(login):
         with connect(login) as client:
             yield client, None
         return
     port = urlsplit(login.url).port or DEFAULT_PORT
-    with _started(login, port, screen, keep=keep) as (login, background), connect(login) as client:
+    with _start_platform(login, port, screen, keep=keep) as (login, background), connect(login) as client:
         yield client, background
 
 
-def _answers(login: config.Login) -> bool:
+def _is_running(login: config.Login) -> bool:
     """Return False if there is no platform at this address and one can be started there."""
     try:
         with connect(login) as client:
@@ -63,7 +63,7 @@ def _answers(login: config.Login) -> bool:
 
 
 @contextlib.contextmanager
-def _started(
+def _start_platform(
     login: config.Login, port: int, screen: Screen, *, keep: bool
 ) -> Iterator[tuple[config.Login, Background]]:
     from sandyard.cli.up.background import Background  # noqa: PLC0415 - only needed if no platform is running
@@ -89,7 +89,7 @@ def _started(
         yield login, background
     finally:
         if keep:
-            screen.note("The platform keeps running. To stop it, kill its process: " + _process(background))
+            screen.note("The platform keeps running. To stop it, kill its process: " + _describe_process(background))
         else:
             screen.status("stopping the platform")
             screen.tick()
@@ -99,7 +99,7 @@ def _started(
             )
 
 
-def _process(background: Background) -> str:
+def _describe_process(background: Background) -> str:
     with contextlib.suppress(OSError):
         return f"{(background.data_dir / 'up.lock').read_text().strip()}. Its output is in {background.log}."
     return f"see {background.log}."
@@ -185,7 +185,9 @@ def project_for(client: Client, repository: str, *, token: str | None, verify: s
     """Return the project of this repository, or a new one, after testing its connection. Raises CommandError with the reason if that
     fails."""
     projects = client.pages("/projects", MANY)["items"]
-    same = [one for one in projects if one.get("repository") and _bare(one["repository"]) == _bare(repository)]
+    same = [
+        one for one in projects if one.get("repository") and _normalise(one["repository"]) == _normalise(repository)
+    ]
     if same:
         project = same[0]
         settings = project.get("settings") or {}
@@ -196,7 +198,7 @@ def project_for(client: Client, repository: str, *, token: str | None, verify: s
             screen.note(f"Changed the verify command of project {printable(project['name'])}: {how}")
     else:
         body = given(
-            name=_name(repository, {one["name"] for one in projects}),
+            name=_choose_name(repository, {one["name"] for one in projects}),
             repository=repository,
             settings={"verify": {"command": verify}} if verify else None,
             token=token,
@@ -207,7 +209,7 @@ def project_for(client: Client, repository: str, *, token: str | None, verify: s
         except ApiError as error:
             if error.problem_code != TEST_FAILED:
                 raise
-            raise _unusable(error.details, repository, token) from None
+            raise _unusable_error(error.details, repository, token) from None
         screen.note(f"Added project {printable(project['name'])} for {printable(repository)}.")
         return project
     path = f"/projects/{segment(project['id'])}"
@@ -215,23 +217,23 @@ def project_for(client: Client, repository: str, *, token: str | None, verify: s
         client.request("PUT", f"{path}/credentials", body={"token": token})
     found = look(client, project["id"])
     if not found["ok"]:
-        raise _unusable(found, repository, token)
+        raise _unusable_error(found, repository, token)
     return project
 
 
-def _unusable(found: Any, repository: str, token: str | None) -> CommandError:
+def _unusable_error(found: Any, repository: str, token: str | None) -> CommandError:
     wrong = "; ".join(printable(one["detail"]).rstrip(".") for one in found["findings"] if not one["ok"])
     hint = "" if token is not None else " To pass a token from the environment variable NAME, use --token-from NAME."
     return CommandError(f"Cannot use the repository: {wrong}.{hint if '://' in repository else ''}")
 
 
-def _bare(repository: str) -> str:
+def _normalise(repository: str) -> str:
     return repository.strip().rstrip("/").removesuffix(".git").rstrip("/")
 
 
-def _name(repository: str, taken: set[str]) -> str:
+def _choose_name(repository: str, taken: set[str]) -> str:
     """Return, for example, `website`, or `website-2` if that is taken."""
-    first = _bare(repository).replace(":", "/").rpartition("/")[2] or "repository"
+    first = _normalise(repository).replace(":", "/").rpartition("/")[2] or "repository"
     name, number = first, 1
     while name in taken:
         number += 1

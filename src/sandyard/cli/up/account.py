@@ -36,10 +36,10 @@ def chosen(name: str | None) -> pwd.struct_passwd | None:
     except KeyError:
         if name is not None:
             raise CommandError(f"There is no user {name!r} on this machine.") from None
-    return _made()
+    return _create_user()
 
 
-def _made() -> pwd.struct_passwd:
+def _create_user() -> pwd.struct_passwd:
     words = ["--system", "--user-group", "--no-create-home", "--home-dir", "/nonexistent"]
     shell = shutil.which("nologin", path="/usr/sbin:/sbin:/usr/bin:/bin") or "/bin/false"
     program = shutil.which("useradd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
@@ -94,9 +94,9 @@ def code_folders(*more: str) -> list[str]:
     )  # the first entry is the script's or the caller's directory
     named = [sys.prefix, sys.base_prefix, str(Path(sandyard.__file__).parents[1]), *searched, *more]
     named += [str(Path(PYTHON).resolve().parents[1])]
-    there = {path for name in named for path in (name, os.path.realpath(name)) if _is_there(name)}
+    there = {path for name in named for path in (name, os.path.realpath(name)) if _exists(name)}
     return sorted(path for path in there if not any(str(above) in there for above in Path(path).parents))
 
 
-def _is_there(path: str) -> bool:
+def _exists(path: str) -> bool:
     return Path(path).is_absolute() and Path(path).exists() and os.path.realpath(path) != SAFE_FOLDER

@@ -71,7 +71,7 @@ class Background:
             self.url = ready[1].decode()
             return True
         if ended:
-            raise CommandError(f"`sandyard up` did not start. Its output:\n{_last(said)}\nFull log: {self.log}")
+            raise CommandError(f"`sandyard up` did not start. Its output:\n{_last_lines(said)}\nFull log: {self.log}")
         if progress := DOING.findall(said):
             doing(b" ".join(progress[-1]).decode(errors="replace"))
         return False
@@ -138,7 +138,7 @@ class Background:
                 stream.write(b"*" * len(found[1]))
 
 
-def _last(said: bytes) -> str:
+def _last_lines(said: bytes) -> str:
     said = SPELLED.sub(lambda found: found[0].removesuffix(found[1]) + b"***", said)
     lines = [line for line in said.decode(errors="replace").splitlines() if line.strip()]
     return "\n".join(f"  {line}" for line in lines[-LAST_LINES:])

@@ -67,7 +67,7 @@ class Child:
         pause, since = FIRST_PAUSE, time.monotonic()
         while True:
             assert self.process is not None
-            await _end(self.process)
+            await _wait_for_end(self.process)
             if time.monotonic() - since > SETTLED_SECONDS:
                 pause = FIRST_PAUSE
             self.say(f"The {self.name} ended: {self._ending()}. Restarting in {pause:g} s.")
@@ -84,13 +84,13 @@ class Child:
         process = self.process
         if process is not None and process.returncode is None:
             self.say(f"Stopping the {self.name}.")
-            _send(process, signal.SIGTERM)
-            gone, hurry = asyncio.ensure_future(_end(process)), asyncio.ensure_future(at_once.wait())
+            _send_signal(process, signal.SIGTERM)
+            gone, hurry = asyncio.ensure_future(_wait_for_end(process)), asyncio.ensure_future(at_once.wait())
             await asyncio.wait((gone, hurry), timeout=lifeline.STOP_SECONDS, return_when=asyncio.FIRST_COMPLETED)
             hurry.cancel()
             if not gone.done():
                 self.say(f"The {self.name} did not stop. Killing it.")
-                _send(process, signal.SIGKILL)
+                _send_signal(process, signal.SIGKILL)
             await gone
         self._let_go()
 
@@ -128,17 +128,17 @@ class Child:
                 await asyncio.sleep(LOOK_SECONDS)
                 continue
             if now > since + PATIENCE_SECONDS:
-                _send(self.process, signal.SIGKILL)
+                _send_signal(self.process, signal.SIGKILL)
                 break
             if now > reminder:
                 self.say(f"{self.name:<8}  still starting, {now - since:.0f} s")
                 reminder += REMINDER_SECONDS
             await asyncio.sleep(0.05)
-        await _end(self.process)
+        await _wait_for_end(self.process)
         return False
 
     async def _listen(self, stream: asyncio.StreamReader) -> None:
-        while line := await _line(stream):
+        while line := await _read_line(stream):
             text = line.decode(errors="replace").rstrip("\n")
             self._standing_by = self._standing_by or text.startswith(lifeline.STANDBY)
             self.heard(text)
@@ -158,7 +158,7 @@ class Child:
             self._pipe = -1
 
 
-async def _line(stream: asyncio.StreamReader) -> bytes:
+async def _read_line(stream: asyncio.StreamReader) -> bytes:
     """Return the next line, cut off at the stream's limit."""
     try:
         return await stream.readuntil(b"\n")
@@ -168,7 +168,7 @@ async def _line(stream: asyncio.StreamReader) -> bytes:
         return await stream.readexactly(error.consumed)
 
 
-async def _end(process: asyncio.subprocess.Process) -> None:
+async def _wait_for_end(process: asyncio.subprocess.Process) -> None:
     """Wait for the process to end. asyncio only reports this once its output is closed, which orphans may hold open for long."""
     waiting = asyncio.ensure_future(process.wait())
     try:
@@ -178,6 +178,6 @@ async def _end(process: asyncio.subprocess.Process) -> None:
         waiting.cancel()
 
 
-def _send(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
+def _send_signal(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError):
         process.send_signal(number)

@@ -121,7 +121,7 @@ def up(
     """
     lifeline.hold()  # `sandyard run` starts this command for its own lifetime
     user = account.chosen(platform_user or None)
-    state = State(data_dir or _configured() or default_data_dir())
+    state = State(data_dir or _configured_data_dir() or default_data_dir())
     state.take()
     embedded = engine == "embedded"
     port, engine_port = _ports(host, port, engine_port, embedded=embedded)
@@ -129,7 +129,7 @@ def up(
     options += ["--driver", driver] if driver is not None else []
     for name, value in passed_on.items():
         options += [f"--{name.replace('_', '-')}", str(value)] if value is not None else []
-    local_git = LocalGit(user.pw_uid, _folders()) if user is not None else None
+    local_git = LocalGit(user.pw_uid, _repository_folders()) if user is not None else None
     if local_git is not None:
         local_git.start()
         account.compile_code()
@@ -174,42 +174,44 @@ def children(plan: Plan, state: State) -> list[Child]:
         keys = given.get("SANDYARD_API_KEYS")
         engine = {"SANDYARD_DEFAULT_MEMORY_MB": AGENT_MEMORY_MB, **common}
         engine |= {"SANDYARD_API_KEYS": f"{keys},{key}" if keys else key}
-        started.append(Child("engine", command, engine, f"{url}/health", 204, state.lock, _say, _pass_on_tls()))
+        started.append(
+            Child("engine", command, engine, f"{url}/health", 204, state.lock, _print_line, _print_tls_output())
+        )
     # without sandboxes the platform never becomes ready, but it still serves its health
     sound = "/ready" if platform.get("E2B_API_KEY") else "/health"
     ready = f"{address(plan.host, plan.port)}{sound}"
-    hear = _hearing(os.environ.get("SANDYARD_PUBLIC_URL") or address(plan.host, plan.port))
+    hear = _print_platform_output(os.environ.get("SANDYARD_PUBLIC_URL") or address(plan.host, plan.port))
     command = python_command("sandyard", "platform")
     if plan.user is not None:
         command = account.stepping_down(plan.user, command, platform, state.platform)
-    started.append(Child("platform", command, platform, ready, 200, state.lock, _say, hear, patient=True))
+    started.append(Child("platform", command, platform, ready, 200, state.lock, _print_line, hear, patient=True))
     return started
 
 
 def _announce(plan: Plan, state: State) -> None:
     where = address(plan.host, plan.port)
-    _say(f"Sandyard is at {where}; its data is in {state.path}.")
-    _say(f"To use it from the command line: sandyard login {where}")
+    _print_line(f"Sandyard is at {where}; its data is in {state.path}.")
+    _print_line(f"To use it from the command line: sandyard login {where}")
     if plan.engine:
-        _say(
+        _print_line(
             f"E2B clients: E2B_API_URL, E2B_SANDBOX_URL and E2B_VOLUME_API_URL={address(LOOPBACK, plan.engine_port)}, "
             f"API key in {state.path / 'engine.key'}."
         )
 
 
-def _hearing(where: str) -> Callable[[str], None]:
+def _print_platform_output(where: str) -> Callable[[str], None]:
     """Return a function that prints the platform's output. After the admin token, on the first start, it adds a URL that signs a browser
     in. The part after the # is never sent over the network."""
 
     def hear(line: str) -> None:
         if line.startswith(TOKEN_LINE):
             line += f"\nsign in at:  {where.rstrip('/')}/sign-in#token={line.removeprefix(TOKEN_LINE).strip()}"
-        _say(line)
+        _print_line(line)
 
     return hear
 
 
-def _pass_on_tls() -> Callable[[str], None]:
+def _print_tls_output() -> Callable[[str], None]:
     """Return a function that prints the engine's output about TLS: the domain for clients and the authority to trust."""
     begun = False
 
@@ -217,12 +219,12 @@ def _pass_on_tls() -> Callable[[str], None]:
         nonlocal begun
         begun = begun or line.startswith(TLS_LINE)
         if begun:
-            _say(line)
+            _print_line(line)
 
     return hear
 
 
-def _say(line: str) -> None:
+def _print_line(line: str) -> None:
     echo(line)
     sys.stdout.flush()
 
@@ -256,12 +258,12 @@ def _ports(host: str, wanted: int, engine_port: int | None, *, embedded: bool) -
     raise AssertionError("the last try returns or raises")
 
 
-def _folders() -> list[str]:
+def _repository_folders() -> list[str]:
     """Return the directories that may contain local repositories: all by default, none for `none`."""
     text = os.environ.get("SANDYARD_LOCAL_REPOSITORIES", "/")
     return [str(Path(part.strip()).absolute()) for part in text.split(",") if part.strip() not in {"", "none"}]
 
 
-def _configured() -> Path | None:
+def _configured_data_dir() -> Path | None:
     text = os.environ.get("SANDYARD_DATA_DIR")
     return Path(text) if text else None

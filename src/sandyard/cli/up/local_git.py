@@ -101,7 +101,7 @@ class LocalGit:
                 line, _ = self._listener.accept()
             except OSError:
                 return
-            if _peer(line) != self._uid or not self._room.acquire(timeout=ASK_SECONDS):
+            if _peer_uid(line) != self._uid or not self._room.acquire(timeout=ASK_SECONDS):
                 line.close()
                 continue
             threading.Thread(target=self._serve, args=(line,), name="local-git", daemon=True).start()
@@ -110,12 +110,12 @@ class LocalGit:
         try:
             with line, suppress(OSError):
                 line.settimeout(ASK_SECONDS)
-                line.send(json.dumps(_answer(line, self._folders)).encode())
+                line.send(json.dumps(_handle_request(line, self._folders)).encode())
         finally:
             self._room.release()
 
 
-def _answer(line: socket.socket, folders: Sequence[str]) -> dict[str, Any]:
+def _handle_request(line: socket.socket, folders: Sequence[str]) -> dict[str, Any]:
     with ExitStack() as stack:
         asked, files, _, _ = socket.recv_fds(line, LONGEST, 3)
         for descriptor in files:
@@ -139,7 +139,7 @@ def _answer(line: socket.socket, folders: Sequence[str]) -> dict[str, Any]:
             start_new_session=True,
         )
     try:
-        _ended_or_left(process, line)
+        _wait_for_exit_or_disconnect(process, line)
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -166,7 +166,7 @@ def find(path: str, folders: Sequence[str] = ("/",)) -> Repository:
         raise RefusedError(
             f"{path} is not below a directory that is allowed for repositories (SANDYARD_LOCAL_REPOSITORIES)."
         )
-    top = _look(path, path)
+    top = _stat_directory(path, path)
     owner = (top.st_uid, top.st_gid)
     _check_closed(path, top)
     git = f"{path}/.git"
@@ -177,15 +177,15 @@ def find(path: str, folders: Sequence[str] = ("/",)) -> Repository:
             raise RefusedError(f"{path} does not appear to be a git repository.") from None
         return Repository(path, *owner)
     if stat.S_ISREG(inner.st_mode) and inner.st_uid == top.st_uid:
-        git = _common(git)
-        inner = _look(git, path)
+        git = _common_git_dir(git)
+        inner = _stat_directory(git, path)
     if not stat.S_ISDIR(inner.st_mode) or inner.st_uid != top.st_uid:
         raise RefusedError(f"{git} is a link or belongs to a different user than {path}.")
     _check_closed(git, inner)
     return Repository(git, *owner)
 
 
-def _look(path: str, named: str) -> os.stat_result:
+def _stat_directory(path: str, named: str) -> os.stat_result:
     """Return the status of a directory without following a link anywhere in its path."""
     flags = os.O_PATH | os.O_NOFOLLOW | os.O_DIRECTORY | os.O_CLOEXEC
     at = os.open("/", flags)
@@ -205,7 +205,7 @@ def _look(path: str, named: str) -> os.stat_result:
         os.close(at)
 
 
-def _common(file: str) -> str:
+def _common_git_dir(file: str) -> str:
     """Return the repository that the `.git` file of a linked work tree points to."""
     try:
         text = Path(file).read_text(errors="replace")[:LONGEST]
@@ -224,12 +224,12 @@ def _check_closed(path: str, found: os.stat_result) -> None:
         )
 
 
-def _peer(line: socket.socket) -> int:
+def _peer_uid(line: socket.socket) -> int:
     _, uid, _ = struct.unpack("3i", line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     return int(uid)
 
 
-def _ended_or_left(process: subprocess.Popen[bytes], line: socket.socket) -> None:
+def _wait_for_exit_or_disconnect(process: subprocess.Popen[bytes], line: socket.socket) -> None:
     """Return when the process has ended or the client has disconnected."""
     pidfd = os.pidfd_open(process.pid)
     try:

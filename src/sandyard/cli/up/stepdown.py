@@ -69,8 +69,8 @@ def drop(uid: int, gid: int) -> None:
     os.setresgid(gid, gid, gid)
     os.setresuid(uid, uid, uid)
     header = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION_3, 0)
-    _checked(_libc.capset(header, (ctypes.c_uint32 * 6)()), "capabilities")
-    _checked(_libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
+    _check_result(_libc.capset(header, (ctypes.c_uint32 * 6)()), "capabilities")
+    _check_result(_libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
 
 
 def show(shown: dict[str, bool], uid: int, gid: int) -> None:
@@ -80,7 +80,7 @@ def show(shown: dict[str, bool], uid: int, gid: int) -> None:
     if all(_closed_above(path, uid, gid) is None for path in paths):
         return
     _separate()
-    _let_go(paths)
+    _detach_loop_mounts(paths)
     held = {
         path: os.open(path, os.O_PATH | os.O_CLOEXEC) for path in paths
     }  # opened in the new namespace: only such descriptors can be bound
@@ -96,7 +96,7 @@ def show(shown: dict[str, bool], uid: int, gid: int) -> None:
 
 def check(shown: dict[str, bool], uid: int, gid: int) -> None:
     """Raise PermissionError for what the user cannot read, such as a checkout made with a strict umask."""
-    with _as(uid, gid):
+    with _impersonate(uid, gid):
         for path in shown:
             if not os.access(path, os.R_OK | (os.X_OK if os.path.isdir(path) else 0), effective_ids=True):  # noqa: PTH112
                 raise PermissionError(errno.EACCES, "not readable; fix it with `chmod -R go+rX`", path)
@@ -117,7 +117,7 @@ def seal(writable: str) -> None:
 
 def _closed_above(path: str, uid: int, gid: int) -> str | None:
     """Return the first parent directory that this user cannot traverse, or None."""
-    with _as(uid, gid):
+    with _impersonate(uid, gid):
         at = ""
         for name in path.strip("/").split("/")[:-1]:
             at += f"/{name}"
@@ -127,7 +127,7 @@ def _closed_above(path: str, uid: int, gid: int) -> str | None:
 
 
 @contextmanager
-def _as(uid: int, gid: int) -> Iterator[None]:
+def _impersonate(uid: int, gid: int) -> Iterator[None]:
     groups = os.getgroups()
     os.setgroups([])
     os.setegid(gid)
@@ -158,11 +158,11 @@ def _bind(descriptor: int, path: str, *, writable: bool) -> None:
 
 
 def _separate() -> None:
-    _checked(_libc.unshare(CLONE_NEWNS), "a mount namespace")
+    _check_result(_libc.unshare(CLONE_NEWNS), "a mount namespace")
     _mount(None, "/", None, MS_REC | MS_SLAVE)  # do not keep alive what is unmounted outside
 
 
-def _let_go(needed: list[str]) -> None:
+def _detach_loop_mounts(needed: list[str]) -> None:
     """Unmount loop devices, such as the engine's store: mounts held here could not be detached where nothing is propagated."""
     with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as listing:  # noqa: PTH123
         mounts = [line.split() for line in listing]
@@ -174,16 +174,16 @@ def _let_go(needed: list[str]) -> None:
 
 
 def _mount(source: bytes | None, target: str, kind: bytes | None, flags: int, data: bytes | None = None) -> None:
-    _checked(_libc.mount(source, os.fsencode(target), kind, ctypes.c_ulong(flags), data), target)
+    _check_result(_libc.mount(source, os.fsencode(target), kind, ctypes.c_ulong(flags), data), target)
 
 
 def _set_attributes(path: str, flags: int, added: int, removed: int) -> None:
     attributes = (ctypes.c_uint64 * 4)(added, removed, 0, 0)
     words = (ctypes.c_long(MOUNT_SETATTR), AT_FDCWD, os.fsencode(path), flags, attributes, ctypes.c_size_t(32))
-    _checked(_libc.syscall(*words), path)
+    _check_result(_libc.syscall(*words), path)
 
 
-def _checked(result: int, what: str) -> None:
+def _check_result(result: int, what: str) -> None:
     if result < 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number), what)
