@@ -324,7 +324,7 @@ def _shown(value: Any) -> str:
 )
 @text_option
 def doctor(command: tuple[str, ...], timeout_s: float, output: str) -> None:
-    """Run an ACP agent on this machine, check what the platform needs of it and report what is missing.
+    """Check whether an ACP agent supports what the platform needs.
 
     COMMAND starts the agent, as in `sandyard agent doctor my-agent --acp`. It runs as your user, in an empty directory, with your
     environment: set the model and API key it needs as environment variables. The exit code is 0 if the agent can work on tasks, otherwise 1.

@@ -125,7 +125,7 @@ def add(
     output: str | None,
     **options: Any,
 ) -> None:
-    """Add a custom agent: COMMAND must speak the Agent Client Protocol on its standard input and output.
+    """Add a custom agent. COMMAND must speak the Agent Client Protocol on its standard input and output.
 
     Put options before NAME. Arguments and variables may contain {model}, {base_url}, {capability}, {folder} and {home}.
     Variables are not secret. Model API keys stay on the server: the agent uses {base_url} and {capability} instead.
@@ -169,7 +169,7 @@ def remove(name: str) -> None:
 @click.option("--model", help="Model to use.  [default: the provider's first]")
 @text_option
 def test(name: str, model: str | None, output: str) -> None:
-    """Test an agent: create a sandbox, install and start the agent, and wait for its reply. The exit code is 0 if it works, otherwise 1."""
+    """Test an agent. Create a sandbox, install and start the agent, and wait for its reply. The exit code is 0 if it works, otherwise 1."""
     with connect() as client:
         begun = client.post(f"/agents/{segment(name)}/test", given(model=model) | {"background": True})
         with Ticker() as ticker:

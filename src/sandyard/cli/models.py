@@ -159,7 +159,7 @@ def add(
     test: bool,
     output: str | None,
 ) -> None:
-    """Add a model provider, for everyone (administrators only) or for a project.
+    """Add a model provider. It is for everyone (administrators only) or for a project.
 
     \b
     sandyard model add anthropic

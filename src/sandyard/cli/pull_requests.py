@@ -127,7 +127,7 @@ def open_pull(
 @limit_option()
 @output_option
 def list_pulls(project: str | None, state: str | None, limit: int, output: str | None) -> None:
-    """List pull requests, newest first, in the state last reported by the forge."""
+    """List pull requests, newest first. Shows the state last reported by the forge."""
     with connect() as client:
         project_id = project_of(client, project) if project else None
         page = client.pages(BASE, limit, projectId=project_id, state=state)
@@ -156,7 +156,7 @@ def show(pull: str, project: str | None, refresh: bool, output: str | None) -> N
 )
 @output_option
 def merge(pull: str, project: str | None, method: str | None, output: str | None) -> None:
-    """Merge a pull request, or a branch that was pushed to a remote without pull requests."""
+    """Merge a pull request. Also merges a branch that was pushed to a remote without pull requests."""
     with connect() as client:
         done = _perform(client, find(client, pull, project), "merge", method=method)
     _print_summary(done, output)

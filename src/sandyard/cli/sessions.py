@@ -130,7 +130,7 @@ for command in (prompt, transcript, cancel, answer, allow):
     session.add_command(command)
 
 _add_command("archive", "Archive a session and pause its sandbox.")
-_add_command("checkpoint", "Save the current files of the session's sandbox as a checkpoint.")
+_add_command("checkpoint", "Save the current files of a session as a checkpoint.")
 _add_command("pause", "Pause the session's sandbox. It is resumed on next use.")
 _add_command("resume", "Resume the session's sandbox.")
 _add_command("provision", "Create a new sandbox for the session from its last checkpoint.")

@@ -36,7 +36,7 @@ session_argument = click.argument("session_id", metavar="SESSION", shell_complet
 @click.option("-f", "--follow", "following", is_flag=True, help="Follow the agent until it is done.")
 @text_option
 def prompt(*, session_id: str, text: str, model: str | None, mode: str | None, following: bool, output: str) -> None:
-    """Send a prompt to the agent of a session; `-` reads TEXT from standard input.
+    """Send a prompt to the agent of a session. `-` reads TEXT from standard input.
 
     While the agent is busy, the prompt waits in the queue. With --follow, the exit code is 1 if the turn fails or is cancelled.
     """
@@ -91,7 +91,7 @@ def cancel(session_id: str, output: str | None) -> None:
 @answer_options
 @text_option
 def answer(session_id: str, output: str, **given: Any) -> None:
-    """Answer the agent's question or permission request; without ANSWER, show it.
+    """Answer the agent's question or permission request. Without ANSWER, show it.
 
     ANSWER is an option's number or name, or allow or reject; for a question it is free text.
     For several questions at once, use NAME=ANSWER for each, or one answer for each in order.
@@ -104,7 +104,7 @@ def answer(session_id: str, output: str, **given: Any) -> None:
 @session_argument
 @text_option
 def allow(session_id: str, output: str) -> None:
-    """Allow what the project's policy refused, for the rest of the session, and continue."""
+    """Allow what the project's policy refused, and continue. Applies to the rest of the session."""
     with connect() as client:
         allow_refused(client, {"sessionId": session_id}, session_id, as_json=output == "json")
 

@@ -103,7 +103,7 @@ def _format_section(title: str, lines: list[str], colour: str) -> Iterator[str]:
 @limit_option(30)
 @text_option
 def log(workplace: str, full: bool, skip: int, limit: int, output: str) -> None:
-    """Show the commits of the branch and the ones it started from, newest first. Does not wake the sandbox."""
+    """Show the commits of a branch. Newest first, followed by the ones it started from. Does not wake the sandbox."""
     with connect() as client, advised(workplace):
         found = _history(client, f"{path_of(client, workplace)}/history", limit, skip)
     if output == "json":

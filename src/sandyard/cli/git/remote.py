@@ -35,7 +35,7 @@ HOW = {
 @click.option("--branch", help="Branch to work on.  [default: a new branch]")
 @output_option
 def clone(workplace: str, project: str | None, base: str | None, branch: str | None, output: str | None) -> None:
-    """Check out the repository of a sandbox's project in the sandbox. Sessions of a project already have a checkout."""
+    """Check out the project's repository in a sandbox. Sessions of a project already have a checkout."""
     with connect() as client:
         project_id = project_of(client, project) if project else None
         done = carry_out(client, "clone", workplace, given(projectId=project_id, baseBranch=base, branch=branch))

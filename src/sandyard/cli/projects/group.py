@@ -124,9 +124,10 @@ def show(project: str, output: str | None) -> None:
     help="Test the connection first and save nothing if it fails.",
 )
 def token(*, project: str, removed: str | None, test: bool, **options: Any) -> None:
-    """Set a project's token, SSH key, GitHub App or webhook secret.
+    """Set a project's credentials.
 
-    Replaces the existing credential of the same kind. Without options, prompts for the token.
+    These are a token, an SSH key, a GitHub App or a webhook secret. Replaces the existing credential of the same kind. Without options,
+    prompts for the token.
     """
     with connect() as client:
         project_id = project_of(client, project)

@@ -35,8 +35,10 @@ server_argument = click.argument("server", metavar="SERVER")
 
 @click.group()
 def mcp() -> None:
-    """MCP servers for a project's agents: commands in the sandbox, or URLs whose credentials stay on the platform. SERVER is a name or an
-    id."""
+    """Manage MCP servers for a project's agents.
+
+    A server is a command in the sandbox, or a URL whose credentials stay on the platform. SERVER is a name or an id.
+    """
 
 
 @mcp.command("list")
@@ -144,7 +146,7 @@ def remove(project: str, server: str) -> None:
 @server_argument
 @output_option
 def test(project: str, server: str, output: str | None) -> None:
-    """Test an MCP server with a URL by listing its tools from the platform, with its headers. The exit code is 1 if that fails."""
+    """Test an MCP server with a URL. Lists its tools from the platform, with its headers. The exit code is 1 if that fails."""
     with connect() as client:
         path = _servers_path(client, project)
         found = client.post(f"{path}/{segment(_server_id(client, path, server))}/test")

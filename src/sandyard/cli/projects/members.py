@@ -43,7 +43,7 @@ def list_members(project: str, output: str | None) -> None:
 @project_argument
 @user_argument
 def add(project: str, user: str) -> None:
-    """Add USER, given by id (or by name, for administrators), to a project. Idempotent."""
+    """Add USER to a project. USER is an id (or a name, for administrators). Idempotent."""
     with connect() as client:
         project_id, user_id = project_of(client, project), _find_user_id(client, user)
         client.request("PUT", f"/projects/{segment(project_id)}/members/{segment(user_id)}")

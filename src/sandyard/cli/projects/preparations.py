@@ -49,7 +49,9 @@ FIELDS = {
 @click.option("--wait/--no-wait", default=True, show_default=True, help="Wait until it is ready.")
 @output_option
 def prepare(project: str, agent: str | None, base: str | None, wait: bool, output: str | None) -> None:
-    """Check out a project, run its setup and install the agent once, and save a snapshot that later sessions start from.
+    """Prepare a snapshot that later sessions start from.
+
+    Checks out the project, runs its setup and installs the agent once.
 
     The setup is the project's own command (`sandyard project set`), or .sandyard/setup.sh of the repository, or what its
     devcontainer.json defines. Tasks prepare automatically; preparing in advance spares the first task the wait. A failed preparation

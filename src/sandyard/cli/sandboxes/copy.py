@@ -34,9 +34,10 @@ class Remote:
 @click.argument("target", shell_complete=copy_ends)
 @click.option("-q", "--quiet", is_flag=True, help="Do not show a progress bar.")
 def cp(source: str, target: str, quiet: bool) -> None:
-    """Copy a file or directory between this machine and a sandbox: one of the two is SANDBOX:PATH.
+    """Copy files between this machine and a sandbox.
 
-    Like cp -r, it copies into TARGET if that is a directory or ends with a slash, otherwise to that name. `-` is standard input
+    Either SOURCE or TARGET is SANDBOX:PATH. Directories are copied with their contents. Like cp -r, it copies into TARGET if that is a
+    directory or ends with a slash, otherwise to that name. `-` is standard input
     or output. Directories are sent as one tar stream if the sandbox has tar, otherwise file by file.
     """
     here, there = end_of(source), end_of(target)

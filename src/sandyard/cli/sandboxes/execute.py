@@ -47,7 +47,7 @@ def execute(
     detach: bool,
     output: str | None,
 ) -> None:
-    """Run COMMAND in a sandbox, show its output as it arrives and exit with its exit code.
+    """Run COMMAND in a sandbox. Shows its output as it arrives and exits with its exit code.
 
     A single argument is a line for the sandbox's shell; several are a command and its arguments. Put options before
     SANDBOX. Standard input is not forwarded: copy a file there instead. Ctrl-C kills the command. Exit codes: the

@@ -119,7 +119,7 @@ def show(sandbox_id: str, output: str | None) -> None:
 @sandbox_argument
 @output_option
 def denied(sandbox_id: str, output: str | None) -> None:
-    """List connections that were blocked by the network settings of the sandbox's project. Does not wake it."""
+    """List blocked connections. The network settings of the sandbox's project blocked them. Does not wake it."""
     with connect() as client:
         found = client.get(f"/sandboxes/{segment(sandbox_of(client, sandbox_id))}/denied")
     if not found["available"] and not as_json(output):

@@ -26,7 +26,7 @@ CHUNK = 256 * 1024
 @limit_option(20)
 @click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
 def logs(sandbox_id: str, number: str | None, limit: int, output: str) -> None:
-    """Show the latest commands of a sandbox and their output, oldest first. Does not wake it.
+    """Show the latest commands and their output. Oldest first. Does not wake the sandbox.
 
     With JSON output, prints the commands as the API lists them, newest first; `GET /commands/{id}/output` returns their output.
     """

@@ -30,7 +30,7 @@ follow_option = click.option("-f", "--follow", "following", is_flag=True, help="
 @answer_options
 @text_option
 def answer(task: str, output: str, **given: Any) -> None:
-    """Answer the agent's question or permission request; without ANSWER, show it.
+    """Answer the agent's question or permission request. Without ANSWER, show it.
 
     ANSWER is an option's number or name, or allow or reject; for a question it is free text.
     For several questions at once, use NAME=ANSWER for each, or one answer for each in order.
@@ -45,7 +45,7 @@ def answer(task: str, output: str, **given: Any) -> None:
 @follow_option
 @text_option
 def allow(task: str, following: bool, output: str) -> None:
-    """Allow what the project's policy refused, for the rest of the session, and continue."""
+    """Allow what the project's policy refused, and continue. Applies to the rest of the session."""
     with connect() as client:
         found = find_task(client, task)
         seen = known(client, found) if following else None
@@ -75,7 +75,7 @@ def stop(task: str, output: str | None) -> None:
 def retry(
     task: str, *, message: str | None, agent: str | None, model: str | None, following: bool, output: str | None
 ) -> None:
-    """Retry a failed or stopped task from where it was, with the same or another agent. A task that is done starts over."""
+    """Retry a failed or stopped task. It continues where it was, with the same or another agent. A task that is done starts over."""
     with connect() as client:
         found = find_task(client, task)
         if agent is not None or model is not None:
@@ -118,9 +118,10 @@ def _parse_column(context: click.Context, parameter: click.Parameter, value: str
 def move(
     *, task: str, column: str, feedback: str | None, position: int | None, following: bool, output: str | None
 ) -> None:
-    """Move a task to COLUMN: backlog, in_progress, in_review, done or cancelled.
+    """Move a task to COLUMN.
 
-    Moving to in_progress starts the task. Moving back from in_review needs --feedback.
+    COLUMN is backlog, in_progress, in_review, done or cancelled. Moving to in_progress starts the task. Moving back from in_review needs
+    --feedback.
     """
     with connect() as client:
         found = find_task(client, task)
@@ -167,7 +168,7 @@ def remove(task: str, yes: bool) -> None:
 @task_argument
 @text_option
 def pull_request(task: str, output: str) -> None:
-    """Show a task's pull request: its state on standard error, its URL on standard output."""
+    """Show a task's pull request. Prints its state on standard error and its URL on standard output."""
     with connect() as client:
         found = find_task(client, task)
         try:

@@ -194,7 +194,7 @@ def queue(output: str | None) -> None:
 @task_argument
 @output_option
 def compare(task: str, output: str | None) -> None:
-    """Compare attempts side by side: changes, verification, cost and time."""
+    """Compare attempts side by side. Shows changes, verification, cost and time."""
     with connect() as client:
         found = find_task(client, task)
         attempts = found.get("attempts") or []

@@ -21,7 +21,7 @@ from sandyard.cli.tasks.telling import tell
 @attempt_option
 @text_option
 def logs(task: str, following: bool, attempt: int | None, output: str) -> None:
-    """Show the transcript: prompts, replies, thoughts, tool calls and their changes.
+    """Show the transcript. Includes prompts, replies, thoughts, tool calls and their changes.
 
     --follow survives dropped connections and server restarts without missing or repeating anything. It ends when the task
     stops: with exit code 0 if it is in review, ready or done, with 1 if it failed or was stopped. With JSON output, each message is a line.

@@ -48,7 +48,7 @@ FIELDS = {
 @task_argument
 @output_option
 def show(task: str, output: str | None) -> None:
-    """Show a task, its attempts with every step, open questions and its pull request."""
+    """Show a task. Includes its attempts with every step, open questions and its pull request."""
     with connect() as client:
         found = find_task(client, task)
         if as_json(output):
