@@ -1,21 +1,21 @@
-"""What to type when a turn, a task or a test failed because of its model. The web has buttons for the same error codes."""
+"""Suggest a command when a turn, a task or a test failed because of its model. The web has buttons for the same error codes."""
 
 from __future__ import annotations
 
 NO_MODEL = "no_model"
-_KEY = "sandyard model set-key PROVIDER (sandyard model list shows them)"
-_TEST = "sandyard model test PROVIDER (sandyard model list shows them)"
+_KEY = "sandyard model set-key PROVIDER (list them with: sandyard model list)"
+_TEST = "sandyard model test PROVIDER (list them with: sandyard model list)"
 _ADVICE = {
-    NO_MODEL: "To set one up: sandyard model add PROVIDER (sandyard model presets shows them)",
-    "model_key_refused": f"To give it another key: {_KEY}",
-    "model_quota_exceeded": f"To use another key: {_KEY}",
-    "model_unknown": f"Name another model with --model, or look: {_TEST}",
-    "model_unreachable": f"To try the provider: {_TEST}",
-    "model_address_wrong": f"To try the provider: {_TEST}",
+    NO_MODEL: "To add a model provider: sandyard model add PROVIDER (list them with: sandyard model presets)",
+    "model_key_refused": f"To change the API key: {_KEY}",
+    "model_quota_exceeded": f"To change the API key: {_KEY}",
+    "model_unknown": f"Choose another model with --model, or test the provider: {_TEST}",
+    "model_unreachable": f"To test the provider: {_TEST}",
+    "model_address_wrong": f"To test the provider: {_TEST}",
     "model_busy": "Try again later.",
 }
 
 
 def advice_for(code: object) -> str | None:
-    """Return what to type for an error code, or None for a code without advice."""
+    """Return the advice for an error code, or None if there is none."""
     return _ADVICE.get(str(code))

@@ -1,4 +1,4 @@
-"""`sandyard agent doctor`: runs an ACP agent on this machine through what the platform needs of it, and says what is missing."""
+"""`sandyard agent doctor`: run an ACP agent on this machine, check what the platform needs of it and report what is missing."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ SHOWN = 200
 
 
 class AgentError(Exception):
-    """What the agent did wrong, in a sentence."""
+    """What the agent did wrong, as a sentence."""
 
 
 @dataclass
 class AgentProcess:
-    """An agent's process, and JSON-RPC over its standard input and output, one message on a line."""
+    """An agent process that speaks JSON-RPC on its standard input and output, one message per line."""
 
     command: Sequence[str]
     folder: str
@@ -53,7 +53,7 @@ class AgentProcess:
                 self.command, cwd=self.folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors
             )
         except OSError as error:
-            raise AgentError(f"{self.command[0]!r} cannot be started: {error.strerror or error}.") from None
+            raise AgentError(f"Could not start {self.command[0]!r}: {error.strerror or error}.") from None
         self._lines: queue.Queue[bytes | None] = queue.Queue()
         self._number = 0
         threading.Thread(target=self._read, daemon=True).start()
@@ -65,7 +65,7 @@ class AgentProcess:
         self._lines.put(None)
 
     def send(self, method: str, params: dict[str, Any]) -> int:
-        """Send a request and return its number."""
+        """Send a request and return its id."""
         self._number += 1
         self._write({"id": self._number, "method": method, "params": params})
         return self._number
@@ -77,19 +77,19 @@ class AgentProcess:
         return self.wait(self.send(method, params), method, self.timeout_s)
 
     def wait(self, number: int, method: str, timeout_s: float) -> dict[str, Any]:
-        """Return the result of a request; answers what the agent asks meanwhile. Raises AgentError."""
+        """Return the result of a request. Answers the agent's own requests while it waits. Raises AgentError."""
         deadline = time.monotonic() + timeout_s
         while True:
             message = self._receive(method, deadline)
             if message.get("id") == number and "method" not in message:
                 if "error" in message:
-                    raise AgentError(f"{method} was refused: {_shown(message['error'])}")
+                    raise AgentError(f"{method} failed: {_shown(message['error'])}")
                 result = message.get("result")
                 return result if isinstance(result, dict) else {}
             self._handle(message)
 
     def wait_for_update(self, timeout_s: float) -> bool:
-        """Wait until the agent has said or begun something. False: it has not."""
+        """Wait until the agent sends text or starts a tool call. Return False if it does neither."""
         deadline, before = time.monotonic() + timeout_s, (len(self.texts), self.tool_calls)
         while (len(self.texts), self.tool_calls) == before:
             try:
@@ -105,18 +105,18 @@ class AgentProcess:
         try:
             line = self._lines.get(timeout=max(0.0, deadline - time.monotonic()))
         except queue.Empty:
-            raise AgentError(f"{method} was not answered in time. See --timeout.") from None
+            raise AgentError(f"{method} timed out. To wait longer, use --timeout.") from None
         if line is None:
             code = self._process.wait()
-            raise AgentError(f"The process ended with exit code {code} before it answered {method}.")
+            raise AgentError(f"The process ended with exit code {code} before answering {method}.")
         try:
             message = json.loads(line)
         except ValueError:
             message = None
         if not isinstance(message, dict):
             raise AgentError(
-                f"It printed a line that is not a JSON-RPC message: {_shown(line.decode(errors='replace'))}. "
-                "Standard output is for the protocol alone: write logs to standard error."
+                f"The agent printed a line that is not a JSON-RPC message: {_shown(line.decode(errors='replace'))}. "
+                "Use standard output only for the protocol and write logs to standard error."
             )
         return message
 
@@ -146,12 +146,12 @@ class AgentProcess:
 
     def _write(self, message: dict[str, Any]) -> None:
         assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # reading tells why
+        with contextlib.suppress(BrokenPipeError):  # the reader reports the reason
             self._process.stdin.write(json.dumps({"jsonrpc": "2.0", **message}).encode() + b"\n")
             self._process.stdin.flush()
 
     def end(self) -> bool:
-        """Close its standard input. False: the process went on and had to be killed."""
+        """Close the agent's standard input. Return False if the process kept running and had to be killed."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
@@ -165,19 +165,19 @@ class AgentProcess:
 
 
 def examine(command: Sequence[str], folder: str, errors: IO[bytes], timeout_s: float) -> Iterator[Finding]:
-    """Run the agent through a session. A finding that is not vital says what its failure means for users."""
+    """Run the agent through a session. The detail of a finding that is not vital says what its failure means for users."""
     process, place = AgentProcess(command, folder, errors, timeout_s), {"cwd": folder, "mcpServers": []}
     try:
         greeting = _greet(process)
-        yield Finding("initialize", ok=True, detail=f"speaks ACP version {VERSION}", vital=True)
+        yield Finding("initialize", ok=True, detail=f"supports ACP version {VERSION}", vital=True)
         methods = greeting.get("authMethods")
         names = [str(one.get("id")) for one in methods or [] if isinstance(one, dict)]
         if names:
-            how = f"offers {', '.join(names)}. Nobody can log in inside a sandbox: name one that needs no person with --auth-method"
+            how = f"offers {', '.join(names)}. Interactive login is not possible in a sandbox: choose a method without it with --auth-method"
             yield Finding("authenticate", ok=True, detail=how)
         yield _check_mcp(greeting)
         opened = _open_session(process, place)
-        yield Finding("session/new", ok=True, detail="opens a session", vital=True)
+        yield Finding("session/new", ok=True, detail="works", vital=True)
         yield _check_prompt(process, opened["sessionId"])
         yield _check_cancel(process, opened["sessionId"])
         yield from _check_requests(process, opened)
@@ -189,7 +189,9 @@ def examine(command: Sequence[str], folder: str, errors: IO[bytes], timeout_s: f
     yield Finding(
         "end",
         ok=ended,
-        detail="ends when its input is closed" if ended else "goes on when its input is closed: the platform kills it",
+        detail="exits when its input is closed"
+        if ended
+        else "keeps running when its input is closed, so the platform kills it",
     )
 
 
@@ -197,7 +199,7 @@ def _greet(process: AgentProcess) -> dict[str, Any]:
     greeting = process.call("initialize", _greeting())
     if (spoken := greeting.get("protocolVersion")) != VERSION:
         raise AgentError(
-            f"It speaks version {_shown(spoken)} of the Agent Client Protocol, the platform version {VERSION}."
+            f"The agent uses version {_shown(spoken)} of the Agent Client Protocol, but the platform uses version {VERSION}."
         )
     return greeting
 
@@ -206,17 +208,15 @@ def _check_mcp(greeting: dict[str, Any]) -> Finding:
     capabilities = greeting.get("agentCapabilities")
     over = capabilities.get("mcpCapabilities") if isinstance(capabilities, dict) else None
     if isinstance(over, dict) and over.get("http") is True:
-        return Finding("mcp", ok=True, detail="takes MCP servers with a URL (mcpCapabilities.http)")
-    why = (
-        "takes no MCP servers with a URL (mcpCapabilities.http): it is given only those of a project that are commands"
-    )
+        return Finding("mcp", ok=True, detail="supports MCP servers with a URL (mcpCapabilities.http)")
+    why = "does not support MCP servers with a URL (mcpCapabilities.http): it only gets the project's MCP servers that are commands"
     return Finding("mcp", ok=False, detail=why)
 
 
 def _open_session(process: AgentProcess, place: dict[str, Any]) -> dict[str, Any]:
     opened = process.call("session/new", place)
     if not isinstance(opened.get("sessionId"), str):
-        raise AgentError("session/new was answered without a sessionId.")
+        raise AgentError("The response to session/new has no sessionId.")
     return opened
 
 
@@ -240,23 +240,21 @@ def _check_prompt(process: AgentProcess, session: str) -> Finding:
     reason = process.call("session/prompt", _prompt(session, PROMPT)).get("stopReason")
     said = "".join(process.texts).strip()
     if not isinstance(reason, str):
-        raise AgentError("session/prompt was answered without a stopReason.")
+        raise AgentError("The response to session/prompt has no stopReason.")
     if not said:
-        raise AgentError("The turn ended, but there was no text in an agent_message_chunk: people would see nothing.")
-    return Finding("session/prompt", ok=True, detail=f"said {_shown(said)} ({reason})", vital=True)
+        raise AgentError("The turn ended without any text in an agent_message_chunk, so users would see no reply.")
+    return Finding("session/prompt", ok=True, detail=f"replied {_shown(said)} ({reason})", vital=True)
 
 
 def _check_cancel(process: AgentProcess, session: str) -> Finding:
     number = process.send("session/prompt", _prompt(session, LONG_PROMPT))
     if not process.wait_for_update(process.timeout_s):
-        return Finding("session/cancel", ok=True, detail="could not be tried: the turn was over first")
+        return Finding("session/cancel", ok=True, detail="not tested: the turn ended first")
     process.notify("session/cancel", {"sessionId": session})
     try:
         reason = process.wait(number, "session/cancel", CANCEL_SECONDS).get("stopReason")
     except AgentError as error:
-        why = (
-            f"{error} A turn that is stopped has to end within {CANCEL_SECONDS:g} s, else the platform kills the agent."
-        )
+        why = f"{error} A cancelled turn must end within {CANCEL_SECONDS:g} s, or the platform kills the agent."
         return Finding("session/cancel", ok=False, detail=why)
     ended = reason in ("cancelled", "end_turn")
     return Finding("session/cancel", ok=ended, detail=f"the turn ended with {_shown(reason)}")
@@ -269,22 +267,24 @@ def _check_requests(process: AgentProcess, opened: dict[str, Any]) -> Iterator[F
     yield Finding("modes", ok=True, detail=f"offers {', '.join(names)}" if names else "offers none")
     if process.unknown_methods:
         names = sorted(process.unknown_methods)
-        why = f"calls {', '.join(names)}, which the platform does not offer: it works on the files itself"
+        why = f"calls {', '.join(names)}, which the platform does not support: agents access files directly"
         yield Finding("requests", ok=False, detail=why)
-    asked = "asked before it acted" if process.permissions else "asked for no permission here"
+    asked = "requested permission before acting" if process.permissions else "requested no permission in this test"
     yield Finding(
-        "permissions", ok=True, detail=f"{asked}; a project's rules for permissions hold only for agents that ask"
+        "permissions",
+        ok=True,
+        detail=f"{asked}; a project's permission rules only apply to agents that request permission",
     )
 
 
 def _check_resume(process: AgentProcess, greeting: dict[str, Any], session: dict[str, Any]) -> Finding:
-    """Go on with the session in another process, as after a pause."""
+    """Continue the session in another process, as after a pause."""
     capabilities = greeting.get("agentCapabilities")
     capabilities = capabilities if isinstance(capabilities, dict) else {}
     of_sessions = capabilities.get("sessionCapabilities")
     resumes = isinstance(of_sessions, dict) and of_sessions.get("resume") is not None
     if not resumes and capabilities.get("loadSession") is not True:
-        why = "can neither load nor resume a session: after a pause it is told a summary of what was said"
+        why = "can neither load nor resume a session: after a pause it gets a summary of the conversation"
         return Finding("session/load", ok=False, detail=why)
     method = "session/resume" if resumes else "session/load"
     other = AgentProcess(process.command, process.folder, process.errors, process.timeout_s)
@@ -295,7 +295,7 @@ def _check_resume(process: AgentProcess, greeting: dict[str, Any], session: dict
         return Finding(method, ok=False, detail=str(error))
     finally:
         other.end()
-    return Finding(method, ok=True, detail="goes on with a session in a new process")
+    return Finding(method, ok=True, detail="continues a session in a new process")
 
 
 def _allow(options: Any) -> dict[str, str]:
@@ -315,14 +315,19 @@ def _shown(value: Any) -> str:
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.option(
-    "--timeout", "timeout_s", type=click.FloatRange(1), default=60.0, show_default=True, help="Seconds for each answer."
+    "--timeout",
+    "timeout_s",
+    type=click.FloatRange(1),
+    default=60.0,
+    show_default=True,
+    help="Timeout for each response, in seconds.",
 )
 @text_option
 def doctor(command: tuple[str, ...], timeout_s: float, output: str) -> None:
-    """Run an ACP agent on this machine through what the platform needs, and say what is missing.
+    """Check whether an ACP agent supports what the platform needs.
 
-    COMMAND starts it, as in `sandyard agent doctor my-agent --acp`. It runs as you, in an empty folder, with your environment: give it the
-    model and the key it needs as variables. Exit code 0 if it can do tasks, else 1.
+    COMMAND starts the agent, as in `sandyard agent doctor my-agent --acp`. It runs as your user, in an empty directory, with your
+    environment: set the model and API key it needs as environment variables. The exit code is 0 if the agent can work on tasks, otherwise 1.
     """
     findings = []
     with tempfile.TemporaryDirectory(prefix="sandyard-agent-") as folder, tempfile.TemporaryFile() as errors:
@@ -342,9 +347,9 @@ def doctor(command: tuple[str, ...], timeout_s: float, output: str) -> None:
         shown = [{"name": one.name, "ok": one.ok, "vital": one.vital, "detail": one.detail} for one in findings]
         print_json({"ok": works, "findings": shown, "stderr": said})
     elif works:
-        echo("This agent can do tasks. To add it: sandyard agent add --help")
+        echo("This agent can work on tasks. To add it: sandyard agent add --help")
     elif said:
-        echo(f"The end of its standard error:\n{said}")
+        echo(f"End of the agent's standard error:\n{said}")
     sys.exit(0 if works else FAILED)
 
 

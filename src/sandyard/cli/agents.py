@@ -1,4 +1,4 @@
-"""`sandyard agent`: which agents there are, one's own besides, and whether one works."""
+"""`sandyard agent`: list, add, remove and test agents."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ COLUMNS = {
     "NAME": "name",
     "TITLE": "title",
     "MODEL": "model",
-    "SPEAKS": "apis",
+    "API": "apis",
     "OWNER": "ownerId",
 }
 FIELDS = {
@@ -35,24 +35,24 @@ FIELDS = {
     "description": "description",
     "demo": "demo",
     "version": "version",
-    "speaks": "apis",
+    "API": "apis",
     "models": "models",
     "modes": "modes",
     "command": "definition.argv",
     "variables": "definition.envs",
     "install": "definition.install.script",
     "installed if": "definition.install.check",
-    "authenticated by": "definition.authMethod",
+    "auth method": "definition.authMethod",
     "owner": "ownerId",
     "updated": "updatedAt",
 }
 APIS = ["anthropic", "openai", "openai_chat", "gemini"]
-STEPS = {"sandbox": "sandbox", "install": "install", "start": "start of the agent", "answer": "first answer"}
+STEPS = {"sandbox": "sandbox", "install": "install", "start": "start", "answer": "first reply"}
 DOING = {
     "sandbox.provisioning": "waiting for a sandbox",
-    "sandbox.running": "the sandbox runs",
+    "sandbox.running": "sandbox is running",
     "agent.starting": "starting the agent",
-    "agent.ready": "waiting for its answer",
+    "agent.ready": "waiting for the agent's reply",
 }
 NEEDS_KEY = "needs a key"
 GIVE_UP_SECONDS = 120.0
@@ -62,20 +62,20 @@ name_argument = click.argument("name", shell_complete=agent_names)
 
 @click.group()
 def agent() -> None:
-    """Agents that can work in sandboxes: those that come with Sandyard, and any other that speaks ACP."""
+    """Manage agents: the built-in ones and any other that supports the Agent Client Protocol (ACP)."""
 
 
 @agent.command("list")
 @output_option
 def list_agents(output: str | None) -> None:
-    """Which agents there are."""
+    """List agents."""
     with connect() as client:
         found = client.get("/agents")
     if as_json(output):
         print_json(found)
         return
     rows = [{**one, "model": _readiness(one)} for one in found["items"]]
-    show_list({"items": rows}, COLUMNS, output, nothing="There is no agent.")
+    show_list({"items": rows}, COLUMNS, output, nothing="No agents.")
     if any(one["model"] == NEEDS_KEY for one in rows):
         echo(advice_for(NO_MODEL) or "", err=True)
 
@@ -93,25 +93,25 @@ def _readiness(agent: Any) -> str:
 @name_argument
 @output_option
 def show(name: str, output: str | None) -> None:
-    """One agent, and how it is started."""
+    """Show an agent and how it is started."""
     with connect() as client:
         found = client.get(f"/agents/{segment(name)}")
     show_one(found, FIELDS, output)
 
 
 @agent.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
-@click.option("--title", help="[default: its name]")
-@click.option("--description", help="What it is.")
+@click.option("--title", help="Display title.  [default: NAME]")
+@click.option("--description", help="Description.")
 @click.option(
-    "--install", "script", help="A script for bash that installs it in a sandbox; @FILE reads it from a file."
+    "--install", "script", help="Bash script that installs it in a sandbox. @FILE reads the script from a file."
 )
-@click.option("--check", help="A line for bash that succeeds where it is installed already.")
+@click.option("--check", help="Bash command that succeeds if it is already installed.")
 @env_option
-@click.option("--api", "apis", type=click.Choice(APIS), multiple=True, help="What it speaks to a model. Repeatable.")
-@click.option("--model", "models", multiple=True, help="One it works with. Repeatable.")
-@click.option("--mode", "modes", multiple=True, help="One of its modes. Repeatable.")
-@click.option("--auth-method", help="What it is to be authenticated with.")
-@click.option("--replace", is_flag=True, help="Change the agent of this name if there is one.")
+@click.option("--api", "apis", type=click.Choice(APIS), multiple=True, help="Model API that it uses. Repeatable.")
+@click.option("--model", "models", multiple=True, help="Model that it supports. Repeatable.")
+@click.option("--mode", "modes", multiple=True, help="Mode that it supports. Repeatable.")
+@click.option("--auth-method", help="ACP authentication method to use.")
+@click.option("--replace", is_flag=True, help="Update the agent with this name if it exists.")
 @click.argument("name")
 @click.argument("argv", nargs=-1, required=True, metavar="COMMAND...")
 @output_option
@@ -125,13 +125,13 @@ def add(
     output: str | None,
     **options: Any,
 ) -> None:
-    """Add an agent of your own: COMMAND speaks the Agent Client Protocol on its standard input and output.
+    """Add a custom agent. COMMAND must speak the Agent Client Protocol on its standard input and output.
 
-    Options come before NAME. Words and variables may have {model}, {base_url}, {capability}, {folder} and {home} in them.
-    Variables are not secret; a model's key stays with the server, which {base_url} and {capability} lead to.
+    Put options before NAME. Arguments and variables may contain {model}, {base_url}, {capability}, {folder} and {home}.
+    Variables are not secret. Model API keys stay on the server: the agent uses {base_url} and {capability} instead.
     """
     if (script is None) != (check is None):
-        raise click.UsageError("--install and --check belong together.")
+        raise click.UsageError("Use --install and --check together.")
     if script is not None and script.startswith("@"):
         script = Path(script[1:]).read_text()
     options["argv"] = options["argv"][1:] if options["argv"][0] == "--" else options["argv"]
@@ -139,14 +139,14 @@ def add(
     definition = given(install=install, authMethod=options.pop("auth_method"), **options)
     body = given(title=title, definition=definition)
     with connect() as client:
-        made = _replaced(client, name, body) if replace else None
+        made = _update_agent(client, name, body) if replace else None
         if made is None:
             made = client.post("/agents", body | {"name": name})
     show_one(made, FIELDS, output)
 
 
-def _replaced(client: Client, name: str, body: dict[str, Any]) -> Any:
-    """None: there is no agent of that name."""
+def _update_agent(client: Client, name: str, body: dict[str, Any]) -> Any:
+    """Update an agent. Return None if there is no agent with that name."""
     try:
         return client.request("PUT", f"/agents/{segment(name)}", body=body)
     except ApiError as error:
@@ -158,7 +158,7 @@ def _replaced(client: Client, name: str, body: dict[str, Any]) -> Any:
 @agent.command()
 @name_argument
 def remove(name: str) -> None:
-    """Remove an agent that somebody has added."""
+    """Remove a custom agent."""
     with connect() as client:
         client.delete(f"/agents/{segment(name)}")
     echo(f"Removed {name}.", err=True)
@@ -166,14 +166,14 @@ def remove(name: str) -> None:
 
 @agent.command()
 @name_argument
-@click.option("--model", help="The model it is to use.  [default: the provider's first]")
+@click.option("--model", help="Model to use.  [default: the provider's first]")
 @text_option
 def test(name: str, model: str | None, output: str) -> None:
-    """Try an agent: a sandbox, its install, its start, and one word from it. Exit code 0 if it works, else 1."""
+    """Test an agent. Create a sandbox, install and start the agent, and wait for its reply. The exit code is 0 if it works, otherwise 1."""
     with connect() as client:
         begun = client.post(f"/agents/{segment(name)}/test", given(model=model) | {"background": True})
         with Ticker() as ticker:
-            result = _attend(client, begun["sessionId"], ticker)
+            result = _wait_for_result(client, begun["sessionId"], ticker)
     if output == "json":
         print_json(result)
     else:
@@ -182,9 +182,9 @@ def test(name: str, model: str | None, output: str) -> None:
     sys.exit(0 if result["ok"] else FAILED)
 
 
-def _attend(client: Client, session_id: str, ticker: Ticker) -> Any:
-    """Until the server has told how it went; survives its restart."""
-    ticker.progress("asking for a sandbox", None)
+def _wait_for_result(client: Client, session_id: str, ticker: Ticker) -> Any:
+    """Wait for the result of a test. Survives a server restart."""
+    ticker.progress("requesting a sandbox", None)
     try:
         for event in follow(client, "/events", {"sessionId": session_id}, after="0", give_up=GIVE_UP_SECONDS):
             if not event.data.startswith("{"):
@@ -197,19 +197,21 @@ def _attend(client: Client, session_id: str, ticker: Ticker) -> Any:
             elif event.kind in DOING:
                 ticker.progress(DOING[event.kind], None)
     except NoAnswerError as error:
-        raise NoAnswerError(f"{error.message} The test goes on: sandyard events --session {session_id}") from None
-    raise CommandError("The server does not say how the test went.")
+        raise NoAnswerError(
+            f"{error.message} The test is still running: sandyard events --session {session_id}"
+        ) from None
+    raise CommandError("The server did not report the result of the test.")
 
 
 def told(result: Any) -> list[str]:
-    """`✓ sandbox  0.2 s`, then what it said, or why not."""
+    """Return one line per step, such as `✓ sandbox  0.2 s`, then the agent's reply or the error."""
     lines = []
     for step in result["steps"]:
         mark = click.style("✓", fg="green") if step["ok"] else click.style("✗", fg="red")
         what = STEPS.get(step["name"], printable(str(step["name"])))
         lines.append(f"{mark} {what:<20} {step['seconds']:.1f} s")
     if result["ok"]:
-        lines.append(f"It works. It said: {printable(result['answer'] or '')}")
+        lines.append(f"It works. Reply: {printable(result['answer'] or '')}")
     else:
         lines.append(f"It does not work. {printable(result['error'] or '')}")
         lines += filter(None, [advice_for(result.get("errorCode"))])

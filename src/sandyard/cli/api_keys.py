@@ -1,4 +1,4 @@
-"""`sandyard api-key`: tokens for the platform's API. The engine's own keys are `sandyard keys`."""
+"""`sandyard api-key`: tokens for the platform's API. For the engine's keys, see `sandyard keys`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sandyard.cli.output import as_json, echo, output_option, print_json, show_l
 COLUMNS = {
     "ID": "id",
     "NAME": "name",
-    "BEGINS": "hint",
+    "PREFIX": "hint",
     "CREATED": "createdAt",
     "LAST USED": "lastUsedAt",
     "EXPIRES": "expiresAt",
@@ -21,37 +21,37 @@ COLUMNS = {
 
 @click.group("api-key")
 def api_key() -> None:
-    """Make, list and revoke tokens for the platform's API."""
+    """Create, list and revoke tokens for the platform's API."""
 
 
 @api_key.command()
 @click.argument("name")
 @output_option
 def create(name: str, output: str | None) -> None:
-    """Make a token and show it, this once. NAME is what it is for."""
+    """Create a token and show it once. NAME describes its use."""
     with connect() as client:
         made = client.post("/tokens", given(name=name))
     if as_json(output):
         print_json(made)
         return
     echo(made["value"])
-    echo("This token is not shown again.", err=True)
+    echo("Save this token now: it is not shown again.", err=True)
 
 
 @api_key.command("list")
 @limit_option()
 @output_option
 def list_tokens(limit: int, output: str | None) -> None:
-    """Which tokens there are; their values are stored nowhere."""
+    """List tokens. Their values are not stored."""
     with connect() as client:
         page = client.pages("/tokens", limit)
-    show_list(page, COLUMNS, output, nothing="There is no token.")
+    show_list(page, COLUMNS, output, nothing="No tokens.")
 
 
 @api_key.command()
 @click.argument("token_id", metavar="TOKEN_ID", shell_complete=token_ids)
 def revoke(token_id: str) -> None:
-    """End a token, named by its id."""
+    """Revoke a token by its id."""
     with connect() as client:
         client.delete(f"/tokens/{segment(token_id)}")
     echo(f"Revoked {token_id}.", err=True)

@@ -1,4 +1,4 @@
-"""What an agent wants to know from a person: shown with numbers for its options, and answered in a word."""
+"""Show an agent's questions and permission requests, with numbered options, and send the answers."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ DECISIONS = {
     "reject always": "reject_always",
     "never": "reject_always",
 }
-"""What people say for what every agent calls otherwise."""
+"""Accepted words for decisions, because every agent names its options differently."""
 TRUE, FALSE = {"yes", "y", "true", "1"}, {"no", "n", "false", "0"}
 COMMAND_LINES = 10
 ABOUT = " - "
-"""Between an answer and what is said about it."""
+"""Separator between an answer and its description."""
 
 
 def pending(client: Client, whose: Mapping[str, str]) -> list[Any]:
-    """Oldest first. `whose`: a filter of the API."""
+    """Return the pending requests, oldest first. `whose` is a filter of the API."""
     return list(reversed(client.pages("/asks", 200, status="pending", **whose)["items"]))
 
 
@@ -51,9 +51,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def answer_options(function: F) -> F:
     for option in (
-        click.option("--reject", is_flag=True, help="Refuse, whatever is asked."),
-        click.option("-m", "--message", help="With a refused permission: what the agent should do instead."),
-        click.option("--ask", "ask_id", metavar="ASK", help="Which of several questions."),
+        click.option("--reject", is_flag=True, help="Reject the request or decline the question."),
+        click.option("-m", "--message", help="When rejecting: what the agent should do instead."),
+        click.option("--ask", "ask_id", metavar="ASK", help="The request to answer, if there are several."),
         click.argument("answers", nargs=-1, metavar="[ANSWER]..."),
     ):
         function = option(function)
@@ -71,15 +71,15 @@ def answer_one(
     message: str | None = None,
     as_json: bool,
 ) -> None:
-    """Show what is asked, or answer it. `name`: of the task or session; `ask_id`: which of several; `message`: what a refused agent
-    should do instead."""
+    """Show pending requests, or answer one. `name` is the task or session, `ask_id` selects one of several, and `message` tells a rejected
+    agent what to do instead."""
     if message and not answers and not reject:
-        raise click.UsageError("--message goes with --reject, or with an ANSWER that refuses.")
+        raise click.UsageError("Use --message together with --reject or an ANSWER that rejects.")
     if reject and answers:
-        raise click.UsageError("Either ANSWER or --reject, not both.")
+        raise click.UsageError("Use either ANSWER or --reject, not both.")
     asks = [ask for ask in pending(client, whose) if ask_id in {None, ask["id"]}]
     if not asks:
-        raise ApiError(f"{name} asks nothing{f' by the id of {printable(ask_id)}' if ask_id else ''}.", 404)
+        raise ApiError(f"{name} has no pending request{f' with the id {printable(ask_id)}' if ask_id else ''}.", 404)
     if not answers and not reject:
         if as_json:
             print_json({"items": asks, "nextCursor": None})
@@ -92,7 +92,9 @@ def answer_one(
             echo(f"  To answer: sandyard {what} answer {name} {answer_hint(ask)}{which}", err=True)
         return
     if len(asks) > 1:
-        raise CommandError(f"{name} asks several things: name one with --ask, of {', '.join(a['id'] for a in asks)}.")
+        raise CommandError(
+            f"{name} has several pending requests. Choose one with --ask: {', '.join(a['id'] for a in asks)}."
+        )
     body = body_of(asks[0], *answers) if answers else {"decision": "reject"}
     done = client.post(f"/asks/{segment(asks[0]['id'])}/answer", {**body, **({"message": message} if message else {})})
     if as_json:
@@ -102,11 +104,11 @@ def answer_one(
 
 
 def allow_refused(client: Client, whose: Mapping[str, str], name: str, *, as_json: bool) -> None:
-    """Allow what the project's policy refused in the newest turn in which it did, for the rest of the session, and go on."""
+    """Allow what the project's policy refused in the latest turn with a refusal, for the rest of the session, and resume the agent."""
     answered = client.pages("/asks", 200, status="answered", **whose)["items"]
     refused = [ask for ask in answered if is_refused_by_policy(ask)]
     if not refused:
-        raise CommandError(f"The project's policy has refused nothing in {name}.")
+        raise CommandError(f"The project's policy has not refused anything in {name}.")
     newest = [ask for ask in refused if ask.get("turnId") == refused[0].get("turnId")]
     by_pattern = {ask["detail"]["pattern"]: ask for ask in newest}
     done = []
@@ -114,13 +116,13 @@ def allow_refused(client: Client, whose: Mapping[str, str], name: str, *, as_jso
         body = {"resume": number == len(by_pattern)}
         done.append(client.post(f"/asks/{segment(ask['id'])}/allow", body))
         if not as_json:
-            echo(f"Allowed for this session: what matches {printable(pattern)!r}.", err=True)
+            echo(f"Allowed for this session: {printable(pattern)!r}.", err=True)
     if as_json:
         print_json({"items": done, "nextCursor": None})
 
 
 def is_refused_by_policy(ask: Any) -> bool:
-    """By a pattern, which the project's owner can allow."""
+    """Return whether a policy pattern refused it, which the project's owner can allow."""
     return ask.get("decidedBy") == "policy" and "pattern" in (ask.get("detail") or {})
 
 
@@ -130,7 +132,7 @@ def options_of(ask: Any) -> list[Any]:
 
 
 def fields_of(ask: Any) -> dict[str, dict[str, Any]]:
-    """What a question's form asks for, by name."""
+    """Return the fields of a question's form by name."""
     form = (ask.get("detail") or {}).get("form")
     found = form.get("properties") if isinstance(form, dict) else None
     return {name: one for name, one in found.items() if isinstance(one, dict)} if isinstance(found, dict) else {}
@@ -138,7 +140,7 @@ def fields_of(ask: Any) -> dict[str, dict[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One thing that a form asks for. `custom`: the field for an answer that is none of its choices."""
+    """One question of a form. `custom` is the field for an answer that is not one of the choices."""
 
     name: str
     field: Mapping[str, Any]
@@ -151,12 +153,12 @@ class Question:
 
     @property
     def key(self) -> str:
-        """How an answer names it: KEY=ANSWER."""
+        """The name of the question in KEY=ANSWER."""
         return self.label if re.fullmatch(r"[\w.-]+", self.label) else printable(self.name)
 
 
 def questions_of(ask: Any) -> list[Question]:
-    """What a form asks for. Claude Code has a field `x_custom` beside a choice `x`: both are one question."""
+    """Return the questions of a form. Claude Code adds a field `x_custom` to a choice `x`: both are one question."""
     fields, form = fields_of(ask), (ask.get("detail") or {}).get("form") or {}
     required: list[Any] = form["required"] if isinstance(form.get("required"), list) else []
     customs = {
@@ -172,19 +174,19 @@ def questions_of(ask: Any) -> list[Question]:
 
 
 def answer_hint(ask: Any) -> str:
-    """What to type after `answer`."""
+    """Return what to type after `answer`."""
     questions = [] if options_of(ask) else questions_of(ask)
     return " ".join(f"{one.key}=ANSWER" for one in questions) if len(questions) > 1 else "ANSWER"
 
 
 def described(ask: Any) -> Iterator[Line]:
-    """The question, what it is about, and the answers there are."""
+    """Yield the question, its context and the possible answers."""
     who = "Sandyard" if (ask.get("detail") or {}).get("by") else "The agent"
     word = "asks" if ask["kind"] == "question" else "asks for permission"
     first, *rest = str(ask.get("title") or "").strip().split("\n")
     yield Line(f"? {who} {word}: {visible(first)}", {"fg": "yellow", "bold": True})
     yield from (Line(f"  {visible(line)}") for line in rest)
-    yield from _about(ask)
+    yield from _describe_tool_call(ask)
     for number, option in enumerate(options_of(ask), 1):
         yield Line(f"  {number}  {printable(str(option.get('name') or option.get('optionId')))}")
     questions = questions_of(ask)
@@ -201,17 +203,17 @@ def described(ask: Any) -> Iterator[Line]:
             yield Line(f"{indent}{more}", {"dim": True})
     if ask.get("expiresAt"):
         when = str(ask["expiresAt"])[:16].replace("T", " ")
-        yield Line(f"  Without an answer it is refused on {printable(when)} UTC.", {"dim": True})
+        yield Line(f"  If unanswered, it is declined at {printable(when)} UTC.", {"dim": True})
 
 
 def _more_answers(question: Question) -> str:
-    several = "Several are possible: 1,2." if question.field.get("type") == "array" else ""
-    own = "Or answer in your own words." if question.custom else ""
+    several = "You can choose several, for example 1,2." if question.field.get("type") == "array" else ""
+    own = "Or type your own answer." if question.custom else ""
     return f"{several} {own}".strip()
 
 
-def _about(ask: Any) -> Iterator[Line]:
-    """Of the tool call that needs leave: its command, its paths, what it would change."""
+def _describe_tool_call(ask: Any) -> Iterator[Line]:
+    """Yield the details of the tool call that needs permission: its command, paths and changes."""
     call = (ask.get("detail") or {}).get("toolCall")
     if not isinstance(call, dict):
         return
@@ -233,23 +235,23 @@ def _about(ask: Any) -> Iterator[Line]:
 
 
 def body_of(ask: Any, *answers: str) -> dict[str, Any]:
-    """The request that gives this answer: words, or of a form with several questions KEY=ANSWER for each, one answer for each in
-    their order, or JSON. CommandError names the answers there are when it is none of them."""
+    """Return the request body for an answer: words, or for a form with several questions KEY=ANSWER for each, one answer for each in order,
+    or JSON. Raises CommandError, which lists the possible answers, if it is none of these."""
     answer = " ".join(answers)
     if options := options_of(ask):
         return _chosen(options, answer)
     questions = questions_of(ask)
-    if (content := _as_json(ask, answer)) is not None:
+    if (content := _parse_json_answer(ask, answer)) is not None:
         return {"content": content}
     if len(questions) > 1:
-        return {"content": _filled(questions, answers)}
+        return {"content": _fill_form(questions, answers)}
     if (decision := DECISIONS.get(answer.strip().lower())) and not questions:
         return {"decision": decision}
     return {"content": content_of(questions[0] if questions else Question("answer", {}, required=True), answer)}
 
 
-def _as_json(ask: Any, answer: str) -> dict[str, Any] | None:
-    """A form that was filled in as JSON."""
+def _parse_json_answer(ask: Any, answer: str) -> dict[str, Any] | None:
+    """Return a form that was filled in as JSON, or None."""
     if not answer.lstrip().startswith("{"):
         return None
     try:
@@ -259,7 +261,7 @@ def _as_json(ask: Any, answer: str) -> dict[str, Any] | None:
     return content if isinstance(content, dict) and content.keys() <= fields_of(ask).keys() else None
 
 
-def _filled(questions: Sequence[Question], answers: Sequence[str]) -> dict[str, Any]:
+def _fill_form(questions: Sequence[Question], answers: Sequence[str]) -> dict[str, Any]:
     named = [
         (key.strip().lower(), text) for key, separator, text in (one.partition("=") for one in answers) if separator
     ]
@@ -276,11 +278,11 @@ def _filled(questions: Sequence[Question], answers: Sequence[str]) -> dict[str, 
                 content |= content_of(one, text)
             return content
     hint = " ".join(f"{one.key}=ANSWER" for one in questions)
-    raise CommandError(f"It asks for {len(questions)} things. Answer with {hint}, or with one answer for each.")
+    raise CommandError(f"There are {len(questions)} questions. Answer with {hint}, or give one answer for each.")
 
 
 def content_of(question: Question, text: str) -> dict[str, Any]:
-    """What somebody typed, as fields of the form."""
+    """Return typed text as fields of the form."""
     try:
         return {question.name: value_of(question.field, text)}
     except CommandError:
@@ -290,7 +292,7 @@ def content_of(question: Question, text: str) -> dict[str, Any]:
     if question.field.get("type") == "array":
         for word in text.split(","):
             try:
-                picked.append(_choice(choices_of(question.field), word.strip()))
+                picked.append(_find_choice(choices_of(question.field), word.strip()))
             except CommandError:
                 own.append(word.strip())
         return {**({question.name: picked} if picked else {}), question.custom: ", ".join(own)}
@@ -308,11 +310,11 @@ def _chosen(options: list[Any], answer: str) -> dict[str, Any]:
     if decision := DECISIONS.get(word.lower().replace("_", " ").replace("-", " ")):
         return {"decision": decision}
     names = ", ".join(f"{number} {printable(str(one.get('name') or ''))}" for number, one in enumerate(options, 1))
-    raise CommandError(f"{printable(word)!r} is none of the answers: {names}.")
+    raise CommandError(f"{printable(word)!r} is not one of the options: {names}.")
 
 
 def choices_of(field: Mapping[str, Any]) -> list[tuple[Any, str]]:
-    """Value and label of each answer that a field, or each item of a list, may have; none: any."""
+    """Return value and label of each choice of a field, or of the items of a list. Empty means any value."""
     if field.get("type") == "array":
         return choices_of(field["items"]) if isinstance(field.get("items"), dict) else []
     if isinstance(field.get("enum"), list):
@@ -331,10 +333,10 @@ def _label(choice: Mapping[str, Any]) -> str:
 
 
 def value_of(field: Mapping[str, Any], text: str) -> Any:
-    """What somebody typed, as the form wants it."""
+    """Return typed text as a value of the field's type."""
     word, kind = text.strip(), field.get("type")
     if kind != "array" and (choices := choices_of(field)):
-        return _choice(choices, word)
+        return _find_choice(choices, word)
     if kind in {"integer", "number"}:
         try:
             return int(word) if kind == "integer" else float(word)
@@ -350,19 +352,20 @@ def value_of(field: Mapping[str, Any], text: str) -> Any:
     return text
 
 
-def _choice(choices: list[tuple[Any, str]], word: str) -> Any:
+def _find_choice(choices: list[tuple[Any, str]], word: str) -> Any:
     if word.isascii() and word.isdecimal() and 1 <= int(word) <= len(choices):
         return choices[int(word) - 1][0]
     for value, label in choices:
         if word.lower() in {str(value).lower(), label.lower(), label.partition(ABOUT)[0].lower()}:
             return value
     raise CommandError(
-        f"{printable(word)!r} is none of the answers: {', '.join(label.partition(ABOUT)[0] for _, label in choices)}."
+        f"{printable(word)!r} is not one of the options: {', '.join(label.partition(ABOUT)[0] for _, label in choices)}."
     )
 
 
 class Answering:
-    """Shows what is asked while somebody follows; on a terminal, takes what they type as the answer. `command`: how else to answer."""
+    """Shows pending requests while a user follows. On a terminal, reads the answers from the keyboard. `command` is the command that answers
+    otherwise."""
 
     def __init__(self, client: Client, screen: Screen, whose: Mapping[str, str], command: str, *, typing: bool) -> None:
         self._client = client
@@ -378,14 +381,14 @@ class Answering:
 
     @property
     def open(self) -> bool:
-        """Whether somebody is expected to type."""
+        """Whether typed input is expected."""
         return self._ask is not None
 
     def look(self) -> None:
         asks = pending(self._client, self._whose)
         if self._ask is not None and self._ask["id"] not in {ask["id"] for ask in asks}:
             self._close()
-            self._screen.note("That is settled already.")
+            self._screen.note("This request was already answered.")
         for ask in asks:
             if self._ask is not None or ask["id"] in self._shown:
                 continue
@@ -398,10 +401,10 @@ class Answering:
                 self._several = len(self._questions) > 1
                 self._invite()
             else:
-                self._screen.note(f"  Answer with: sandyard {self._command} {answer_hint(ask)} --ask {ask['id']}")
+                self._screen.note(f"  To answer: sandyard {self._command} {answer_hint(ask)} --ask {ask['id']}")
 
     def typed(self) -> None:
-        """Take the line that was typed, if one was."""
+        """Process a typed line, if there is one."""
         if self._ask is None or not select.select([sys.stdin], [], [], 0)[0]:
             return
         text = sys.stdin.readline()
@@ -409,7 +412,7 @@ class Answering:
             self._typing = False
             ask = self._ask
             self._close()
-            self._screen.note(f"  Answer with: sandyard {self._command} {answer_hint(ask)} --ask {ask['id']}")
+            self._screen.note(f"  To answer: sandyard {self._command} {answer_hint(ask)} --ask {ask['id']}")
             return
         try:
             self._take(text.strip("\r\n"))

@@ -1,4 +1,4 @@
-"""`sandyard ca`: the certificate authority an engine's own TLS certificates come from, and how programs come to trust it."""
+"""`sandyard ca`: show the certificate authority of an engine and how to trust it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from sandyard.kit.errors import ConflictError
 
 TRUST = """\
 {certificate}
-is the certificate authority of this engine for {domain}. It can vouch for names below {domain} and localhost and for
-this machine's own addresses, and for nothing else. Machines that use the engine have to trust it:
+is the certificate authority of this engine for {domain}. It can only issue certificates for names below {domain} and
+localhost and for this machine's addresses. Machines that use the engine must trust it:
 
   Debian, Ubuntu   sudo cp {certificate} /usr/local/share/ca-certificates/{name}.crt
                    sudo update-ca-certificates
@@ -22,29 +22,31 @@ this machine's own addresses, and for nothing else. Machines that use the engine
                    sudo update-ca-trust
   macOS            sudo security add-trusted-cert -d -r trustRoot -k /Library/Keychains/System.keychain {certificate}
   Node             export NODE_EXTRA_CA_CERTS={certificate}
-  one shell        export SSL_CERT_FILE={certificate}   (and no other authority)
+  one shell        export SSL_CERT_FILE={certificate}   (replaces all other authorities)
   Chrome on Linux  certutil -d sql:$HOME/.pki/nssdb -A -t C,, -n {name} -i {certificate}
   Firefox          Settings, Certificates, Authorities, Import
 
-The E2B SDK for Python and curl follow SSL_CERT_FILE, else the system's store. Node has its own list and needs its variable.
-The key beside it is the engine's alone: copy ca.pem to other machines, never key.pem.
+The E2B SDK for Python and curl use SSL_CERT_FILE, or else the system's certificate store. Node has its own list and needs its variable.
+The private key next to it belongs to the engine only: copy ca.pem to other machines, never key.pem.
 """
 
 
 @click.command()
 @click.option(
-    "--data-dir", type=click.Path(file_okay=False, path_type=Path), help="The data directory of the engine or of `up`."
+    "--data-dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Data directory of the engine or of `sandyard up`.",
 )
-@click.option("--domain", help="The engine's --domain.  [default: the one it has an authority for, else localhost]")
-@click.option("--pem", is_flag=True, help="Print the certificate itself, and nothing else.")
+@click.option("--domain", help="The engine's --domain.  [default: the domain that has an authority, or localhost]")
+@click.option("--pem", is_flag=True, help="Print only the certificate.")
 def ca(data_dir: Path | None, domain: str | None, pem: bool) -> None:
-    """Show the engine's own certificate authority, and how to trust it. It is made if there is none yet."""
-    from sandyard.engine.certificates import serving  # noqa: PLC0415 - what --help need not wait for
+    """Show the engine's certificate authority and how to trust it. Creates it if it does not exist."""
+    from sandyard.engine.certificates import serving  # noqa: PLC0415 - keeps --help fast
 
     settings = EngineSettings.load(data_dir=data_dir, domain=domain)
     data = DataDir(settings.data_dir)
     inside = data.path / "engine"
-    if inside.is_dir() and not data.database.exists():  # of `sandyard up`
+    if inside.is_dir() and not data.database.exists():  # data directory of `sandyard up`
         data = DataDir(inside)
     data.prepare()
     name = serving.bare(settings.domain) if settings.domain is not None else _find_domain(data.tls)
@@ -56,8 +58,8 @@ def ca(data_dir: Path | None, domain: str | None, pem: bool) -> None:
 
 
 def _find_domain(folder: Path) -> str:
-    """Return the domain whose authority is in the folder. Raises ConflictError where there are several."""
-    from sandyard.engine.certificates import serving  # noqa: PLC0415 - what --help need not wait for
+    """Return the domain whose authority is in the folder. Raises ConflictError if there are several."""
+    from sandyard.engine.certificates import serving  # noqa: PLC0415 - keeps --help fast
 
     found = serving.domains_with_authority(folder)
     if len(found) > 1:

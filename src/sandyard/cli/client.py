@@ -1,4 +1,4 @@
-"""The server's API over HTTP: JSON in and out, and whatever goes wrong as one sentence with an exit code."""
+"""HTTP client for the server's API: JSON in and out. Every failure becomes one sentence with an exit code."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from sandyard.cli.output import printable
 API = "/api/v1"
 PAGE = 200
 CONNECT_SECONDS, ANSWER_SECONDS = 10.0, 330.0
-"""A command that is waited for may take 300 s by itself."""
+"""A command that the server waits for may itself take 300 s."""
 
 Json = Any
 Content = bytes | Iterable[bytes] | AsyncIterable[bytes]
 
 
 class Client:
-    """One login's view of the API. Paths are those below /api/v1. Raises ApiError and NoAnswerError, nothing of httpx."""
+    """An API client for one login. Paths are relative to /api/v1. Raises ApiError and NoAnswerError, never httpx's exceptions."""
 
     def __init__(self, login: Login, *, patience: float = ANSWER_SECONDS) -> None:
         self.login = login
@@ -36,8 +36,8 @@ class Client:
             base_url=login.url,
             headers=headers,
             timeout=timeout,
-            trust_env=not login.local,  # a proxy in the environment is for what lies outside of this machine
-            verify=not login.url.startswith("http:"),  # nothing there to verify, and slow to set up
+            trust_env=not login.local,  # do not use a proxy to reach this machine
+            verify=not login.url.startswith("http:"),  # loading certificates is slow and not needed here
         )
 
     def __enter__(self) -> Client:
@@ -61,11 +61,11 @@ class Client:
         return self.request("DELETE", path, params=params)
 
     def put(self, path: str, content: Content, /, **params: object) -> Json:
-        """Send bytes as they are, streamed."""
+        """Send bytes unchanged, as a stream."""
         return self.request("PUT", path, content=content, params=params)
 
     def pages(self, path: str, limit: int, /, **params: object) -> dict[str, Json]:
-        """Up to `limit` items of a list, in as few requests as that takes, in the shape of a single answer."""
+        """Return up to `limit` items of a list, in as few requests as possible, in the format of a single page."""
         items: list[Json] = []
         cursor: str | None = None
         while True:
@@ -85,19 +85,19 @@ class Client:
         params: Mapping[str, object] | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> Json:
-        """The JSON of the answer; None when it has none."""
+        """Return the JSON of the response, or None if it is empty."""
         sent = {"json": body} if body is not None else {"content": content}
         if content is not None:
             headers = {"Content-Type": "application/octet-stream", **(headers or {})}
         with self._reaching():
-            answer = self._http.request(method, API + path, params=_given(params), headers=headers, **sent)
+            answer = self._http.request(method, API + path, params=_query_params(params), headers=headers, **sent)
         self._check(answer)
         if not answer.content:
             return None
         try:
             return answer.json()
         except ValueError:
-            raise NoAnswerError(f"What answers at {self.login.url} is not a Sandyard server.") from None
+            raise NoAnswerError(f"The server at {self.login.url} is not a Sandyard server.") from None
 
     @contextlib.contextmanager
     def stream(
@@ -108,11 +108,14 @@ class Client:
         headers: Mapping[str, str] | None = None,
         silence: float | None = None,
     ) -> Iterator[httpx.Response]:
-        """GET whose body is read as it comes. NoAnswerError also when the line drops or is silent for `silence` seconds."""
+        """GET a response whose body is read while it arrives. Also raises NoAnswerError if the connection drops or is silent for
+        `silence` seconds."""
         timeout = httpx.Timeout(silence or ANSWER_SECONDS, connect=CONNECT_SECONDS)
         with (
             self._reaching(),
-            self._http.stream("GET", API + path, params=_given(params), headers=headers, timeout=timeout) as answer,
+            self._http.stream(
+                "GET", API + path, params=_query_params(params), headers=headers, timeout=timeout
+            ) as answer,
         ):
             if answer.is_error:
                 answer.read()
@@ -124,41 +127,43 @@ class Client:
         try:
             yield
         except httpx.ConnectError as error:
-            hint = " `sandyard up` starts one, `sandyard login URL` takes another." if self.login.local else ""
-            raise NoAnswerError(f"There is no server at {self.login.url}: {_reason(error)}.{hint}") from None
+            hint = (
+                " Start one with `sandyard up`, or choose another with `sandyard login URL`."
+                if self.login.local
+                else ""
+            )
+            raise NoAnswerError(f"Could not connect to {self.login.url}: {_describe_error(error)}.{hint}") from None
         except httpx.TransportError as error:
-            raise NoAnswerError(f"The server at {self.login.url} does not answer: {_reason(error)}.") from None
+            raise NoAnswerError(f"The server at {self.login.url} did not respond: {_describe_error(error)}.") from None
 
     def _check(self, answer: httpx.Response) -> None:
         if not answer.is_error and not answer.is_redirect:
             return
         if answer.status_code == 401 and self.login.token is None:
-            raise NotLoggedInError(
-                f"Nobody is logged in at {self.login.url}: `sandyard login {self.login.url}` does that."
-            )
-        raise _problem(answer)
+            raise NotLoggedInError(f"Not logged in to {self.login.url}. Run `sandyard login {self.login.url}`.")
+        raise _to_api_error(answer)
 
 
-def _problem(answer: httpx.Response) -> ApiError:
-    """What an answer says went wrong, also when something in between has answered in the server's place."""
+def _to_api_error(answer: httpx.Response) -> ApiError:
+    """Convert an error response, including one from a proxy in front of the server."""
     try:
         problem = answer.json()
         sentence = problem.get("detail") or problem.get("title")
-        wrong = [_field(error) for error in problem.get("errors") or []]
+        wrong = [_format_field_error(error) for error in problem.get("errors") or []]
         code = problem.get("code")
     except (ValueError, AttributeError):
         problem, sentence, wrong, code = {}, None, [], None
     if not sentence:
-        sentence = f"The server at {answer.url.host} answered {answer.status_code} {answer.reason_phrase}"
+        sentence = f"The server at {answer.url.host} returned {answer.status_code} {answer.reason_phrase}"
     if wrong := [text for text in wrong if text not in sentence]:
         sentence = f"{sentence.rstrip('.')}: {'; '.join(wrong)}"
-    sentence = printable(sentence)  # it may quote what somebody else has written
+    sentence = printable(sentence)  # it may quote untrusted text
     sentence = sentence if sentence.endswith((".", "!", "?")) else f"{sentence}."
     return ApiError(sentence, answer.status_code, code, problem)
 
 
-def _field(error: Json) -> str:
-    """One of problem+json's `errors`, in words."""
+def _format_field_error(error: Json) -> str:
+    """Format one of the `errors` of problem+json."""
     if not isinstance(error, dict):
         return str(error)
     where = error.get("field") or error.get("pointer") or error.get("path") or error.get("loc") or ""
@@ -167,21 +172,21 @@ def _field(error: Json) -> str:
     return f"{name}: {what}" if name else what
 
 
-def _given(params: Mapping[str, object] | None) -> dict[str, str | list[str]]:
-    """A tuple or list is a parameter that is given several times."""
+def _query_params(params: Mapping[str, object] | None) -> dict[str, str | list[str]]:
+    """Return query parameters. A tuple or list becomes a repeated parameter."""
     return {
-        name: [_spelled(one) for one in value] if isinstance(value, (tuple, list)) else _spelled(value)
+        name: [_format_param(one) for one in value] if isinstance(value, (tuple, list)) else _format_param(value)
         for name, value in (params or {}).items()
         if value is not None
     }
 
 
-def _spelled(value: object) -> str:
+def _format_param(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _reason(error: httpx.TransportError) -> str:
+def _describe_error(error: httpx.TransportError) -> str:
     if isinstance(error, httpx.TimeoutException):
-        return "it took too long"
+        return "the request timed out"
     text = str(error).strip().rstrip(".")
     return text.partition("] ")[2] or text or type(error).__name__

@@ -1,4 +1,4 @@
-"""`sandyard completion`: the line for a shell's start file, and the ids it then completes. Offline, it completes nothing."""
+"""`sandyard completion`: print the shell integration and complete ids. Completes nothing while offline."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WHERE = {
 @click.argument("shell", type=click.Choice(list(WHERE)))
 @click.pass_context
 def completion(context: click.Context, shell: str) -> None:
-    """Print what makes SHELL complete commands, options and ids.
+    """Print the script that lets SHELL complete commands, options and ids.
 
     In ~/.bashrc: eval "$(sandyard completion bash)". For fish, write it to ~/.config/fish/completions/sandyard.fish.
     """
@@ -32,7 +32,7 @@ def completion(context: click.Context, shell: str) -> None:
 
 
 def sandbox_ids(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Of sandboxes; of sessions as soon as somebody types `ses`."""
+    """Complete sandbox ids, or session ids once `ses` is typed."""
     if incomplete.startswith("ses"):
         return session_ids(context, parameter, incomplete)
     return _ids("/sandboxes", incomplete, lambda item: f"{item.get('status')} {item.get('template') or ''}".strip())
@@ -43,12 +43,12 @@ def session_ids(context: click.Context, parameter: click.Parameter, incomplete: 
 
 
 def workplace_ids(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Of sessions; of sandboxes as soon as somebody types `sbx`."""
+    """Complete session ids, or sandbox ids once `sbx` is typed."""
     return (sandbox_ids if incomplete.startswith("sbx") else session_ids)(context, parameter, incomplete)
 
 
 def project_ids(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Of projects; their names, until somebody types `prj`."""
+    """Complete project names, or ids once `prj` is typed."""
     if incomplete.startswith("prj"):
         return _ids("/projects", incomplete, lambda item: item.get("name") or "")
     return _ids("/projects", incomplete, lambda item: item.get("repository") or "", field="name")
@@ -59,7 +59,7 @@ def task_ids(context: click.Context, parameter: click.Parameter, incomplete: str
 
 
 def schedule_ids(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Of schedules; their names, until somebody types `sch`."""
+    """Complete schedule names, or ids once `sch` is typed."""
     field = "id" if incomplete.startswith("sch") else "name"
     return _ids("/schedules", incomplete, lambda item: item.get("cron") or "", field=field)
 
@@ -69,7 +69,7 @@ def agent_names(context: click.Context, parameter: click.Parameter, incomplete: 
 
 
 def provider_names(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Of providers of models; their names, until somebody types `prv`."""
+    """Complete model provider names, or ids once `prv` is typed."""
     field = "id" if incomplete.startswith("prv") else "name"
     return _ids("/model-providers", incomplete, lambda item: item.get("kind") or "", field=field)
 
@@ -79,7 +79,7 @@ def preset_names(context: click.Context, parameter: click.Parameter, incomplete:
 
 
 def pull_requests(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Their numbers; sessions as soon as somebody types `ses`."""
+    """Complete pull request numbers, or session ids once `ses` is typed."""
     if incomplete.startswith("ses"):
         return session_ids(context, parameter, incomplete)
     return _ids("/github/pull-requests", incomplete, lambda item: item.get("title") or "", field="number")
@@ -90,7 +90,7 @@ def token_ids(context: click.Context, parameter: click.Parameter, incomplete: st
 
 
 def copy_ends(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Files of this machine, or `sbx_…:`."""
+    """Complete local files, or `sbx_…:`."""
     if ":" in incomplete:
         return []
     return [

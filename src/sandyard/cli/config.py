@@ -1,6 +1,6 @@
-"""Where the server is and who is asking: from the environment, or from what `sandyard login` stored.
+"""The server's address and the token: from the environment, or from what `sandyard login` stored.
 
-`SANDYARD_URL` and `SANDYARD_TOKEN` win over the file. A stored token is only ever sent to the address it was stored with.
+`SANDYARD_URL` and `SANDYARD_TOKEN` win over the file. A stored token is only sent to the address it was stored with.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """`token_id` is set when the token was made by `sandyard login` itself, which then also ends it."""
+    """A server address and its token. `token_id` is set if `sandyard login` created the token, which `sandyard logout` then revokes."""
 
     url: str = DEFAULT_URL
     token: Secret | None = None
@@ -34,7 +34,7 @@ class Login:
 
     @property
     def bare(self) -> bool:
-        """True when the token would cross a network unencrypted."""
+        """Whether the token would cross a network unencrypted."""
         return urlsplit(self.url).scheme == "http" and not self.local
 
 
@@ -45,7 +45,7 @@ def path(environ: Mapping[str, str] | None = None) -> Path:
 
 
 def load(environ: Mapping[str, str] | None = None) -> Login:
-    """Raises CommandError when the file is there and cannot be understood."""
+    """Return the current login. Raises CommandError if the file exists but is invalid."""
     environ = os.environ if environ is None else environ
     stored = _read(path(environ))
     url = environ.get("SANDYARD_URL")
@@ -56,7 +56,7 @@ def load(environ: Mapping[str, str] | None = None) -> Login:
 
 
 def save(login: Login, environ: Mapping[str, str] | None = None) -> Path:
-    """Replace the file at once, readable by its owner only."""
+    """Replace the file atomically. Only its owner can read it."""
     file = path(environ)
     file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     content = {"url": login.url, "token": login.token.reveal() if login.token else None, "tokenId": login.token_id}
@@ -73,7 +73,7 @@ def save(login: Login, environ: Mapping[str, str] | None = None) -> Path:
 
 
 def forget(environ: Mapping[str, str] | None = None) -> Login:
-    """Remove the token from the file, keep the address. Answers what was stored; idempotent."""
+    """Remove the token from the file and keep the address. Return what was stored. Idempotent."""
     stored = _read(path(environ))
     if stored.token is not None:
         save(Login(stored.url), environ)
@@ -81,7 +81,7 @@ def forget(environ: Mapping[str, str] | None = None) -> Login:
 
 
 def checked_url(text: str) -> str:
-    """`text` without a trailing slash. CommandError when it is no http address."""
+    """Return `text` without a trailing slash. Raises CommandError if it is not an HTTP address."""
     text = text.strip()
     if "://" not in text:
         text = f"http://{text}"
@@ -91,7 +91,7 @@ def checked_url(text: str) -> str:
     except ValueError:
         known = False
     if not known or parts.query or parts.fragment or parts.username:
-        raise CommandError(f"{text!r} is not an address of a server. It looks like http://127.0.0.1:8700.")
+        raise CommandError(f"{text!r} is not a server address. Use a URL such as http://127.0.0.1:8700.")
     return text.rstrip("/")
 
 
@@ -103,4 +103,6 @@ def _read(file: Path) -> Login:
     except FileNotFoundError:
         return Login()
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CommandError(f"{file} cannot be understood. Remove it and log in again: `sandyard login`.") from error
+        raise CommandError(
+            f"{file} is not a valid configuration file. Delete it and log in again with `sandyard login`."
+        ) from error

@@ -1,4 +1,4 @@
-"""`sandyard doctor`: what this machine can do for sandboxes, and for each thing it can't, why and what would help."""
+"""`sandyard doctor`: report what this machine can do for sandboxes and, for anything missing, why and how to fix it."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ from sandyard.kit.errors import SandyardError
 
 @click.command()
 def doctor() -> None:
-    """Say what this machine can do, and what is missing for more.
+    """Check what this machine supports and what is missing.
 
-    A driver is opened for a moment on an empty directory, and closed again: what it then says it can do, it has tried.
-    The exit code is 1 when sandboxes cannot run here, or the platform could not start as it is configured.
+    The driver is opened briefly on an empty directory, so its capabilities are tested and not guessed.
+    The exit code is 1 if sandboxes cannot run here or the platform cannot start with its current configuration.
     """
-    from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - help does not need it
+    from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - not needed for --help
 
-    healthy = _tell("Machine", _machine())
+    healthy = _print_findings("Machine", _check_machine())
     with ThreadPoolExecutor(1) as pool:
-        platform_findings = pool.submit(lambda: list(_platform()))  # waits for others, while the driver is tried
-        healthy = _tell("Sandboxes", _sandboxes()) and healthy
-        _tell("Templates", _templates())
-        configured = _tell("Platform", platform_findings.result())
+        platform_findings = pool.submit(lambda: list(_platform()))  # network checks run while the driver is tested
+        healthy = _print_findings("Sandboxes", _check_sandboxes()) and healthy
+        _print_findings("Templates", _check_templates())
+        configured = _print_findings("Platform", platform_findings.result())
     if not configured:
         echo("The platform cannot start yet.")
     echo("Sandboxes can run here." if healthy else "Sandboxes cannot run here yet.")
     sys.exit(0 if healthy and configured else 1)
 
 
-def _tell(title: str, findings: Iterable[Finding]) -> bool:
-    """Say it; True when nothing vital is missing."""
+def _print_findings(title: str, findings: Iterable[Finding]) -> bool:
+    """Print the findings. Return True if nothing vital is missing."""
     healthy = True
     echo(title)
     for finding in findings:
@@ -50,7 +50,7 @@ def _tell(title: str, findings: Iterable[Finding]) -> bool:
     return healthy
 
 
-def _machine() -> Iterator[Finding]:
+def _check_machine() -> Iterator[Finding]:
     system = f"{platform.system()} {platform.release()} on {platform.machine()}"
     yield Finding("system", sys.platform == "linux", system, vital=True)
     cores = len(os.sched_getaffinity(0))
@@ -59,13 +59,13 @@ def _machine() -> Iterator[Finding]:
     yield Finding(
         "root",
         os.geteuid() == 0,
-        "the engine has all means"
+        "the engine runs with full capabilities"
         if os.geteuid() == 0
-        else "without root there are no limits, no firewall and no network of a sandbox's own. Run it with sudo",
+        else "without root, sandboxes have no limits, no firewall and no network of their own. Run with sudo",
     )
 
 
-def _sandboxes() -> Iterator[Finding]:
+def _check_sandboxes() -> Iterator[Finding]:
     from sandyard.engine.drivers.namespace.net import probe  # noqa: PLC0415
     from sandyard.engine.drivers.trial import open_briefly  # noqa: PLC0415 - slow to load
 
@@ -76,15 +76,21 @@ def _sandboxes() -> Iterator[Finding]:
             yield Finding("driver", False, error.message, vital=True)
             return
     yield Finding("driver", True, "namespaces work", vital=True)
-    yield Finding("pause", able.freeze, able.missing.get("freeze", "processes can be frozen with their memory"))
-    yield Finding("memory to disk", able.suspend, able.missing.get("suspend", "long pauses free memory"))
-    copies = {"cow": "copy-on-write: a fork costs milliseconds", "copy": "by copying what changed"}
+    yield Finding("pause", able.freeze, able.missing.get("freeze", "processes can be paused and stay in memory"))
+    yield Finding(
+        "memory to disk",
+        able.suspend,
+        able.missing.get("suspend", "paused sandboxes can be moved to disk to free memory"),
+    )
+    copies = {"cow": "copy-on-write: a fork takes milliseconds", "copy": "changed files are copied"}
     detail = able.missing.get("live_copy") or able.missing.get("cow") or copies[able.live_copy]
     yield Finding("copies", able.live_copy == "cow", detail)
     for limit in ("memory", "cpu", "pids", "disk"):
         ok = limit in able.limits
-        yield Finding(f"{limit} limit", ok, "holds" if ok else able.missing.get(limit, "cannot be held here"))
-    yield Finding("internet", able.egress, able.missing.get("egress", "sandboxes reach it, as their policies say"))
+        yield Finding(f"{limit} limit", ok, "enforced" if ok else able.missing.get(limit, "cannot be enforced here"))
+    yield Finding(
+        "internet", able.egress, able.missing.get("egress", "available to sandboxes, per their network policies")
+    )
     named = {"freeze", "suspend", "live_copy", "cow", "memory", "cpu", "pids", "disk", "egress"}
     for name in able.missing.keys() - named:
         yield Finding(name, False, able.missing[name])
@@ -93,8 +99,8 @@ def _sandboxes() -> Iterator[Finding]:
             yield Finding(found.name, found.ok, found.detail)
 
 
-def _templates() -> Iterator[Finding]:
+def _check_templates() -> Iterator[Finding]:
     from sandyard.engine.templates.needs import needs_of_base  # noqa: PLC0415
 
     for need in needs_of_base():
-        yield Finding(need.name, need.met, "there" if need.met else need.remedy)
+        yield Finding(need.name, need.met, "installed" if need.met else need.remedy)

@@ -1,4 +1,4 @@
-"""What `sandyard doctor` says of the platform: is it configured, is its engine there, is its database."""
+"""The platform section of `sandyard doctor`: configuration, engine, database and git."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CLOUD_DOMAIN = "e2b.app"
 
 
 def platform() -> Iterator[Finding]:
-    """Never raises for what is configured wrongly: that is what it is there to say."""
+    """Check the platform. Configuration errors are reported as findings and never raised."""
     from sandyard.platform.settings import PlatformSettings  # noqa: PLC0415 - slow to load
 
     try:
@@ -29,38 +29,38 @@ def platform() -> Iterator[Finding]:
     except SandyardError as error:
         yield Finding("settings", False, error.message, vital=True)
         return
-    with ThreadPoolExecutor(3) as pool:  # whoever does not answer delays nobody
-        engine = pool.submit(lambda: list(_engine(settings)))
-        database, git = pool.submit(_database, settings), pool.submit(_git)
+    with ThreadPoolExecutor(3) as pool:  # checks run in parallel, so that a timeout does not delay the others
+        engine = pool.submit(lambda: list(_check_engine(settings)))
+        database, git = pool.submit(_database, settings), pool.submit(_check_git)
         yield from engine.result()
         yield database.result()
         yield git.result()
 
 
-def _git() -> Finding:
+def _check_git() -> Finding:
     from sandyard.platform.domain.git.host import NEEDED, lacking  # noqa: PLC0415 - slow to load
 
     reason = lacking()
-    return Finding("git", reason is None, reason or f"there, and at least {NEEDED[0]}.{NEEDED[1]}")
+    return Finding("git", reason is None, reason or f"installed, version {NEEDED[0]}.{NEEDED[1]} or newer")
 
 
-def _engine(settings: PlatformSettings) -> Iterator[Finding]:
+def _check_engine(settings: PlatformSettings) -> Iterator[Finding]:
     key, url = settings.e2b_api_key, settings.e2b_api_url
     if key is None:
         if url is None:
-            yield Finding("engine", True, "E2B_API_KEY is not set: `sandyard up` brings its own engine")
+            yield Finding("engine", True, "E2B_API_KEY is not set: `sandyard up` starts its own engine")
         else:
-            yield Finding("E2B_API_KEY", False, f"not set, and the engine at {url} asks for one")
+            yield Finding("E2B_API_KEY", False, f"not set, but the engine at {url} needs one")
         return
     cloud = url is None
     where = url or f"https://api.{settings.e2b_domain or CLOUD_DOMAIN}"
     target = "E2B Cloud" if cloud else "an engine"
     yield Finding("E2B_API_KEY", True, f"set: `sandyard up --engine none` uses {target} at {where}")
-    yield _reached(where, key.reveal())
+    yield _check_engine_url(where, key.reveal())
 
 
-def _reached(url: str, key: str) -> Finding:
-    """Asks for a list of one sandbox: it needs a valid key and changes nothing."""
+def _check_engine_url(url: str, key: str) -> Finding:
+    """Request a list of one sandbox, which needs a valid key and changes nothing."""
     import httpx  # noqa: PLC0415 - slow to load
 
     try:
@@ -73,21 +73,21 @@ def _reached(url: str, key: str) -> Finding:
         )
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
         reason = str(error).strip().rstrip(".").partition("] ")[2] or str(error).strip() or type(error).__name__
-        return Finding("engine", False, f"nothing answers at {url}: {reason}")
+        return Finding("engine", False, f"could not connect to {url}: {reason}")
     if answer.status_code in {401, 403}:
-        return Finding("engine", False, f"{url} refuses the key in E2B_API_KEY")
+        return Finding("engine", False, f"{url} rejected the key in E2B_API_KEY")
     if answer.status_code != 200:
-        return Finding("engine", False, f"{url} answers {answer.status_code}: it does not speak E2B, or is not well")
-    return Finding("engine", True, f"{url} answers and takes the key")
+        return Finding("engine", False, f"{url} returned {answer.status_code}: it is not an E2B API, or it is failing")
+    return Finding("engine", True, f"{url} responds and accepts the key")
 
 
 def _database(settings: PlatformSettings) -> Finding:
     scheme, _, path = settings.database.partition(":///")
     plain = scheme == "sqlite" and path.startswith("/") and "?" not in path
-    return _file(Path(path), settings.database) if plain else _answering(settings.database)
+    return _check_database_file(Path(path), settings.database) if plain else _check_database_server(settings.database)
 
 
-def _answering(url: str) -> Finding:
+def _check_database_server(url: str) -> Finding:
     from sandyard.platform.db.database import Database  # noqa: PLC0415 - slow to load
 
     name = "database"
@@ -97,20 +97,20 @@ def _answering(url: str) -> Finding:
         return Finding(name, False, error.message, vital=True)
     shown = database.url.render_as_string(hide_password=True).replace("+aiosqlite", "").replace("+asyncpg", "")
     if database.is_sqlite:
-        return _file(Path(database.url.database or ""), shown)
+        return _check_database_file(Path(database.url.database or ""), shown)
     try:
-        asyncio.run(_ask(database))
+        asyncio.run(_ping_database(database))
     except TimeoutError:
-        return Finding(name, False, f"{shown} does not answer within {PATIENCE_SECONDS:.0f} s")
+        return Finding(name, False, f"{shown} did not respond within {PATIENCE_SECONDS:.0f} s")
     except SandyardError as error:
         cause = error.__cause__ and getattr(error.__cause__, "orig", error.__cause__)
         return Finding(name, False, f"{shown}: {' '.join(str(cause or error.message).split())}")
-    except Exception as error:  # whatever a driver raises is a sentence here
+    except Exception as error:  # report any error of a database driver as a finding
         return Finding(name, False, f"{shown}: {' '.join(str(error).split()) or type(error).__name__}")
-    return Finding(name, True, f"{shown} answers")
+    return Finding(name, True, f"{shown} responds")
 
 
-async def _ask(database: object) -> None:
+async def _ping_database(database: object) -> None:
     from sandyard.platform.db.database import Database  # noqa: PLC0415 - slow to load
 
     assert isinstance(database, Database)
@@ -122,13 +122,15 @@ async def _ask(database: object) -> None:
         await database.close()
 
 
-def _file(path: Path, shown: str) -> Finding:
-    """Looks, and makes nothing."""
+def _check_database_file(path: Path, shown: str) -> Finding:
+    """Check a database file without creating anything."""
     if path.exists():
         ok = path.is_file() and os.access(path, os.R_OK | os.W_OK)
-        return Finding("database", ok, f"{shown} is there" if ok else f"{path} cannot be read and written")
+        return Finding("database", ok, f"{shown} exists" if ok else f"{path} is not readable and writable")
     nearest = next((folder for folder in path.absolute().parents if folder.exists()), Path("/"))
     ok = nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)
     return Finding(
-        "database", ok, f"{shown} will be made at the first start" if ok else f"{path} cannot be made in {nearest}"
+        "database",
+        ok,
+        f"{shown} will be created on the first start" if ok else f"{path} cannot be created in {nearest}",
     )

@@ -1,7 +1,7 @@
-"""How a command fails: one sentence for a person, one exit code for a script.
+"""How a command fails: one sentence for people and one exit code for scripts.
 
-0 it worked · 1 it did not · 2 wrong usage (click's own) · 3 there is no such thing · 4 not allowed, or not logged in ·
-5 the server or its engine does not answer. `sandyard sandbox exec` ends with the command's own code, 124 on timeout.
+0 success · 1 failure · 2 wrong usage (click's own) · 3 not found · 4 not allowed, or not logged in ·
+5 the server or its engine does not respond. `sandyard sandbox exec` exits with the command's own code, or 124 on timeout.
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ BY_STATUS = {
 
 
 class CommandError(SandyardError):
-    """The command did not work."""
+    """The command failed."""
 
     exit_code = FAILED
 
 
 class NotLoggedInError(CommandError):
-    """Nobody is logged in here: `sandyard login` does that."""
+    """Not logged in. Run `sandyard login`."""
 
     exit_code = NOT_ALLOWED
 
 
 class NoAnswerError(CommandError):
-    """The server does not answer."""
+    """The server is not responding."""
 
     exit_code = UNREACHABLE
 
 
 class LocalNotFoundError(CommandError):
-    """There is no such file here."""
+    """No such file."""
 
     exit_code = NOT_FOUND
 
 
 class ApiError(CommandError):
-    """The server refused. `details`: what its answer says besides, for those who know what to do with it."""
+    """The server returned an error. `details` holds the other fields of its response."""
 
     def __init__(
         self,
@@ -65,5 +65,5 @@ class ApiError(CommandError):
 
     @property
     def passing(self) -> bool:
-        """Another try may well succeed."""
+        """Whether a retry may succeed."""
         return self.http_status in {429, 500, 502, 503, 504}

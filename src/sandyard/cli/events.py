@@ -1,4 +1,4 @@
-"""`sandyard events`: what happened, and what happens right now."""
+"""`sandyard events`: show past events and follow new ones."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ SUBJECTS = ("sandboxId", "sessionId", "taskId", "projectId")
 
 
 @click.command()
-@click.option("--session", "session_id", shell_complete=session_ids, help="Only what concerns this session.")
-@click.option("--sandbox", "sandbox_id", shell_complete=sandbox_ids, help="Only what concerns this sandbox.")
-@click.option("--task", "task_id", help="Only what concerns this task.")
-@click.option("--project", shell_complete=project_ids, help="Only what concerns this project.")
-@click.option("--after", type=click.IntRange(0), help="Only what came after the event of this number.")
-@click.option("-f", "--follow", "following", is_flag=True, help="Go on with what happens, until Ctrl-C.")
+@click.option("--session", "session_id", shell_complete=session_ids, help="Only events of this session.")
+@click.option("--sandbox", "sandbox_id", shell_complete=sandbox_ids, help="Only events of this sandbox.")
+@click.option("--task", "task_id", help="Only events of this task.")
+@click.option("--project", shell_complete=project_ids, help="Only events of this project.")
+@click.option("--after", type=click.IntRange(0), help="Only events after this event number.")
+@click.option("-f", "--follow", "following", is_flag=True, help="Follow new events until Ctrl-C.")
 @limit_option(100)
 @output_option
 def events(
@@ -37,10 +37,10 @@ def events(
     limit: int,
     output: str | None,
 ) -> None:
-    """Show the newest events, the last one at the end, or follow them live. With --after, the first ones after that number.
+    """Show the newest events in chronological order, or follow them live. With --after, show the first ones after that number.
 
-    --follow starts now, or after --after; it survives dropped connections and restarts of the server without missing or
-    repeating an event. As JSON, it prints one event a line.
+    --follow starts now, or after --after. It survives dropped connections and server restarts without missing or
+    repeating an event. With JSON output, it prints one event per line.
     """
     with connect() as client:
         project_id = project_of(client, project) if project else None
@@ -63,7 +63,7 @@ def _follow(client: Any, params: dict[str, str | None], after: int | None, json_
         for message in seen:
             event = json.loads(message.data)
             if message.kind == TRIMMED:
-                echo(f"… events up to number {event['upTo']} are no longer kept.", err=True)
+                echo(f"… events up to number {event['upTo']} have been deleted.", err=True)
             elif "seq" in event:
                 print_json(event, compact=True) if json_lines else echo(line(event))
     except KeyboardInterrupt:
@@ -71,7 +71,7 @@ def _follow(client: Any, params: dict[str, str | None], after: int | None, json_
 
 
 def _history(client: Any, params: dict[str, str | None], after: int | None, limit: int) -> Any:
-    """The newest events, or the first ones after a number: pages of up to 200, joined to one answer."""
+    """Return the newest events, or the first ones after a number. Joins pages of up to 200."""
     items: list[Any] = []
     cursor = None
     while True:
@@ -88,7 +88,7 @@ def _history(client: Any, params: dict[str, str | None], after: int | None, limi
 
 
 def line(event: dict[str, Any]) -> str:
-    """`1042  10:31:07  sandbox.paused  sbx_…  reason=idle`"""
+    """Format an event: `1042  10:31:07  sandbox.paused  sbx_…  reason=idle`."""
     when = str(event.get("at") or "")[11:19]
     subject = next((str(event[name]) for name in SUBJECTS if event.get(name)), "")
     data = event.get("data") or {}

@@ -1,4 +1,4 @@
-"""What a look at the machine has found."""
+"""The result of one check."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`vital`: without it, what it belongs to does not work at all."""
+    """A check result. Without a `vital` one, the checked component does not work at all."""
 
     name: str
     ok: bool

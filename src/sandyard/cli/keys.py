@@ -1,4 +1,4 @@
-"""`sandyard keys`: the API keys of an engine, whether it runs or not. What changes here counts there at once."""
+"""`sandyard keys`: the API keys of an engine, running or not. Changes take effect in a running engine immediately."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from sandyard.kit.errors import NotFoundError
 
 
 @click.group()
-@click.option("--data-dir", type=click.Path(file_okay=False, path_type=Path), help="The engine's data directory.")
+@click.option("--data-dir", type=click.Path(file_okay=False, path_type=Path), help="Data directory of the engine.")
 @click.pass_context
 def keys(context: click.Context, data_dir: Path | None) -> None:
-    """Make, list and revoke API keys."""
+    """Create, list and revoke API keys of the engine."""
     context.obj = DataDir(EngineSettings.load(data_dir=data_dir).data_dir)
 
 
@@ -29,10 +29,10 @@ def keys(context: click.Context, data_dir: Path | None) -> None:
 @click.argument("label", default="default")
 @click.pass_obj
 def create(data: DataDir, label: str) -> None:
-    """Make a key and show it, this once. LABEL is what it is for."""
-    if not (data.path / "engine").is_dir():  # of `sandyard up`, whose engine's data is in there
+    """Create a key and show it once. LABEL describes its use."""
+    if not (data.path / "engine").is_dir():  # data directory of `sandyard up`, with the engine's inside
         data.prepare()
-    with _opened(data) as stored:
+    with _open_keys(data) as stored:
         _, secret = stored.create(label)
     echo(secret.reveal())
 
@@ -40,8 +40,8 @@ def create(data: DataDir, label: str) -> None:
 @keys.command("list")
 @click.pass_obj
 def list_keys(data: DataDir) -> None:
-    """Show which keys there are; their secrets are stored nowhere."""
-    with _opened(data) as stored:
+    """List keys. Their values are not stored."""
+    with _open_keys(data) as stored:
         for key in stored.list():
             made = datetime.fromtimestamp(key.created_at).astimezone().isoformat(" ", "seconds")
             echo(f"{key.id}  {key.hint:10}  {made}  {key.label}")
@@ -51,18 +51,18 @@ def list_keys(data: DataDir) -> None:
 @click.argument("key")
 @click.pass_obj
 def revoke(data: DataDir, key: str) -> None:
-    """End a key, named by its id or label. Clients that use it are refused within a second."""
-    with _opened(data) as stored:
+    """Revoke a key by its id or label. Clients that use it are rejected within a second."""
+    with _open_keys(data) as stored:
         ended = stored.revoke(key)
     echo(f"Revoked {ended.id} ({ended.label}).")
 
 
 @contextlib.contextmanager
-def _opened(data: DataDir) -> Iterator[ApiKeys]:
+def _open_keys(data: DataDir) -> Iterator[ApiKeys]:
     if not data.path.is_dir() or (not data.database.exists() and (data.path / "engine").is_dir()):
         inside = data.path / "engine"
-        hint = f"It is in {inside}: name that" if inside.is_dir() else "Name its directory"
-        raise NotFoundError(f"There is no engine's data in {data.path}. {hint} with --data-dir.")
+        hint = f"It is in {inside}: choose that" if inside.is_dir() else "Choose another directory"
+        raise NotFoundError(f"{data.path} does not contain the data of an engine. {hint} with --data-dir.")
     database = Database(data.database)
     database.open()
     try:

@@ -1,4 +1,4 @@
-"""`sandyard login` and `logout`: which server, and as whom."""
+"""`sandyard login`, `logout` and `password`."""
 
 from __future__ import annotations
 
@@ -20,57 +20,60 @@ from sandyard.kit.secret import Secret
 
 @click.command()
 @click.argument("url", required=False)
-@click.option("--token", help="The token to log in with; `-` reads it from standard input. Asked for when not given.")
+@click.option("--token", help="Token to log in with; `-` reads it from standard input. Prompts if omitted.")
 @click.option(
-    "--name", help="Log in as this user, by password, and have a token made. `SANDYARD_PASSWORD`, or asked for."
+    "--name", help="Log in as this user with a password and create a token. Reads `SANDYARD_PASSWORD` or prompts."
 )
 def login(url: str | None, token: str | None, name: str | None) -> None:
-    """Log in to the server at URL (this machine's, if none is given), and remember it.
+    """Log in to the server at URL (default: this machine) and remember it.
 
-    Address and token are stored in ~/.config/sandyard/config.json, readable by you only. SANDYARD_URL and SANDYARD_TOKEN
-    win over what is stored.
+    The address and token are stored in ~/.config/sandyard/config.json, readable only by you. SANDYARD_URL and SANDYARD_TOKEN
+    override what is stored.
     """
     if token is not None and name is not None:
-        raise click.UsageError("Either --token or --name, not both.")
+        raise click.UsageError("Use either --token or --name, not both.")
     where = config.Login(config.checked_url(url) if url else config.load().url)
     if where.bare:
-        echo(f"Warning: the token will cross the network unencrypted to {where.url}. Use https.", err=True)
-    made = _by_password(where, name) if name is not None else _by_token(where, token)
+        echo(f"Warning: the token will be sent unencrypted to {where.url}. Use https.", err=True)
+    made = _login_by_password(where, name) if name is not None else _login_by_token(where, token)
     with connect(made) as client:
-        me = _me(client.get("/me"))
+        me = _format_user(client.get("/me"))
     file = config.save(made)
-    echo(f"Logged in at {made.url} as {printable(me)}; stored in {file}.")
+    echo(f"Logged in to {made.url} as {printable(me)}. Saved to {file}.")
     if os.environ.get("SANDYARD_TOKEN") or os.environ.get("SANDYARD_URL"):
-        echo("SANDYARD_URL or SANDYARD_TOKEN is set, and wins over what was stored just now.", err=True)
+        echo("SANDYARD_URL or SANDYARD_TOKEN is set and overrides the saved login.", err=True)
 
 
 @click.command()
 def logout() -> None:
-    """Forget the login. A token that `login --name` had made is ended; others stay valid."""
+    """Log out. Revokes the token if `login --name` created it; other tokens stay valid."""
     stored = config.forget()
     if stored.token is None:
-        echo("Nobody was logged in.")
+        echo("Not logged in.")
         return
     if stored.token_id is not None:
         try:
             with connect(stored, patience=10) as client:
                 client.delete(f"/tokens/{segment(stored.token_id)}")
         except ApiError as error:
-            if error.http_status not in {401, 404}:  # ended already
-                _still_valid(stored, error)
+            if error.http_status not in {401, 404}:  # already revoked
+                _warn_still_valid(stored, error)
         except SandyardError as error:
-            _still_valid(stored, error)
+            _warn_still_valid(stored, error)
     echo(f"Logged out of {stored.url}.")
 
 
 @click.command()
 @click.option(
-    "--stdin", "from_stdin", is_flag=True, help="Read the current and the new one from standard input, a line each."
+    "--stdin",
+    "from_stdin",
+    is_flag=True,
+    help="Read the current and the new password from standard input, one per line.",
 )
 def password(from_stdin: bool) -> None:
-    """Change your own password. All your logins in browsers end; API tokens stay valid.
+    """Change your password. Signs you out in all browsers; API tokens stay valid.
 
-    The first line of --stdin is empty while no password is set.
+    With --stdin, leave the first line empty if no password is set yet.
     """
     with connect() as client:
         has_one = client.get("/me")["hasPassword"]
@@ -83,22 +86,22 @@ def password(from_stdin: bool) -> None:
     echo("Password changed.", err=True)
 
 
-def _by_token(where: config.Login, token: str | None) -> config.Login:
-    if token == "-":  # noqa: S105 - it says where the token is
+def _login_by_token(where: config.Login, token: str | None) -> config.Login:
+    if token == "-":  # noqa: S105 - it means standard input
         token = sys.stdin.readline()
     elif token is None:
-        token = _asked(where)
+        token = _prompt_token(where)
     if not (token := token.strip()):
         raise CommandError(
-            "The token is empty. `sandyard up` said one when it started first; `sandyard api-key create` makes more."
+            "The token is empty. `sandyard up` printed one on its first start; `sandyard api-key create` creates more."
         )
     if not token.isascii() or not token.isprintable():
-        raise CommandError("That is not a token: it has characters that no token has.")
+        raise CommandError("This is not a token: it contains invalid characters.")
     return config.Login(where.url, Secret(token))
 
 
-def _asked(where: config.Login) -> str:
-    """Typed by a person, once it is known that somebody is there to take it; else the first line of standard input."""
+def _prompt_token(where: config.Login) -> str:
+    """Prompt for a token after checking that the server responds. Without a terminal, read the first line of standard input."""
     if not sys.stdin.isatty():
         return sys.stdin.readline()
     with connect(where) as client, contextlib.suppress(ApiError, NotLoggedInError):
@@ -106,8 +109,8 @@ def _asked(where: config.Login) -> str:
     return str(click.prompt("Token", hide_input=True, err=True))
 
 
-def _by_password(where: config.Login, name: str) -> config.Login:
-    """A browser's login for as long as it takes to have a token made, for which only the token is kept."""
+def _login_by_password(where: config.Login, name: str) -> config.Login:
+    """Log in with a password, create a token, log out again and keep only the token."""
     password = os.environ.get("SANDYARD_PASSWORD") or click.prompt("Password", hide_input=True, err=True)
     safe = {"X-Sandyard-CSRF": "1"}
     with connect(where) as client:
@@ -119,10 +122,10 @@ def _by_password(where: config.Login, name: str) -> config.Login:
     return config.Login(where.url, Secret(made["value"]), made["id"])
 
 
-def _me(answer: Any) -> str:
+def _format_user(answer: Any) -> str:
     user = answer.get("user") or answer
     return f"{user.get('name') or user.get('id')} ({user.get('role')})"
 
 
-def _still_valid(stored: config.Login, error: SandyardError) -> None:
-    echo(f"The token {stored.token_id} could not be ended and stays valid: {error.message}", err=True)
+def _warn_still_valid(stored: config.Login, error: SandyardError) -> None:
+    echo(f"Could not revoke the token {stored.token_id}, so it stays valid: {error.message}", err=True)

@@ -1,4 +1,4 @@
-"""The command `sandyard`. What a subcommand needs is imported when it is called: `sandyard --help` answers at once."""
+"""The `sandyard` command. Subcommands are imported when they are called, so that `sandyard --help` is fast."""
 
 from __future__ import annotations
 
@@ -47,39 +47,39 @@ COMMANDS = {
     "platform": ("sandyard.cli.platform", "platform"),
 }
 HELP = {
-    "up": "Start the engine and the platform, and keep them running.",
-    "doctor": "Say what this machine can do, and what is missing for more.",
-    "login": "Log in to a server, and remember it.",
-    "logout": "Forget the login, and end its token if `login` made it.",
-    "password": "Change your own password.",
-    "run": "Have an agent do something to a repository: a first try, without any set-up.",
-    "task": "Tasks: what agents are to do, from a card to a pull request.",
-    "schedule": "Schedules: tasks that are made again and again.",
-    "agent": "Agents: which there are, and whether they work.",
-    "model": "Models: where agents find them, their keys and their prices.",
-    "usage": "What was spent on models.",
-    "session": "Sessions: one agent working, with a sandbox of its own.",
+    "up": "Start the engine and the platform and keep them running.",
+    "doctor": "Check what this machine supports and what is missing.",
+    "login": "Log in to a server and remember it.",
+    "logout": "Log out, and revoke the token if `login` created it.",
+    "password": "Change your password.",
+    "run": "Let an agent work on a repository, without any setup.",
+    "task": "Tasks: work for agents, from a card to a pull request.",
+    "schedule": "Schedules: tasks that are created repeatedly.",
+    "agent": "Agents: list, add and test them.",
+    "model": "Models: providers, their API keys and prices.",
+    "usage": "Show what was spent on models.",
+    "session": "Sessions: one agent working in its own sandbox.",
     "sandbox": "Sandboxes: run commands, copy files, pause, fork.",
-    "ssh": "Log in to a sandbox by SSH, or run a command there.",
-    "ssh-config": "Have ssh, scp, rsync and editors reach sandboxes.",
-    "project": "Projects: a repository, what opens it, and who works on it.",
+    "ssh": "Connect to a sandbox with SSH, or run a command there.",
+    "ssh-config": "Configure ssh, scp, rsync and editors to reach sandboxes.",
+    "project": "Projects: a repository, its credentials and its members.",
     "git": "Git in a session's checkout: clone, diff, commit, push, restore.",
-    "pr": "Pull requests: open, look at, merge.",
-    "events": "What happened, and what happens right now.",
-    "mcp": "How other agents use the yard: the Model Context Protocol.",
+    "pr": "Pull requests: open, review, merge.",
+    "events": "Show past events and follow new ones.",
+    "mcp": "Connect other agents to this server (Model Context Protocol).",
     "api-key": "Tokens for the platform's API.",
     "engine": "Serve sandboxes to E2B clients.",
-    "keys": "Make, list and revoke API keys of the engine.",
-    "ca": "The engine's own certificate authority, and how to trust it.",
+    "keys": "Create, list and revoke API keys of the engine.",
+    "ca": "Show the engine's certificate authority and how to trust it.",
     "template": "Build and list the root file systems that sandboxes start from.",
     "volume": "List and delete volumes: files that sandboxes share.",
-    "completion": "Print what makes a shell complete commands and ids.",
+    "completion": "Print the shell completion script.",
 }
-"""Commands that are not here are started by others than people."""
+"""Help texts. Commands that are not listed here are internal."""
 
 
 class Commands(click.Group):
-    """A group whose commands are loaded by name, and whose errors are one sentence and an exit code."""
+    """A group that loads its commands by name and reports errors as one sentence and an exit code."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(HELP)
@@ -97,8 +97,8 @@ class Commands(click.Group):
             formatter.write_dl(list(HELP.items()))
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """As click does it, but without loading every command to ask it what it is for."""
-        from click.shell_completion import CompletionItem  # noqa: PLC0415 - only a shell asks
+        """Complete command names like click, but without importing every command."""
+        from click.shell_completion import CompletionItem  # noqa: PLC0415 - only needed for completion
 
         names = [CompletionItem(name, help=text) for name, text in HELP.items() if name.startswith(incomplete)]
         return names + click.Command.shell_complete(self, ctx, incomplete)

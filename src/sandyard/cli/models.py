@@ -1,4 +1,4 @@
-"""`sandyard model`: where agents find their models, and the keys that open them. `sandyard usage`: what was spent there."""
+"""`sandyard model`: model providers and their API keys. `sandyard usage`: what was spent on models."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ KINDS = ["anthropic", "openai", "openai_chat", "gemini"]
 COLUMNS = {
     "ID": "id",
     "NAME": "name",
-    "SPEAKS": "kind",
-    "ADDRESS": "baseUrl",
+    "API": "kind",
+    "URL": "baseUrl",
     "KEY": "hint",
     "MODELS": "models",
     "PROJECT": "projectId",
@@ -33,8 +33,8 @@ COLUMNS = {
 FIELDS = {
     "id": "id",
     "name": "name",
-    "speaks": "kind",
-    "address": "baseUrl",
+    "API": "kind",
+    "URL": "baseUrl",
     "key": "hint",
     "models": "models",
     "prices": "prices",
@@ -43,18 +43,18 @@ FIELDS = {
 }
 SPENT = {
     "requests": "calls",
-    "tokens in": "inputTokens",
-    "tokens out": "outputTokens",
-    "from a cache": "cacheReadTokens",
-    "into a cache": "cacheWriteTokens",
+    "input tokens": "inputTokens",
+    "output tokens": "outputTokens",
+    "cache read tokens": "cacheReadTokens",
+    "cache write tokens": "cacheWriteTokens",
     "US dollars": "costUsd",
-    "without a price": "unpriced",
+    "requests without a price": "unpriced",
 }
 BY_MODEL = {
     "MODEL": "model",
     "REQUESTS": "calls",
-    "TOKENS IN": "inputTokens",
-    "TOKENS OUT": "outputTokens",
+    "INPUT TOKENS": "inputTokens",
+    "OUTPUT TOKENS": "outputTokens",
     "US DOLLARS": "costUsd",
 }
 BASE = "/model-providers"
@@ -63,35 +63,37 @@ LONGEST_KEY = 4000
 PRESETS = {
     "NAME": "name",
     "TITLE": "title",
-    "ADDRESS": "baseUrl",
+    "URL": "baseUrl",
     "KEY": "key",
     "MODELS": "models",
     "AGENTS": "agents",
 }
 
 provider_argument = click.argument("provider", metavar="PROVIDER", shell_complete=provider_names)
-project_option = click.option("--project", shell_complete=project_ids, help="Whose provider it is, by name or id.")
+project_option = click.option("--project", shell_complete=project_ids, help="Project of the provider, by name or id.")
 
 
 @click.group()
 def model() -> None:
-    """Providers of models: where they are, their keys and their prices. PROVIDER is a name or an id."""
+    """Manage model providers: their URLs, API keys and prices. PROVIDER is a name or an id."""
 
 
 @model.command("list")
-@click.option("--project", shell_complete=project_ids, help="Only those that its agents may use.")
+@click.option("--project", shell_complete=project_ids, help="Only providers that this project's agents may use.")
 @limit_option()
 @output_option
 def list_providers(project: str | None, limit: int, output: str | None) -> None:
-    """Providers, newest first. Nobody is shown their keys."""
+    """List providers, newest first. API keys are never shown."""
     with connect() as client:
         project_id = project_of(client, project) if project else None
         page = client.pages(BASE, limit, projectId=project_id)
-    show_list(page, COLUMNS, output, nothing="There is no provider. `sandyard model add` adds one.")
+    show_list(page, COLUMNS, output, nothing="No model providers. To add one: sandyard model add PROVIDER")
 
 
-def _prices(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, dict[str, float]]:
-    """`MODEL=IN,OUT[,CACHE_READ[,CACHE_WRITE]]`"""
+def _parse_prices(
+    context: click.Context, parameter: click.Parameter, values: tuple[str, ...]
+) -> dict[str, dict[str, float]]:
+    """Parse `MODEL=IN,OUT[,CACHE_READ[,CACHE_WRITE]]`."""
     prices = {}
     for text in values:
         name, _, numbers = text.partition("=")
@@ -108,36 +110,40 @@ def _prices(context: click.Context, parameter: click.Parameter, values: tuple[st
 @model.command("presets")
 @output_option
 def list_presets(output: str | None) -> None:
-    """Well-known providers, with their addresses, models and prices: names for `sandyard model add`."""
+    """List well-known providers with their URLs, models and prices. Use their names with `sandyard model add`."""
     with connect() as client:
         found = client.get("/model-presets")
     if as_json(output):
         print_json(found)
         return
     rows = [{**one, "key": "required" if one["keyRequired"] else "not needed"} for one in found["items"]]
-    rows = [{**one, "models": one["models"] or "those of the server"} for one in rows]
-    show_list({"items": rows}, PRESETS, output, nothing="There are no presets.")
-    echo(f"Prices as of {found['pricesTaken']}. `-o json` shows them.", err=True)
+    rows = [{**one, "models": one["models"] or "from the server"} for one in rows]
+    show_list({"items": rows}, PRESETS, output, nothing="No presets.")
+    echo(f"Prices as of {found['pricesTaken']}. To see them, use `-o json`.", err=True)
 
 
 @model.command()
 @click.argument("name", shell_complete=preset_names)
-@click.option("--preset", shell_complete=preset_names, help="[default: NAME, where that is one of them]")
-@click.option("--kind", type=click.Choice(KINDS), help="The type of its API.  [default: the preset's]")
-@click.option("--url", "--base-url", "base_url", help="Its address.  [default: the preset's]")
-@click.option("--project", shell_complete=project_ids, help="For this project only.  [default: for everybody]")
-@click.option("--model", "models", multiple=True, help="A model it has; the first is the default. Repeatable.")
+@click.option(
+    "--preset", shell_complete=preset_names, help="Preset to use.  [default: NAME, if there is such a preset]"
+)
+@click.option("--kind", type=click.Choice(KINDS), help="API type.  [default: the preset's]")
+@click.option("--url", "--base-url", "base_url", help="Base URL.  [default: the preset's]")
+@click.option("--project", shell_complete=project_ids, help="Only for this project.  [default: for everyone]")
+@click.option("--model", "models", multiple=True, help="Available model; the first one is the default. Repeatable.")
 @click.option(
     "--price",
     "prices",
     multiple=True,
     metavar="MODEL=IN,OUT[,CACHE_READ,CACHE_WRITE]",
-    callback=_prices,
-    help="US dollars for a million tokens; a MODEL that ends with * is for all that begin so. Repeatable.",
+    callback=_parse_prices,
+    help="US dollars per million tokens. End MODEL with * to match a prefix. Repeatable.",
 )
-@click.option("--key-stdin", is_flag=True, help="Read the key from standard input.")
-@click.option("--no-key", is_flag=True, help="It needs none.")
-@click.option("--test/--no-test", default=True, show_default=True, help="Add it only if it works.")
+@click.option("--key-stdin", is_flag=True, help="Read the API key from standard input.")
+@click.option("--no-key", is_flag=True, help="The provider needs no API key.")
+@click.option(
+    "--test/--no-test", default=True, show_default=True, help="Add the provider only if a test request succeeds."
+)
 @output_option
 def add(
     *,
@@ -153,7 +159,7 @@ def add(
     test: bool,
     output: str | None,
 ) -> None:
-    """Add a provider, for everybody (as an administrator) or for a project.
+    """Add a model provider. It is for everyone (administrators only) or for a project.
 
     \b
     sandyard model add anthropic
@@ -161,19 +167,19 @@ def add(
     sandyard model add ollama --url http://192.168.1.20:11434/v1
     sandyard model add local --kind openai_chat --url http://127.0.0.1:9000/v1 --model qwen3-coder --no-key
 
-    `sandyard model presets` lists the providers whose address, models and prices are known. The key is asked for, or read from standard
-    input with --key-stdin; it never is an argument, which others on this machine could see. The provider is
-    tried first, and not added if it does not work: --no-test adds it anyway.
+    `sandyard model presets` lists providers with known URLs, models and prices. The API key is read from a prompt, or from standard input
+    with --key-stdin. It is never an argument, because other users on this machine could see it. The provider is tested first and not
+    added if the test fails; use --no-test to add it anyway.
     """
     if no_key and key_stdin:
-        raise click.UsageError("Either --key-stdin or --no-key, not both.")
+        raise click.UsageError("Use either --key-stdin or --no-key, not both.")
     with connect() as client:
-        known = _preset(client, name, preset, kind)
+        known = _find_preset(client, name, preset, kind)
         if known is None and kind is None:
-            raise click.UsageError(f"{name} is no preset: give its API type, --kind with one of {', '.join(KINDS)}.")
+            raise click.UsageError(f"There is no preset {name!r}. Set the API type with --kind: {', '.join(KINDS)}.")
         if known is not None and not known["keyRequired"] and not key_stdin:
             no_key = True
-        key = None if no_key else _key(name, from_stdin=key_stdin)
+        key = None if no_key else _read_key(name, from_stdin=key_stdin)
         project_id = project_of(client, project) if project else None
         body = given(
             name=name,
@@ -185,7 +191,7 @@ def add(
             prices=prices or None,
             key=key,
         )
-        with refusing(f"{name} was not added. To add it anyway: --no-test"):
+        with refusing(f"{name} was not added. To add it anyway, use --no-test."):
             made = client.post(BASE, {**body, "test": test})
     show_one(made, FIELDS, output)
     if test:
@@ -195,28 +201,28 @@ def add(
 @model.command("set-key")
 @provider_argument
 @project_option
-@click.option("--key-stdin", is_flag=True, help="Read the key from standard input.")
-@click.option("--test/--no-test", default=True, show_default=True, help="Store it only if it works.")
+@click.option("--key-stdin", is_flag=True, help="Read the API key from standard input.")
+@click.option("--test/--no-test", default=True, show_default=True, help="Save the key only if a test request succeeds.")
 def set_key(provider: str, project: str | None, *, key_stdin: bool, test: bool) -> None:
-    """Give a provider another key. It is asked for, or read from standard input."""
+    """Change a provider's API key. Prompts for the key, or reads it from standard input."""
     with connect() as client:
         path = f"{BASE}/{segment(find(client, provider, project))}"
-        key = _key(provider, from_stdin=key_stdin)
+        key = _read_key(provider, from_stdin=key_stdin)
         if key is None:
-            raise CommandError("No key was given, and nothing was changed.")
-        with refusing("The key was not stored. To store it anyway: --no-test"):
+            raise CommandError("No API key was given. Nothing was changed.")
+        with refusing("The API key was not saved. To save it anyway, use --no-test."):
             client.request("PATCH", path, body={"key": key, "test": test})
-    echo("Stored: the key works." if test else "Stored.", err=True)
+    echo("API key saved. It works." if test else "API key saved.", err=True)
 
 
 @model.command()
 @provider_argument
 @project_option
 def remove(provider: str, project: str | None) -> None:
-    """Remove a provider and its key. What was spent there stays known."""
+    """Remove a provider and its API key. Its usage records are kept."""
     with connect() as client:
         client.delete(f"{BASE}/{segment(find(client, provider, project))}")
-    echo(f"{provider} is removed.", err=True)
+    echo(f"Removed {provider}.", err=True)
 
 
 @model.command()
@@ -224,34 +230,39 @@ def remove(provider: str, project: str | None) -> None:
 @project_option
 @output_option
 def test(provider: str, project: str | None, output: str | None) -> None:
-    """Ask a provider something tiny, with its real key. The exit code is 1 when it does not answer."""
+    """Send a small test request to a provider. The exit code is 1 if it fails."""
     with connect() as client:
-        verdict = _try(client, find(client, provider, project))
-    print_json(verdict) if as_json(output) else _tell(verdict, err=False)
+        verdict = _test_provider(client, find(client, provider, project))
+    print_json(verdict) if as_json(output) else _print_result(verdict, err=False)
     sys.exit(0 if verdict["ok"] else FAILED)
 
 
-def _time(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
-    """Without a zone it is UTC."""
+def _parse_time(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    """Parse a time. Without a zone it is UTC."""
     if value is None:
         return None
     try:
         when = datetime.fromisoformat(value)
     except ValueError:
-        raise click.BadParameter(f"{value!r} is no time: it looks like 2026-01-31 or 2026-01-31T08:00:00Z.") from None
+        raise click.BadParameter(
+            f"{value!r} is not a time. Use a format such as 2026-01-31 or 2026-01-31T08:00:00Z."
+        ) from None
     return (when if when.tzinfo else when.replace(tzinfo=UTC)).isoformat()
 
 
 @click.command()
-@click.option("--project", shell_complete=project_ids, help="Only of this project.")
-@click.option("--task", shell_complete=task_ids, help="Only for this task.")
-@click.option("--session", shell_complete=session_ids, help="Only in this session.")
+@click.option("--project", shell_complete=project_ids, help="Only usage of this project.")
+@click.option("--task", shell_complete=task_ids, help="Only usage of this task.")
+@click.option("--session", shell_complete=session_ids, help="Only usage of this session.")
 @click.option(
-    "--since", metavar="TIME", callback=_time, help="Only from then on, as 2026-01-31 or 2026-01-31T08:00:00Z."
+    "--since",
+    metavar="TIME",
+    callback=_parse_time,
+    help="Only usage since this time, for example 2026-01-31 or 2026-01-31T08:00:00Z.",
 )
 @output_option
 def usage(project: str | None, task: str | None, session: str | None, since: str | None, output: str | None) -> None:
-    """What was spent on models, in all and by model."""
+    """Show what was spent on models, in total and by model."""
     with connect() as client:
         project_id = project_of(client, project) if project else None
         found = client.get("/usage", projectId=project_id, taskId=task, sessionId=session, since=since)
@@ -262,7 +273,7 @@ def usage(project: str | None, task: str | None, session: str | None, since: str
 
 
 def find(client: Client, name: str, project: str | None) -> str:
-    """The id of a provider, which may be named by its name when only one of those one may see has it."""
+    """Return the id of a provider, given its id or its name. Raises an error if no visible provider or more than one has that name."""
     if name.startswith("prv_"):
         return name
     project_id = project_of(client, project) if project else None
@@ -270,39 +281,43 @@ def find(client: Client, name: str, project: str | None) -> str:
     if project_id is not None:
         found = [one for one in found if one["projectId"] == project_id] or found
     if not found:
-        raise ApiError(f"There is no provider {name!r}. `sandyard model list` shows which there are.", 404)
+        raise ApiError(f"There is no provider {name!r}. To list providers, run `sandyard model list`.", 404)
     if len(found) > 1:
         ids = ", ".join(str(one["id"]) for one in found)
-        raise CommandError(f"There are several providers {name!r}: name one by its id: {ids}.")
+        raise CommandError(f"There are several providers named {name!r}. Use an id instead: {ids}.")
     return str(found[0]["id"])
 
 
-def _preset(client: Client, name: str, preset: str | None, kind: str | None) -> Any:
-    """Return the preset to use, or None: no preset has this name, or --kind was given instead."""
+def _find_preset(client: Client, name: str, preset: str | None, kind: str | None) -> Any:
+    """Return the preset to use, or None if no preset has this name or --kind was given instead."""
     if preset is None and kind is not None:
         return None
     found = client.get("/model-presets")["items"]
     known = next((one for one in found if one["name"] == (preset or name)), None)
     if known is None and preset is not None:
-        raise click.UsageError(f"There is no preset {preset!r}. There are: {', '.join(one['name'] for one in found)}.")
+        raise click.UsageError(
+            f"There is no preset {preset!r}. Available presets: {', '.join(one['name'] for one in found)}."
+        )
     return known
 
 
-def _key(name: str, *, from_stdin: bool) -> str | None:
+def _read_key(name: str, *, from_stdin: bool) -> str | None:
     if from_stdin:
         value = sys.stdin.readline(LONGEST_KEY + 2).strip()
         if not value:
-            raise CommandError("Standard input has no key: it is empty.")
+            raise CommandError("No API key on standard input: it is empty.")
         return value
     if not sys.stdin.isatty():
-        raise CommandError("Give the key on standard input with --key-stdin, or say --no-key.")
-    typed = click.prompt(f"Key of {printable(name)} (empty: none)", "", hide_input=True, show_default=False, err=True)
+        raise CommandError("Pass the API key on standard input with --key-stdin, or use --no-key.")
+    typed = click.prompt(
+        f"API key for {printable(name)} (leave empty for none)", "", hide_input=True, show_default=False, err=True
+    )
     return str(typed).strip() or None
 
 
 @contextmanager
 def refusing(advice: str) -> Iterator[None]:
-    """Show what a failed connection test found, and this advice."""
+    """Show the findings of a failed connection test, and this advice."""
     try:
         yield
     except ApiError as error:
@@ -314,10 +329,10 @@ def refusing(advice: str) -> Iterator[None]:
         raise CommandError(advice) from None
 
 
-def _try(client: Client, provider_id: str) -> Any:
+def _test_provider(client: Client, provider_id: str) -> Any:
     return client.post(f"{BASE}/{segment(provider_id)}/test")
 
 
-def _tell(verdict: Any, *, err: bool) -> None:
+def _print_result(verdict: Any, *, err: bool) -> None:
     mark = click.style("✓", fg="green") if verdict["ok"] else click.style("✗", fg="red")
     echo(f"{mark} {printable(verdict['detail'])} ({verdict['durationMs']} ms)", err=err)

@@ -12,7 +12,13 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def env_option(function: F) -> F:
     return click.option(
-        "-e", "--env", "envs", multiple=True, metavar="NAME=VALUE", callback=_pairs, help="Set a variable. Repeatable."
+        "-e",
+        "--env",
+        "envs",
+        multiple=True,
+        metavar="NAME=VALUE",
+        callback=_parse_pairs,
+        help="Set an environment variable. Repeatable.",
     )(function)
 
 
@@ -23,11 +29,11 @@ def limit_option(default: int = 50) -> Callable[[F], F]:
 
 
 def given(**values: object) -> dict[str, object]:
-    """The body of a request: what was given, and nothing for what was not."""
+    """Return a request body with only the values that were given."""
     return {name: value for name, value in values.items() if value not in (None, {}, ())}
 
 
-def _pairs(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+def _parse_pairs(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
     pairs = {}
     for text in values:
         name, equals, value = text.partition("=")

@@ -1,4 +1,4 @@
-"""What a command shows: tables for people, the API's own JSON for programs."""
+"""Command output: tables for people, the API's JSON for programs."""
 
 from __future__ import annotations
 
@@ -40,24 +40,24 @@ STATUS_STYLES = {
 
 
 def output_option(function: F) -> F:
-    """`-o json|table`; without it, a table on a terminal and JSON in a pipe."""
+    """Add `-o json|table`. The default is a table on a terminal and JSON in a pipe."""
     return click.option(
         "-o",
         "--output",
         type=click.Choice(["table", "json"]),
-        help="What to print.  [default: table on a terminal, else json]",
+        help="Output format.  [default: table on a terminal, otherwise json]",
     )(function)
 
 
 def text_option(function: F) -> F:
-    """`-o text|json`, for what is read in a pipe as well: text, if nothing else is said."""
+    """Add `-o text|json`, for output that is also useful in a pipe. The default is text."""
     return click.option(
         "-o",
         "--output",
         type=click.Choice(["text", "json"]),
         default="text",
         show_default=True,
-        help="What to print.",
+        help="Output format.",
     )(function)
 
 
@@ -66,7 +66,7 @@ def as_json(output: str | None) -> bool:
 
 
 def echo(text: str = "", *, err: bool = False, nl: bool = True) -> None:
-    """Print text from any source. Control sequences are made visible, except for the colours that our own commands use."""
+    """Print text from any source. Control sequences are escaped, except for the colours that our own commands use."""
     if not text.isprintable():
         text = "".join(
             part if part in OWN_COLOURS else "\n".join(visible(line) for line in part.split("\n"))
@@ -76,10 +76,10 @@ def echo(text: str = "", *, err: bool = False, nl: bool = True) -> None:
 
 
 def print_json(data: Json, *, compact: bool = False) -> None:
-    import json  # noqa: PLC0415 - help does not need it
+    import json  # noqa: PLC0415 - not needed for --help
 
     text = json.dumps(data, ensure_ascii=False, indent=None if compact else 2)
-    if not text.isprintable():  # json escapes the control characters of ASCII only
+    if not text.isprintable():  # json only escapes ASCII control characters
         text = "".join(
             letter if letter.isprintable() or letter in "\n\u00a0\u3000" else json.dumps(letter)[1:-1]
             for letter in text
@@ -88,9 +88,9 @@ def print_json(data: Json, *, compact: bool = False) -> None:
 
 
 def show_list(page: Json, columns: Mapping[str, str], output: str | None, *, nothing: str) -> None:
-    """`columns`: heading → field, dotted for a field of a field; one that is empty in all of them is left out.
+    """Print a table or JSON. `columns` maps headings to fields, dotted for nested fields. Columns without any value are omitted.
 
-    `nothing`: what to say to a person when there is none.
+    `nothing` is printed if there are no items.
     """
     if as_json(output):
         print_json(page)
@@ -102,25 +102,25 @@ def show_list(page: Json, columns: Mapping[str, str], output: str | None, *, not
     from rich.table import Table  # noqa: PLC0415 - slow to load
 
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, GAP, 0, 0))
-    shown = {heading: field for heading, field in columns.items() if any(_value(item, field) for item in items)}
+    shown = {heading: field for heading, field in columns.items() if any(_get_field(item, field) for item in items)}
     for heading, field in shown.items():
         whole = (
-            max(len(str(_value(item, field) or "")) for item in items)
+            max(len(str(_get_field(item, field) or "")) for item in items)
             if field.lower().endswith(("id", "url"))
             else None
         )
         table.add_column(
             heading, min_width=whole, overflow="ellipsis", no_wrap=True
-        )  # what is cut off cannot be copied
+        )  # truncated ids and URLs cannot be copied
     for item in items:
-        table.add_row(*(_cell(field, _value(item, field)) for field in shown.values()))
+        table.add_row(*(_format_cell(field, _get_field(item, field)) for field in shown.values()))
     _print_table(table, len(shown))
     if page.get("nextCursor"):
-        echo("There are more: --limit shows them.", err=True)
+        echo("There are more. Use --limit to see them.", err=True)
 
 
 def show_one(item: Json, fields: Mapping[str, str], output: str | None) -> None:
-    """One thing, a line for each field that it has."""
+    """Print one item, with a line for each field that has a value."""
     if as_json(output):
         print_json(item)
         return
@@ -130,13 +130,14 @@ def show_one(item: Json, fields: Mapping[str, str], output: str | None) -> None:
     table.add_column(style="bold")
     table.add_column(overflow="fold")
     for heading, field in fields.items():
-        if (value := _value(item, field)) not in (None, [], {}):
-            table.add_row(heading, _cell(field, value))
+        if (value := _get_field(item, field)) not in (None, [], {}):
+            table.add_row(heading, _format_cell(field, value))
     _print_table(table)
 
 
 def _print_table(table: Table, columns: int = 0) -> None:
-    """`columns`: how many must keep their least width, even on a terminal that is narrower. In a pipe nothing is cut or wrapped."""
+    """Print a table. `columns` is how many columns must keep their minimum width on a narrow terminal. In a pipe nothing is cut or
+    wrapped."""
     screen = console()
     if not is_terminal():
         screen.width = UNBOUNDED
@@ -157,39 +158,37 @@ def console(*, err: bool = False) -> Console:
 
 
 def printable(text: str) -> str:
-    """`text` on one line, without anything that would steer a terminal."""
+    """Return `text` on one line, without characters that control a terminal."""
     shown = "".join(letter if letter.isprintable() else " " for letter in text)
     return " ".join(shown.split())
 
 
 def visible(line: str) -> str:
-    """A line of somebody's file, in which what would steer a terminal, or is there to be overlooked, is spelled out."""
+    """Return a line of untrusted text with escaped control characters and invisible characters."""
     if line.isprintable():
         return line
-    return "".join(
-        letter if letter.isprintable() or letter in "\t\u00a0\u3000" else _spelled(letter) for letter in line
-    )
+    return "".join(letter if letter.isprintable() or letter in "\t\u00a0\u3000" else _escape(letter) for letter in line)
 
 
-def _spelled(letter: str) -> str:
+def _escape(letter: str) -> str:
     code = ord(letter)
     if code < 0x20 or code == 0x7F:
-        return f"^{chr(code ^ 0x40)}"  # as less and git have it: ^M, ^[
+        return f"^{chr(code ^ 0x40)}"  # like less and git: ^M, ^[
     return f"<U+{code:04X}>"
 
 
 def is_terminal() -> bool:
-    """Whether standard output is read by a person: only then text is cut to what fits."""
+    """Return whether standard output is a terminal. Only then text is cut to fit."""
     return sys.stdout.isatty()
 
 
 def in_colour() -> bool:
-    """On a terminal whose owner has not asked for less (no-color.org)."""
+    """Return whether to use colours: on a terminal without NO_COLOR (no-color.org)."""
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
 
 
 def ago(stamp: str, now: datetime | None = None) -> str:
-    """An RFC 3339 time as people say it: `3 min ago`."""
+    """Format an RFC 3339 time relative to now: `3 min ago`."""
     try:
         then = datetime.fromisoformat(stamp)
     except ValueError:
@@ -201,13 +200,13 @@ def ago(stamp: str, now: datetime | None = None) -> str:
     return f"{seconds} s ago" if seconds >= 2 else "now"
 
 
-def _value(item: Json, field: str) -> Json:
+def _get_field(item: Json, field: str) -> Json:
     for name in field.split("."):
         item = item.get(name) if isinstance(item, dict) else None
     return item
 
 
-def _cell(field: str, value: Json) -> Any:
+def _format_cell(field: str, value: Json) -> Any:
     from rich.text import Text  # noqa: PLC0415 - slow to load
 
     if value is None:
@@ -219,7 +218,7 @@ def _cell(field: str, value: Json) -> Any:
     if isinstance(value, list) and all(isinstance(one, str) for one in value):
         return Text(printable(", ".join(value)))
     if isinstance(value, (dict, list)):
-        import json  # noqa: PLC0415 - help does not need it
+        import json  # noqa: PLC0415 - not needed for --help
 
         return Text(printable(json.dumps(value, ensure_ascii=False)))
     text = f"{value:.6f}".rstrip("0").rstrip(".") if isinstance(value, float) else printable(str(value))

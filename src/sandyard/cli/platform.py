@@ -1,4 +1,4 @@
-"""`sandyard platform`: the platform alone, as `sandyard up` starts it. Settings come from the environment."""
+"""`sandyard platform`: run only the platform, as started by `sandyard up`. Settings come from the environment."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def platform() -> None:
     """Serve the platform until SIGTERM. Settings are SANDYARD_<NAME> and E2B_… variables."""
     lifeline.hold()
-    gc.disable()  # what is loaded stays; to look for garbage in it takes a quarter of the start
+    gc.disable()  # garbage collection takes a quarter of the start-up time, and imported modules are never freed
     from sandyard.platform.app import run  # noqa: PLC0415 - slow to load
     from sandyard.platform.settings import PlatformSettings  # noqa: PLC0415
 
@@ -34,12 +34,12 @@ def stand_by(reason: str) -> None:
 
 
 def announce(ready: Ready) -> None:
-    """On standard output, and read by `sandyard up`: what a person must be told."""
+    """Print on standard output what users must know. `sandyard up` reads it."""
     if ready.admin_token is not None:
         echo(f"admin token: {ready.admin_token.reveal()}")
-        echo("It was made just now and is not shown again; `sandyard api-key create` makes more.")
+        echo("Save this new token: it is not shown again. To create more: `sandyard api-key create NAME`.")
     for warning in ready.warnings:
         echo(f"Warning: {warning}")
     if ready.exposed:
-        echo(f"Warning: {ready.url} may be reached from other machines, and tokens cross the network unencrypted.")
+        echo(f"Warning: {ready.url} is reachable from other machines, and tokens are sent unencrypted.")
     sys.stdout.flush()

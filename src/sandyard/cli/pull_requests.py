@@ -1,4 +1,4 @@
-"""`sandyard pr`: from a session's branch to a pull request, and on to its merge."""
+"""`sandyard pr`: open, show and merge pull requests of sessions."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ FIELDS = {
     "created": "createdAt",
     "merged": "mergedAt",
     "closed": "closedAt",
-    "looked at": "lookedAt",
-    "address": "url",
+    "refreshed": "lookedAt",
+    "URL": "url",
 }
 STATES = ["open", "closed", "merged", "pushed"]
 BASE = "/github/pull-requests"
@@ -67,46 +67,48 @@ MARKS = {"success": "✓", "neutral": "-", "skipped": "-", None: "…"}
 
 pull_argument = click.argument("pull", metavar="NUMBER|SESSION", shell_complete=pull_requests)
 project_option = click.option(
-    "--project", shell_complete=project_ids, help="Whose NUMBER it is, when several projects have one."
+    "--project", shell_complete=project_ids, help="Project of NUMBER, if several projects have it."
 )
 
 
 @click.group("pr")
 def pull_request() -> None:
-    """Pull requests of sessions. One is named by its number, or by its session's or task's id."""
+    """Manage pull requests of sessions. Give the number, or the session's or task's id."""
 
 
 @pull_request.command("open")
 @click.argument("workplace", metavar="SESSION", shell_complete=workplace_ids)
-@click.option("--title", help="[default: from the commits or the task]")
-@click.option("--body", help="What it says.  [default: from the commits, the task and the checks]")
+@click.option("--title", help="Title.  [default: from the commits or the task]")
+@click.option("--body", help="Description.  [default: from the commits, the task and the checks]")
 @click.option(
     "--body-file",
     type=click.Path(exists=True, dir_okay=False, allow_dash=True),
-    help="Read what it says from a file of this machine; `-` is standard input.",
+    help="Read the description from a local file; `-` reads standard input.",
 )
-@click.option("--draft/--ready", default=None, help="[default: as the project says]")
-@click.option("--label", "labels", multiple=True, help="Besides the project's. Repeatable.")
-@click.option("--reviewer", "reviewers", multiple=True, help="Besides the project's. Repeatable.")
-@click.option("--assignee", "assignees", multiple=True, help="Besides the project's. Repeatable.")
-@click.option("--base", help="The branch to merge into.  [default: the one it started from]")
+@click.option(
+    "--draft/--ready", default=None, help="Open as a draft or ready for review.  [default: the project's setting]"
+)
+@click.option("--label", "labels", multiple=True, help="Label, in addition to the project's. Repeatable.")
+@click.option("--reviewer", "reviewers", multiple=True, help="Reviewer, in addition to the project's. Repeatable.")
+@click.option("--assignee", "assignees", multiple=True, help="Assignee, in addition to the project's. Repeatable.")
+@click.option("--base", help="Branch to merge into.  [default: the branch it started from]")
 @text_option
 def open_pull(
     *, workplace: str, body: str | None, body_file: str | None, base: str | None, output: str, **options: Any
 ) -> None:
-    """Open a pull request, or bring the one there is up to date.
+    """Open a pull request, or update the existing one.
 
-    What is not pushed yet is pushed first. Its address is the last line on standard output.
+    Unpushed commits are pushed first. The last line on standard output is the pull request's URL.
     """
     if body is not None and body_file is not None:
-        raise click.UsageError("Either --body or --body-file, not both.")
+        raise click.UsageError("Use either --body or --body-file, not both.")
     if body_file is not None:
         body = sys.stdin.read() if body_file == "-" else Path(body_file).read_text()
     with connect() as client:
         request = given(sandboxId=sandbox_of(client, workplace), body=body, base=base, **options)
         try:
             with Ticker() as ticker:
-                ticker.progress("pushing, and opening the pull request", None)
+                ticker.progress("pushing and opening the pull request", None)
                 made = client.post(BASE, request)
         except ApiError as error:
             fail(error, workplace, "pull-requests", request)
@@ -120,62 +122,64 @@ def open_pull(
 
 
 @pull_request.command("list")
-@click.option("--project", shell_complete=project_ids, help="Only those of this project.")
-@click.option("--state", type=click.Choice(STATES), help="Only those.")
+@click.option("--project", shell_complete=project_ids, help="Only pull requests of this project.")
+@click.option("--state", type=click.Choice(STATES), help="Only pull requests in this state.")
 @limit_option()
 @output_option
 def list_pulls(project: str | None, state: str | None, limit: int, output: str | None) -> None:
-    """Pull requests, newest first, as the forge last said they are."""
+    """List pull requests, newest first. Shows the state last reported by the forge."""
     with connect() as client:
         project_id = project_of(client, project) if project else None
         page = client.pages(BASE, limit, projectId=project_id, state=state)
-    show_list(page, COLUMNS, output, nothing="There is no pull request. `sandyard pr open` opens one.")
+    show_list(page, COLUMNS, output, nothing="No pull requests. To open one: sandyard pr open SESSION")
 
 
 @pull_request.command()
 @pull_argument
 @project_option
-@click.option("--refresh", is_flag=True, help="Ask the forge first.")
+@click.option("--refresh", is_flag=True, help="Refresh from the forge first.")
 @output_option
 def show(pull: str, project: str | None, refresh: bool, output: str | None) -> None:
-    """One pull request, with its checks and what reviewers said."""
+    """Show a pull request with its checks and reviews."""
     with connect() as client:
         found = find(client, pull, project)
         if refresh:
-            found = _act(client, found, "refresh")
-    _show(found, output)
+            found = _perform(client, found, "refresh")
+    _print_pull(found, output)
 
 
 @pull_request.command()
 @pull_argument
 @project_option
-@click.option("--method", type=click.Choice(["squash", "merge", "rebase"]), help="[default: as the project says]")
+@click.option(
+    "--method", type=click.Choice(["squash", "merge", "rebase"]), help="Merge method.  [default: the project's setting]"
+)
 @output_option
 def merge(pull: str, project: str | None, method: str | None, output: str | None) -> None:
-    """Merge a pull request, or a branch that was pushed to a remote without pull requests."""
+    """Merge a pull request. Also merges a branch that was pushed to a remote without pull requests."""
     with connect() as client:
-        done = _act(client, find(client, pull, project), "merge", method=method)
-    _say(done, output)
+        done = _perform(client, find(client, pull, project), "merge", method=method)
+    _print_summary(done, output)
 
 
-def _verb(name: str, help_text: str) -> None:
+def _add_command(name: str, help_text: str) -> None:
     @pull_request.command(name, help=help_text)
     @pull_argument
     @project_option
     @output_option
     def verb(pull: str, project: str | None, output: str | None) -> None:
         with connect() as client:
-            done = _act(client, find(client, pull, project), name)
-        _say(done, output)
+            done = _perform(client, find(client, pull, project), name)
+        _print_summary(done, output)
 
 
-_verb("ready", "Say that a draft is ready to be reviewed.")
-_verb("close", "Close a pull request without merging it. Its branch stays.")
-_verb("refresh", "Ask the forge how a pull request is now.")
+_add_command("ready", "Mark a draft as ready for review.")
+_add_command("close", "Close a pull request without merging it. The branch is kept.")
+_add_command("refresh", "Refresh a pull request from the forge.")
 
 
 def find(client: Client, name: str, project: str | None) -> Any:
-    """By number, by session (or its sandbox), or by task."""
+    """Return a pull request, given its number, its session (or the session's sandbox) or its task."""
     number = name.removeprefix("#")
     if number.isascii() and number.isdecimal():
         project_id = project_of(client, project) if project else None
@@ -186,7 +190,7 @@ def find(client: Client, name: str, project: str | None) -> Any:
 
 
 def summary(pull: Any) -> str:
-    """`#7 fix: the login (open, draft): task-1 into main, checks pending, review none`"""
+    """Return, for example, `#7 fix: the login (open, draft): task-1 into main, checks pending, review none`."""
     number = f"#{pull['number']} " if pull.get("number") is not None else ""
     state = f"{pull['state']}, draft" if pull.get("draft") else pull["state"]
     words = f"{number}{pull['title']} ({state}): {pull['headBranch']} into {pull['baseBranch']}"
@@ -197,22 +201,22 @@ def summary(pull: Any) -> str:
     return printable(words)
 
 
-def _act(client: Client, pull: Any, verb: str, **body: object) -> Any:
+def _perform(client: Client, pull: Any, verb: str, **body: object) -> Any:
     if pull.get("number") is None:
         if verb not in {"merge", "refresh"}:
             raise CommandError(
-                f"The branch {pull['headBranch']} is on a plain remote, which has no pull requests. "
+                f"The branch {pull['headBranch']} is on a plain git remote, which does not support pull requests. "
                 f"To merge it: sandyard pr merge {pull.get('taskId') or pull.get('sessionId')}"
             )
         return client.post(f"/pull-requests/{segment(pull['id'])}/{verb}", given(**body))
     return client.post(f"{BASE}/{pull['number']}/{verb}", given(projectId=pull["projectId"], **body))
 
 
-def _say(pull: Any, output: str | None) -> None:
+def _print_summary(pull: Any, output: str | None) -> None:
     print_json(pull) if as_json(output) else echo(summary(pull))
 
 
-def _show(pull: Any, output: str | None) -> None:
+def _print_pull(pull: Any, output: str | None) -> None:
     show_one(pull, FIELDS, output)
     if not as_json(output):
         for line in described(pull.get("detail") or {}):
@@ -220,7 +224,7 @@ def _show(pull: Any, output: str | None) -> None:
 
 
 def described(detail: Any) -> Iterator[str]:
-    """Checks, and the last of what was said, oldest first."""
+    """Yield the checks and the latest comments, oldest first."""
     if runs := detail.get("runs"):
         yield "\nChecks"
         for run in runs:
@@ -232,14 +236,14 @@ def described(detail: Any) -> Iterator[str]:
                 yield f"    {printable(run['summary'])}"
     remarks = [remark for remark in detail.get("remarks") or [] if remark.get("kind") != "check"]
     if remarks:
-        yield "\nWhat was said"
+        yield "\nComments"
         if len(remarks) > REMARKS:
-            yield f"  … {len(remarks) - REMARKS} before"
+            yield f"  … {len(remarks) - REMARKS} earlier comments"
         for remark in remarks[-REMARKS:]:
-            yield from _remark(remark)
+            yield from _format_remark(remark)
 
 
-def _remark(remark: Any) -> Iterator[str]:
+def _format_remark(remark: Any) -> Iterator[str]:
     state = f" ({printable(remark['state'].lower().replace('_', ' '))})" if remark.get("state") else ""
     line = f":{remark['line']}" if remark.get("line") else ""
     place = f" on {printable(remark['path'])}{line}" if remark.get("path") else ""

@@ -1,4 +1,4 @@
-"""`sandyard run`: from a sentence and a repository to a pull request, without any set-up."""
+"""`sandyard run`: let an agent work on a repository and open a pull request, without any setup."""
 
 from __future__ import annotations
 
@@ -27,20 +27,24 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("text")
-@click.option("--repo", required=True, help="A git repository: a directory of this machine, or an address.")
+@click.option("--repo", required=True, help="Git repository: a local directory or a URL.")
 @click.option(
     "--agent",
     shell_complete=agent_names,
-    help="Who does it.  [default: the project's, else the one made for the provider that was added first]",
+    help="Agent to use.  [default: the project's, or the one that fits the first model provider]",
 )
-@click.option("--model", help="With which model.")
-@click.option("--base", help="The branch to start from and to merge into.  [default: the repository's own]")
-@click.option("--verify", metavar="COMMAND", help="What must succeed before anything is pushed, as `make test`.")
-@click.option("--token-from", "variable", metavar="NAME", help="The variable that has the token for the repository.")
+@click.option("--model", help="Model to use.")
+@click.option("--base", help="Branch to start from and to merge into.  [default: the repository's default branch]")
 @click.option(
-    "--budget-usd", type=click.FloatRange(min=0, min_open=True), help="It stops when models have cost this much."
+    "--verify", metavar="COMMAND", help="Command that must succeed before anything is pushed, such as `make test`."
 )
-@click.option("--keep", is_flag=True, help="Let a platform that had to be started go on running.")
+@click.option(
+    "--token-from", "variable", metavar="NAME", help="Environment variable that holds the repository's token."
+)
+@click.option(
+    "--budget-usd", type=click.FloatRange(min=0, min_open=True), help="Stop when models have cost this many US dollars."
+)
+@click.option("--keep", is_flag=True, help="Keep the platform running if this command started it.")
 def run(
     *,
     text: str,
@@ -53,11 +57,11 @@ def run(
     budget_usd: float | None,
     keep: bool,
 ) -> None:
-    """Have an agent do TEXT in a repository, and follow it to its pull request; `-` reads TEXT from standard input.
+    """Let an agent do TEXT in a repository and follow it until its pull request is open; `-` reads TEXT from standard input.
 
-    The platform that runs is used; without one, one is started for as long as this takes. A project is made for the repository
-    when there is none. The last line on standard output is the pull request's address, or the branch that was pushed where there
-    are no pull requests.
+    Uses the running platform. If there is none, one is started for the duration of this command. A project is created for the
+    repository if there is none. The last line on standard output is the pull request's URL, or the pushed branch if the remote has no
+    pull requests.
     """
     from sandyard.cli.tasks.trying import (  # noqa: PLC0415 - slow to load
         left_out,
@@ -84,12 +88,12 @@ def run(
             if background is None or keep:
                 leave(screen, task)
             screen.note(
-                f"\nIt goes on when a platform runs again: sandyard up; sandyard task logs {task['id']} --follow"
+                f"\nThe task continues when the platform runs again: sandyard up; sandyard task logs {task['id']} --follow"
             )
             sys.exit(INTERRUPTED)
         finally:
             if background is not None and not keep:
-                _put_to_sleep(client, task)
+                _pause_sandboxes(client, task)
         for line in ended(task):
             screen.note(line)
         for line in where(task, repository):
@@ -105,13 +109,13 @@ def _warn_of_demo(client: Client, task: Any, screen: Screen) -> None:
     names = {str(one["agent"]) for one in task.get("attempts") or [] if agents.is_demo(one["agent"])}
     for name in sorted(names):
         screen.note(
-            f"{agents.label(name)} is no real agent: it only does what it is told step by step. "
-            "`sandyard agent list` shows others, for --agent."
+            f"{agents.label(name)} is not a real agent: it only follows step-by-step instructions. "
+            "Choose another with --agent; list them with `sandyard agent list`."
         )
 
 
-def _put_to_sleep(client: Client, task: Any) -> None:
-    """Its sandboxes would go on without a platform."""
+def _pause_sandboxes(client: Client, task: Any) -> None:
+    """Pause the task's sandboxes, which would otherwise keep running without a platform."""
     with contextlib.suppress(SandyardError):
         task = client.get(f"/tasks/{segment(task['id'])}")
         for attempt in task.get("attempts") or []:

@@ -1,4 +1,4 @@
-"""`sandyard session`: one agent working, with a sandbox of its own."""
+"""`sandyard session`: one agent working in its own sandbox."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ session_argument = click.argument("session_id", metavar="SESSION", shell_complet
 
 @click.group()
 def session() -> None:
-    """Sessions: one agent working, with a sandbox of its own."""
+    """Manage sessions: one agent working in its own sandbox."""
 
 
 @session.command()
-@click.option("--title", help="What it is about.")
-@click.option("--project", shell_complete=project_ids, help="The project it belongs to, whose repository it gets.")
-@click.option("--template", help="The root file system of its sandbox.")
-@click.option("--agent", help="Who works in it.")
+@click.option("--title", help="Title.")
+@click.option("--project", shell_complete=project_ids, help="Project of the session. Its repository is checked out.")
+@click.option("--template", help="Template of its sandbox.")
+@click.option("--agent", help="Agent that works in it.")
 @env_option
-@click.option("--wait", is_flag=True, help="Return when the sandbox runs and the repository is in it.")
+@click.option("--wait", is_flag=True, help="Wait until the sandbox is running and the repository is checked out.")
 @output_option
 def create(
     *,
@@ -60,7 +60,7 @@ def create(
     wait: bool,
     output: str | None,
 ) -> None:
-    """Open a session; its sandbox is made in the background."""
+    """Create a session. Its sandbox is created in the background."""
     with connect() as client:
         project_id = project_of(client, project) if project else None
         body = given(title=title, projectId=project_id, template=template, agent=agent, envs=envs)
@@ -73,23 +73,23 @@ def create(
 
 
 @session.command("list")
-@click.option("--project", shell_complete=project_ids, help="Only those of this project.")
-@click.option("--archived", is_flag=True, help="Only archived ones.")
+@click.option("--project", shell_complete=project_ids, help="Only sessions of this project.")
+@click.option("--archived", is_flag=True, help="Only archived sessions.")
 @limit_option()
 @output_option
 def list_sessions(project: str | None, archived: bool, limit: int, output: str | None) -> None:
-    """Sessions, newest first."""
+    """List sessions, newest first."""
     with connect() as client:
         project_id = project_of(client, project) if project else None
         page = client.pages("/sessions", limit, projectId=project_id, archived=True if archived else None)
-    show_list(page, COLUMNS, output, nothing="There is no session. `sandyard session create` opens one.")
+    show_list(page, COLUMNS, output, nothing="No sessions. To create one: sandyard session create")
 
 
 @session.command()
 @session_argument
 @output_option
 def show(session_id: str, output: str | None) -> None:
-    """One session and its sandbox. Looking does not wake it."""
+    """Show a session and its sandbox. Does not wake it."""
     with connect() as client:
         show_one(client.get(f"/sessions/{segment(session_id)}"), FIELDS, output)
 
@@ -99,14 +99,14 @@ def show(session_id: str, output: str | None) -> None:
 @click.argument("title")
 @output_option
 def rename(session_id: str, title: str, output: str | None) -> None:
-    """Give a session another title."""
+    """Change a session's title."""
     with connect() as client:
         show_one(client.patch(f"/sessions/{segment(session_id)}", {"title": title}), FIELDS, output)
 
 
 @session.command()
 @session_argument
-@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
 def delete(session_id: str, yes: bool) -> None:
     """Delete a session and its sandbox, with everything in it."""
     if not yes:
@@ -115,7 +115,7 @@ def delete(session_id: str, yes: bool) -> None:
         client.delete(f"/sessions/{segment(session_id)}")
 
 
-def _verb(name: str, help_text: str) -> None:
+def _add_command(name: str, help_text: str) -> None:
     @session.command(name, help=help_text)
     @session_argument
     @output_option
@@ -123,14 +123,14 @@ def _verb(name: str, help_text: str) -> None:
         path = f"/sessions/{segment(session_id)}"
         with connect() as client:
             client.post(f"{path}/{name}")
-            show_one(client.get(path), FIELDS, output)  # pause and resume answer with the sandbox
+            show_one(client.get(path), FIELDS, output)  # pause and resume return the sandbox
 
 
 for command in (prompt, transcript, cancel, answer, allow):
     session.add_command(command)
 
-_verb("archive", "Put a session away; its sandbox is paused.")
-_verb("checkpoint", "Keep the files of the session's sandbox as they are now.")
-_verb("pause", "Pause the session's sandbox. The next use wakes it.")
-_verb("resume", "Wake the session's sandbox.")
-_verb("provision", "Give the session a new sandbox, from its last checkpoint.")
+_add_command("archive", "Archive a session and pause its sandbox.")
+_add_command("checkpoint", "Save the current files of a session as a checkpoint.")
+_add_command("pause", "Pause the session's sandbox. It is resumed on next use.")
+_add_command("resume", "Resume the session's sandbox.")
+_add_command("provision", "Create a new sandbox for the session from its last checkpoint.")

@@ -1,4 +1,4 @@
-"""Server-sent events: parsed from lines, and followed across dropped connections without losing or repeating one."""
+"""Server-sent events: parse them and follow them across dropped connections without losing or repeating any."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from sandyard.cli.client import Client
 
 SILENCE_SECONDS = 50.0
-"""The server says something at least every 15 s; three times that, and the line is dead."""
+"""The server sends something at least every 15 s. After three times that, the connection is considered dead."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 10.0
 
 
@@ -25,7 +25,7 @@ class Event:
 
 
 def parse(lines: Iterable[str]) -> Iterator[Event]:
-    """Events of a text/event-stream. One that the end of the stream cuts off is none."""
+    """Yield the events of a text/event-stream. An event cut off by the end of the stream is dropped."""
     kind, number = "message", None
     data: list[str] = []
     for line in lines:
@@ -54,13 +54,13 @@ def follow(
     opened: Callable[[], bool] = lambda: False,
     dropped: Callable[[str], None] = lambda reason: None,
 ) -> Iterator[Event]:
-    """Events for as long as somebody asks for the next one; the reader stops when it has seen what it waits for.
+    """Yield events for as long as the caller iterates.
 
-    `params` are read at each connection: a reader that counts for itself keeps them up to date.
+    `params` are read at each connection, so the caller may update them.
 
-    A connection that drops is made again from the last event's id, with growing pauses; `dropped` hears why. The very first
-    one must succeed. `opened` is asked at each connection, when nothing can be missed any more: True ends it. `give_up`:
-    seconds without a server after which NoAnswerError is raised. Refusals (ApiError) always are.
+    A dropped connection is reopened from the last event's id, with growing pauses; `dropped` is called with the reason. The first
+    connection must succeed. `opened` is called at each connection, when no event can be missed any more; True ends the iteration. After
+    `give_up` seconds without a server, NoAnswerError is raised. Errors returned by the server (ApiError) are always raised.
     """
     pause, reached, lost_at = FIRST_PAUSE, False, 0.0
     while True:
@@ -92,11 +92,11 @@ def follow(
 
 
 def _lines(chunks: Iterable[str]) -> Iterator[str]:
-    """Lines as this format means them: ended by LF, CR LF or CR, and by nothing else that Unicode calls a line's end."""
+    """Yield lines as defined by the format: ended by LF, CR LF or CR, and by no other Unicode line separator."""
     rest = ""
     for chunk in chunks:
         rest += chunk
-        held = rest.endswith("\r")  # its LF may be on the way
+        held = rest.endswith("\r")  # its LF may follow
         text = rest[:-1] if held else rest
         *whole, rest = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
         yield from whole

@@ -1,4 +1,4 @@
-"""`sandyard session prompt, transcript, cancel, answer`: a conversation with the agent of a session."""
+"""`sandyard session prompt, transcript, cancel, answer`: talk to the agent of a session."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ session_argument = click.argument("session_id", metavar="SESSION", shell_complet
 @click.command()
 @session_argument
 @click.argument("text")
-@click.option("--model", help="From this turn on.  [default: as before]")
-@click.option("--mode", help="One of the agent's modes, from this turn on.  [default: as before]")
-@click.option("-f", "--follow", "following", is_flag=True, help="Stay, and show what the agent does, until it is done.")
+@click.option("--model", help="Model from this turn on.  [default: unchanged]")
+@click.option("--mode", help="Agent mode from this turn on.  [default: unchanged]")
+@click.option("-f", "--follow", "following", is_flag=True, help="Follow the agent until it is done.")
 @text_option
 def prompt(*, session_id: str, text: str, model: str | None, mode: str | None, following: bool, output: str) -> None:
-    """Tell the agent of a session something; `-` reads TEXT from standard input.
+    """Send a prompt to the agent of a session. `-` reads TEXT from standard input.
 
-    While it works on something else, that waits its turn. The exit code of --follow is 1 when the turn fails or is cancelled.
+    While the agent is busy, the prompt waits in the queue. With --follow, the exit code is 1 if the turn fails or is cancelled.
     """
     text = sys.stdin.read() if text == "-" else text
     if not text.strip():
-        raise CommandError("There is nothing to say: the text is empty.")
+        raise CommandError("The prompt is empty.")
     with connect() as client:
         turn = client.post(f"/sessions/{segment(session_id)}/turns", given(text=text, model=model, mode=mode))
         if not following:
@@ -50,22 +50,22 @@ def prompt(*, session_id: str, text: str, model: str | None, mode: str | None, f
                 print_json(turn)
             else:
                 echo(turn["id"])
-                echo(f"To see what comes of it: sandyard session transcript {session_id} --follow", err=True)
+                echo(f"To follow it: sandyard session transcript {session_id} --follow", err=True)
             return
-        _stay(client, session_id, turn, as_json=output == "json")
+        _follow_and_exit(client, session_id, turn, as_json=output == "json")
 
 
 @click.command()
 @session_argument
-@click.option("-f", "--follow", "following", is_flag=True, help="Go on until the agent is done with all it was told.")
+@click.option("-f", "--follow", "following", is_flag=True, help="Follow the agent until all turns are done.")
 @text_option
 def transcript(session_id: str, following: bool, output: str) -> None:
-    """What was said and done in a session. As JSON, each message is a line."""
+    """Show a session's transcript. With JSON output, each message is a line."""
     with connect() as client:
         if following:
-            _stay(client, session_id, None, as_json=output == "json")
+            _follow_and_exit(client, session_id, None, as_json=output == "json")
             return
-        client.get(f"/sessions/{segment(session_id)}")  # says so when there is none
+        client.get(f"/sessions/{segment(session_id)}")  # raises an error if the session does not exist
         with Screen() as screen:
             tell(client, session_id, screen, as_json=output == "json")
 
@@ -74,16 +74,16 @@ def transcript(session_id: str, following: bool, output: str) -> None:
 @session_argument
 @output_option
 def cancel(session_id: str, output: str | None) -> None:
-    """End what the agent works on, and all that waits behind it."""
+    """Cancel the agent's current turn and all queued turns."""
     with connect() as client:
         turns = [turn for turn in _turns(client, session_id) if turn["status"] in OPEN]
         done = [
             client.post(f"/turns/{segment(turn['id'])}/cancel") for turn in turns
-        ]  # newest first: none begins meanwhile
+        ]  # newest first, so that no queued turn starts
     if as_json(output):
         print_json({"items": done, "nextCursor": None})
     else:
-        echo("Cancelled." if done else "Nothing was under way.")
+        echo("Cancelled." if done else "No turn is running.")
 
 
 @click.command()
@@ -91,10 +91,10 @@ def cancel(session_id: str, output: str | None) -> None:
 @answer_options
 @text_option
 def answer(session_id: str, output: str, **given: Any) -> None:
-    """Answer what the agent asks; without ANSWER, show it.
+    """Answer the agent's question or permission request. Without ANSWER, show it.
 
-    ANSWER is an option's number or name, or allow or reject; for a question it is your words.
-    Several questions at once are answered by NAME=ANSWER for each, or by one answer for each in their order.
+    ANSWER is an option's number or name, or allow or reject; for a question it is free text.
+    For several questions at once, use NAME=ANSWER for each, or one answer for each in order.
     """
     with connect() as client:
         answer_one(client, {"sessionId": session_id}, session_id, as_json=output == "json", **given)
@@ -104,7 +104,7 @@ def answer(session_id: str, output: str, **given: Any) -> None:
 @session_argument
 @text_option
 def allow(session_id: str, output: str) -> None:
-    """Allow what the project's policy refused the agent, for this session, and continue."""
+    """Allow what the project's policy refused, and continue. Applies to the rest of the session."""
     with connect() as client:
         allow_refused(client, {"sessionId": session_id}, session_id, as_json=output == "json")
 
@@ -113,21 +113,21 @@ def _turns(client: Client, session_id: str) -> list[Any]:
     return list(client.pages(f"/sessions/{segment(session_id)}/turns", 1000)["items"])
 
 
-def _stay(client: Client, session_id: str, turn: Any, *, as_json: bool) -> None:
-    """Until the turn, or all of the session's, is over. Ends this process."""
+def _follow_and_exit(client: Client, session_id: str, turn: Any, *, as_json: bool) -> None:
+    """Follow a turn, or all turns of the session, to the end. Exits this process with 1 if the last one was not successful."""
     with Screen() as screen:
         try:
             turns = _follow(client, session_id, turn, screen, as_json=as_json)
         except KeyboardInterrupt:
             screen.clear()
-            echo("\nThis goes on without you.", err=True)
-            echo(f"To look at it again: sandyard session transcript {session_id} --follow", err=True)
-            echo(f"To end it:           sandyard session cancel {session_id}", err=True)
+            echo("\nThe agent continues on the server.", err=True)
+            echo(f"To follow it: sandyard session transcript {session_id} --follow", err=True)
+            echo(f"To cancel it: sandyard session cancel {session_id}", err=True)
             sys.exit(INTERRUPTED)
         if not turns or turns[0]["status"] == "completed":
             return
         if not as_json:
-            words = ENDINGS.get(turns[0]["status"], "has failed")
+            words = ENDINGS.get(turns[0]["status"], "failed")
             reason = f": {turns[0]['error']}" if turns[0].get("error") else "."
             screen.note(printable(f"The turn {words}{reason}"))
             if (advice := advice_for(turns[0].get("errorCode"))) is not None:
@@ -136,7 +136,7 @@ def _stay(client: Client, session_id: str, turn: Any, *, as_json: bool) -> None:
 
 
 def _follow(client: Client, session_id: str, turn: Any, screen: Screen, *, as_json: bool) -> Any:
-    """The turns that were waited for, newest first, as they ended."""
+    """Return the followed turns, newest first, in their final state."""
     start = str(turn.get("promptId") or "") if turn is not None else ""
     told = telling(client, session_id, screen, as_json=as_json, start=start)
     whose = {"sessionId": session_id}
@@ -150,16 +150,16 @@ def _follow(client: Client, session_id: str, turn: Any, screen: Screen, *, as_js
             turns[:] = [found] if found is not None else _turns(client, session_id)
         over = not any(one["status"] in OPEN for one in turns)
         told.hear(news, over=over)
-        screen.status(_doing(turns, told))
+        screen.status(_describe_activity(turns, told))
         return turns if over else None
 
     return stay(client, whose, screen, answering, look)
 
 
-def _doing(turns: list[Any], told: Transcript) -> str:
+def _describe_activity(turns: list[Any], told: Transcript) -> str:
     statuses = {turn["status"] for turn in turns}
     if "waiting" in statuses:
-        return "the agent waits for an answer"
+        return "the agent is waiting for an answer"
     if "running" in statuses:
-        return f"the agent works: {told.doing}" if told.doing else "the agent works"
-    return "waiting for its turn"
+        return f"the agent is working: {told.doing}" if told.doing else "the agent is working"
+    return "waiting in the queue"

@@ -1,4 +1,4 @@
-"""`sandyard volume`: the volumes of a running engine, which is found as E2B's clients find it."""
+"""`sandyard volume`: manage the volumes of a running engine, which is found like E2B's clients find it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PATIENCE_S = 30.0
 
 
 class RefusedError(SandyardError):
-    """The engine refused to do that."""
+    """The engine refused the request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,20 +27,22 @@ class _Engine:
 
 
 @click.group()
-@click.option("--url", envvar="E2B_API_URL", default="http://127.0.0.1:3000", show_default=True, help="The engine.")
-@click.option("--api-key", envvar="E2B_API_KEY", default="", help="A key of the engine.  [default: E2B_API_KEY]")
+@click.option(
+    "--url", envvar="E2B_API_URL", default="http://127.0.0.1:3000", show_default=True, help="URL of the engine."
+)
+@click.option("--api-key", envvar="E2B_API_KEY", default="", help="API key of the engine.  [default: E2B_API_KEY]")
 @click.pass_context
 def volume(context: click.Context, url: str, api_key: str) -> None:
-    """List and delete volumes: files that outlive sandboxes and are shared by them."""
+    """List and delete volumes: files that outlive sandboxes and are shared between them."""
     context.obj = _Engine(url, api_key)
 
 
 @volume.command("ls")
 @click.pass_obj
 def list_volumes(engine: _Engine) -> None:
-    """Show which volumes there are, oldest first."""
-    with _client(engine) as client:
-        for one in _asked(client, "GET", "/volumes"):
+    """List volumes, oldest first."""
+    with _open_client(engine) as client:
+        for one in _request(client, "GET", "/volumes"):
             echo(f"{one['volumeID']}  {one['name']}")
 
 
@@ -48,32 +50,32 @@ def list_volumes(engine: _Engine) -> None:
 @click.argument("names", metavar="VOLUME…", nargs=-1, required=True)
 @click.pass_obj
 def remove(engine: _Engine, names: tuple[str, ...]) -> None:
-    """Delete volumes with all that is in them, each named by its name or id. One that a sandbox has mounted stays."""
-    with _client(engine) as client:
-        known = {one["name"]: one["volumeID"] for one in _asked(client, "GET", "/volumes")}
+    """Delete volumes with everything in them, given by name or id. A volume that a sandbox has mounted is not deleted."""
+    with _open_client(engine) as client:
+        known = {one["name"]: one["volumeID"] for one in _request(client, "GET", "/volumes")}
         missing = [name for name in names if name not in known and name not in known.values()]
         if missing:
             raise NotFoundError(f"There is no volume {missing[0]!r}. Nothing was deleted.")
         for name in names:
-            _asked(client, "DELETE", f"/volumes/{known.get(name, name)}")
+            _request(client, "DELETE", f"/volumes/{known.get(name, name)}")
             echo(f"Deleted {name}.")
 
 
 @contextlib.contextmanager
-def _client(engine: _Engine) -> Iterator[httpx.Client]:
+def _open_client(engine: _Engine) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=engine.url, headers={"X-API-Key": engine.key}, timeout=PATIENCE_S) as client:
         yield client
 
 
-def _asked(client: httpx.Client, method: str, path: str) -> Any:
+def _request(client: httpx.Client, method: str, path: str) -> Any:
     try:
         answer = client.request(method, path)
     except (httpx.TransportError, httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
-        raise UnreachableError(f"The engine at {client.base_url} does not answer: {error}.") from error
+        raise UnreachableError(f"The engine at {client.base_url} is not responding: {error}.") from error
     if answer.is_success:
         return answer.json() if answer.content else None
     try:
         sentence = str(answer.json()["message"])
     except (ValueError, KeyError, TypeError):
-        sentence = f"{client.base_url} answered {answer.status_code}: is it an engine?"
+        sentence = f"{client.base_url} returned {answer.status_code}. Check that it is an engine."
     raise RefusedError(sentence)

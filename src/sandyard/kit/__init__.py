@@ -1,1 +1,1 @@
-"""Small things every part may use. No product nouns live here."""
+"""Small helpers that any package may use. They know nothing about the product's domain."""

@@ -1,7 +1,7 @@
-"""JSON that somebody else wrote, parsed only if it is small enough.
+"""Parse untrusted JSON within limits on its size and its number of values.
 
-The parser holds the interpreter's lock until it is done, on the event loop or in a thread: everybody waits. What it costs depends on the
-number of values much more than on the number of bytes, so both are bounded. A text of many megabytes with few values, such as an image
+The parser holds the interpreter lock until it is done, on the event loop or in a thread, so everything else waits. The cost depends on the
+number of values much more than on the number of bytes, so both are limited. A text of many megabytes with few values, such as an image
 in a request to a model, is cheap.
 """
 
@@ -12,11 +12,11 @@ from collections.abc import Callable
 from typing import Any
 
 _PIECE = 256 << 10
-"""Bytes that are looked at in one go: in between, other threads get their turn."""
+"""Bytes examined at a time. Other threads can run in between."""
 _SIGNS = (b",", b"[", b"{")
-"""One of them precedes every value except the outermost. A name in an object and its value count as one."""
+"""Each value except the outermost is preceded by one of these. A key in an object and its value count as one value."""
 _NOT_UTF8 = (b"\0", b"\xfe", b"\xff")
-"""At least one of them is in every JSON text of UTF-16 or UTF-32, and none of them in one of UTF-8."""
+"""Every JSON text in UTF-16 or UTF-32 contains at least one of these bytes. No UTF-8 text contains any."""
 
 
 class TooManyValuesError(ValueError):
@@ -24,8 +24,8 @@ class TooManyValuesError(ValueError):
 
 
 class ValueCounter:
-    """Counts the values of a JSON text whose bytes come piece by piece. What is in strings does not count: there may be as many commas and
-    brackets in them as in any document or source code."""
+    """Count the values of a JSON text that arrives in pieces. The contents of strings are ignored, because documents and source code
+    contain many commas and brackets."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -33,10 +33,11 @@ class ValueCounter:
         self._backslash = b""
         self._quotes = 0
         self.values = 0
-        """How many were counted so far, approximately. Meaningless for text that is not JSON."""
+        """How many values were counted so far, approximately. Meaningless for text that is not JSON."""
 
     def feed(self, data: bytes) -> None:
-        """TooManyValuesError as soon as there are more than the limit, ValueError for a text that is not UTF-8."""
+        """Count the values in the next piece. Raises TooManyValuesError once the limit is exceeded and ValueError for text that is not
+        UTF-8."""
         for start in range(0, len(data), _PIECE):
             self._count(data[start : start + _PIECE])
 
@@ -48,8 +49,8 @@ class ValueCounter:
         piece = piece.removesuffix(b"\\").replace(b'\\"', b"")
         quotes = piece.count(b'"')
         self._quotes += quotes
-        if self._quotes <= 4 * (self._limit + 1):  # at most two strings for each value: its name and itself
-            self.values += _signs(b"".join(piece.split(b'"')[self._in_string :: 2]))
+        if self._quotes <= 4 * (self._limit + 1):  # each value has at most two strings: its key and itself
+            self.values += _count_signs(b"".join(piece.split(b'"')[self._in_string :: 2]))
             self._in_string ^= quotes % 2 == 1
             if self.values <= self._limit:
                 return
@@ -57,10 +58,10 @@ class ValueCounter:
 
 
 def count_values(data: bytes, limit: int) -> int:
-    """About how many values a JSON text has. TooManyValuesError if more than `limit`, ValueError if it is not UTF-8."""
+    """Return roughly how many values a JSON text has. Raises TooManyValuesError above `limit` and ValueError if the text is not UTF-8."""
     signs = 0
     for start in range(0, len(data), _PIECE):
-        signs += _signs(data[start : start + _PIECE])
+        signs += _count_signs(data[start : start + _PIECE])
         if signs > limit:  # perhaps most of them are in strings
             counter = ValueCounter(limit)
             counter.feed(data)
@@ -68,7 +69,7 @@ def count_values(data: bytes, limit: int) -> int:
     return signs
 
 
-def _signs(text: bytes) -> int:
+def _count_signs(text: bytes) -> int:
     return sum(map(text.count, _SIGNS))
 
 
@@ -79,8 +80,8 @@ def parse(
     values: int,
     object_pairs_hook: Callable[[list[tuple[str, Any]]], Any] | None = None,
 ) -> Any:
-    """The JSON value in `data`, which may have `largest` bytes and `values` values. ValueError, in words, for everything else, also for
-    what is not JSON, is not UTF-8 or is nested too deeply."""
+    """Return the JSON value in `data`, which may have up to `largest` bytes and `values` values. Raises ValueError with a readable message
+    if it is larger, is not JSON, is not UTF-8 or is nested too deeply."""
     if len(data) > largest:
         raise ValueError(f"the JSON is larger than {largest:,} bytes")
     data = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else bytes(data)

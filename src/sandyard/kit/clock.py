@@ -1,4 +1,4 @@
-"""Time as a part that can be replaced, so that a test of timeouts waits for nothing."""
+"""A replaceable clock, so that tests of timeouts do not have to wait."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Protocol
 
 class Clock(Protocol):
     def now(self) -> float:
-        """Seconds since the epoch. May jump when somebody sets the machine's clock."""
+        """Return the seconds since the epoch. May jump when the machine's clock is set."""
         ...
 
     async def sleep(self, seconds: float) -> None: ...
@@ -26,7 +26,7 @@ class SystemClock:
 
 
 class ManualClock:
-    """Stands still until a test moves it."""
+    """A clock for tests. Time passes only in `advance`."""
 
     def __init__(self, start: float = 1_700_000_000.0) -> None:
         self._now = start
@@ -45,8 +45,8 @@ class ManualClock:
         await woken
 
     async def advance(self, seconds: float) -> None:
-        """Move on, waking each sleeper at its own instant, and let those who woke run."""
-        await self._settle()  # those who are about to sleep do so before time passes
+        """Advance the time. Wake each sleeper at its own instant and let the woken tasks run."""
+        await self._settle()  # let tasks that are about to sleep do so before time passes
         target = self._now + seconds
         while self._sleepers and self._sleepers[0][0] <= target:
             self._now, _, woken = heapq.heappop(self._sleepers)
@@ -57,5 +57,5 @@ class ManualClock:
         await self._settle()
 
     async def _settle(self) -> None:
-        for _ in range(20):  # a sleeper that wakes may set off a chain of tasks
+        for _ in range(20):  # a woken sleeper may start a chain of tasks
             await asyncio.sleep(0)

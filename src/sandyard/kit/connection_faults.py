@@ -1,4 +1,4 @@
-"""Why a request got no answer, in a sentence for people."""
+"""Describe connection failures in a readable sentence."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ _NO_SERVER = ("all connection attempts failed", "connection refused", "no route 
 
 
 def describe_unreachable(name: str, url: str, error: Exception) -> str:
-    """`name` is what people call the server. The library's own words are kept only where they say more, as about a certificate."""
+    """Return why a server could not be reached. `name` is the server's display name. The library's message is kept only if it adds
+    something, for example about a certificate."""
     words = str(error).strip().rstrip(".")
     if isinstance(error, httpx.ConnectError) and (not words or any(one in words.lower() for one in _NO_SERVER)):
-        return f"{name} could not be reached: no server answers at {url}."
+        return f"{name} could not be reached: no server is listening at {url}."
     return f"{name} could not be reached at {url}: {words or type(error).__name__}."

@@ -1,4 +1,4 @@
-"""How many connections the servers of this process keep, for whom, and what ends one whose client reads nothing."""
+"""Limit the number of connections of this process and close connections whose client stops reading."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from itertools import chain
 from typing import Protocol
 
 MOST = 10_000
-"""Connections in all, unless a setting says otherwise."""
+"""Default limit on the number of connections."""
 LOOPBACK = "loopback"
 WRITE_SECONDS = 60.0
-"""How often it is looked whether a client has read anything of what waits for it."""
+"""How often to check whether a client has read some of the data waiting for it."""
 _BYTES_ACKED = 120
-"""Where struct tcp_info has `tcpi_bytes_acked`."""
+"""Offset of `tcpi_bytes_acked` in struct tcp_info."""
 
 
 class Connection(Protocol):
-    """What the bounds need to know of a connection."""
+    """What the limits need to know about a connection."""
 
     client: tuple[str, int] | None
     authenticated: bool
 
     def can_be_dropped(self) -> bool:
-        """Whether nobody would miss anything: no request is under way, and every answer is on its way to the client."""
+        """Return whether nothing would be lost: no request is running and every response is on its way to the client."""
         ...
 
     def drop(self) -> None: ...
@@ -35,7 +35,7 @@ class Connection(Protocol):
 
 @lru_cache(maxsize=4096)
 def address_group(host: str) -> str:
-    """The clients that share a limit: all of this machine's, those of one IPv4 address, those of one IPv6 network (/64)."""
+    """Return the group of clients that share a limit: this machine, one IPv4 address or one IPv6 network (/64)."""
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
@@ -48,12 +48,12 @@ def address_group(host: str) -> str:
 
 
 class Connections:
-    """The connections there are. At a limit the one that has been idle longest makes room, first among those on which nobody
-    has authenticated.
+    """The open connections. At a limit, the connection that has been idle longest is dropped. Unauthenticated connections are dropped first.
 
-    In all there are at most `most`, and no more than a third of the files this process may open: a request may need a second
-    one for its sandbox, and the rest is for everything else. One address may have a quarter of them. This machine's own
-    (the platform's, SDKs', those of a reverse proxy) share three quarters, however many loopback addresses they come from.
+    There are at most `most` connections, and no more than a third of the files that this process may open: a request may need a second
+    descriptor for its sandbox, and the rest is for everything else. One address may have a quarter of the connections. Clients on this
+    machine
+    (the platform, SDKs, a reverse proxy) share three quarters, whichever loopback address they use.
     """
 
     def __init__(self, most: int = MOST, most_per_address: int = 0) -> None:
@@ -61,18 +61,18 @@ class Connections:
         self.most_per_address = most_per_address
         self._groups: dict[Connection, str] = {}
         self._counts: dict[str, int] = {}
-        self._idle_strangers: dict[Connection, None] = {}  # in the order in which they became idle
+        self._idle_strangers: dict[Connection, None] = {}  # ordered by when they became idle
         self._idle_authenticated: dict[Connection, None] = {}
 
     def configure(self, most: int, most_per_address: int) -> None:
-        """`most_per_address` 0: a quarter of all."""
+        """Set the limits. `most_per_address` 0 means a quarter of all."""
         self.most, self.most_per_address = most, most_per_address
 
     def __len__(self) -> int:
         return len(self._groups)
 
     def enter(self, connection: Connection) -> bool:
-        """Count a new connection, which is idle. False when there is no room and no other connection can be dropped."""
+        """Register a new connection as idle. Return False if there is no room and no other connection can be dropped."""
         group = address_group(connection.client[0] if connection.client else "")
         most = self._limit()
         if self._counts.get(group, 0) >= self._limit_of(group, most):
@@ -87,7 +87,7 @@ class Connections:
         return True
 
     def leave(self, connection: Connection) -> None:
-        """Idempotent."""
+        """Remove a connection. Idempotent."""
         self.busy(connection)
         group = self._groups.pop(connection, None)
         if group is not None:
@@ -122,13 +122,14 @@ class Connections:
 
 
 CONNECTIONS = Connections()
-"""Those of this process: all its servers share its descriptors."""
+"""The connections of this process. All its servers share its file descriptors."""
 
 
 class UnreadWatch:
-    """Ends a connection whose client reads nothing of what waits for it: not sooner than WRITE_SECONDS after `begin`, and
-    not later than twice that. What counts is what the client's kernel has acknowledged: a slow reader takes from there for
-    minutes before this process may write again."""
+    """Close a connection whose client stops reading the data waiting for it, between one and two times WRITE_SECONDS after `begin`.
+
+    Progress is measured by what the client's kernel has acknowledged: a slow reader may consume its kernel's buffer for minutes before this
+    process can write again."""
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         self._transport = transport
@@ -137,7 +138,7 @@ class UnreadWatch:
         self._mark = 0
 
     def begin(self) -> None:
-        """Something is waiting to be read. May be called as often as one likes."""
+        """Start watching, because data is waiting to be read. Idempotent."""
         if self._timer is None:
             self._mark = self._progress()
             self._timer = self._loop.call_later(WRITE_SECONDS, self._look)
@@ -157,10 +158,10 @@ class UnreadWatch:
             self.begin()
 
     def _progress(self) -> int:
-        """A number that changes whenever the client has taken something."""
+        """Return a number that changes whenever the client has received something."""
         try:
             connection: socket.socket = self._transport.get_extra_info("socket")
             known = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_ACKED + 8)
             return int(struct.unpack_from("=Q", known, _BYTES_ACKED)[0])
-        except (AttributeError, OSError, struct.error):  # no TCP, or closed
+        except (AttributeError, OSError, struct.error):  # not TCP, or closed
             return self._transport.get_write_buffer_size()

@@ -1,4 +1,4 @@
-"""HTTP clients that keep no cookies."""
+"""HTTP clients that do not store cookies."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import httpx
 
 
 def discard_cookies(client: httpx.AsyncClient) -> httpx.AsyncClient:
-    """Have the client ignore `Set-Cookie`: one that serves several people would send the cookie of one with the request of another.
-    Returns the client."""
+    """Make the client ignore `Set-Cookie` and return it. A client shared by several users would otherwise send one user's cookie with
+    another user's request."""
     client.cookies.jar.set_policy(DefaultCookiePolicy(allowed_domains=[]))
     return client

@@ -1,8 +1,7 @@
-"""Where connections may go that somebody else has named the address of: the public internet, and what an administrator has listed.
+"""Restrict connections to user-supplied addresses: only the public internet and hosts that an administrator has listed are allowed.
 
-Who names an address has this process speak to it from where the process is, behind firewalls and beside other services. A name is
-resolved once, all its addresses are checked, and the connection is made to one of those: a name that means something else a moment
-later leads nowhere.
+Without this check, a user could make this process connect to services behind its firewall. A name is resolved once, all its addresses are
+checked, and the connection is made to one of the checked addresses, so changing the DNS record afterwards (DNS rebinding) has no effect.
 """
 
 from __future__ import annotations
@@ -22,7 +21,8 @@ from sandyard.kit.names import Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 _TRANSLATED = (ipaddress.IPv6Network("64:ff9b::/96"), ipaddress.IPv6Network("64:ff9b:1::/48"))
 _NEVER_PUBLIC = tuple(map(ipaddress.ip_network, ("192.0.0.0/24", "fec0::/10", "::/96", "::ffff:0:0:0/96")))
-"""What Python's `is_global` of some versions takes for public: protocol assignments, former site-local and IPv4-compatible addresses."""
+"""Networks that `is_global` of some Python versions considers public: protocol assignments, former site-local and IPv4-compatible
+addresses."""
 _ROUTES, _ADDRESSES6 = Path("/proc/net/fib_trie"), Path("/proc/net/if_inet6")
 _REREAD_SECONDS = 5.0
 _ROUTE = re.compile(r"\|-- (?P<address>[0-9.]+)\n(?P<kinds>(?:\s+/\d+ .*\n)+)")
@@ -36,8 +36,8 @@ class PrivateAddressError(ForbiddenError):
 
 
 class Destinations:
-    """`private`: names (`git.corp.example`, `*.corp.example`), addresses and networks (`10.1.0.0/16`) that may be reached though they
-    are not public. ValueError for what is none of these."""
+    """The addresses that may be connected to. `private` lists names (`git.corp.example`, `*.corp.example`), addresses and networks
+    (`10.1.0.0/16`) that are allowed although they are not public. Raises ValueError for any other entry."""
 
     def __init__(self, private: Sequence[str] = ()) -> None:
         self._networks: list[Network] = []
@@ -47,23 +47,23 @@ class Destinations:
                 self._networks.append(ipaddress.ip_network(entry.strip("[]"), strict=False))
             except ValueError:
                 if not entry or "/" in entry or ":" in entry or "*" in entry.removeprefix("*."):
-                    raise ValueError(f"{entry!r} is no host name, address or network") from None
+                    raise ValueError(f"{entry!r} is not a host name, address or network") from None
                 self._names.add(entry.lower())
 
     def check_name(self, host: str) -> None:
-        """PrivateAddressError for what is known to be private without asking anybody: an address, or this machine's own name."""
+        """Raise PrivateAddressError if `host` is private. Only checks what is known without DNS: addresses and the name localhost."""
         if self._is_listed(host):
             return
         try:
             addresses = [ipaddress.ip_address(host.strip("[]"))]
         except ValueError:
             if host.lower() == "localhost" or host.lower().endswith(".localhost"):
-                raise _refused(host) from None
+                raise _private_address_error(host) from None
             return
         self._check(host, addresses)
 
     def check_entry(self, entry: str) -> None:
-        """The same for a name, an address or a network."""
+        """Raise PrivateAddressError if a name, an address or a network is private."""
         try:
             network = ipaddress.ip_network(entry.strip("[]"), strict=False)
         except ValueError:
@@ -72,10 +72,11 @@ class Destinations:
         listed = any(network[0] in known and network[-1] in known for known in self._networks)
         attached = any(network.version == own.version and network.overlaps(own) for own in attached_networks())
         if not listed and (attached or not (is_public(network[0]) and is_public(network[-1]))):
-            raise _refused(entry)
+            raise _private_address_error(entry)
 
     async def resolve(self, host: str) -> list[str]:
-        """The addresses of this host, to which a connection may be made. PrivateAddressError; OSError when it has none."""
+        """Return the addresses of `host` that may be connected to. Raises PrivateAddressError if one is private and OSError if there are
+        none."""
         addresses = await names.look_up(host.strip("[]"))
         if not self._is_listed(host):
             self._check(host, addresses)
@@ -89,21 +90,22 @@ class Destinations:
         for address in addresses:
             listed = any(address in network for network in self._networks)
             if not listed and not is_public(address):
-                raise _refused(host)
+                raise _private_address_error(host)
 
 
 def is_public(address: Address) -> bool:
-    """Whether it, and every address of IPv4 within it to which a gateway would translate it, is on the public internet, and neither
-    this machine's nor a direct neighbour's: a firewall in front of them does not see connections from here."""
+    """Return whether an address is on the public internet, together with every IPv4 address that a gateway would translate it to.
+    Addresses of this machine and its directly attached networks are not public: connections from here bypass the firewall in front of
+    them."""
     private = [*_NEVER_PUBLIC, *attached_networks()]
     return all(
         one.is_global and not one.is_multicast and not any(one in network for network in private)
-        for one in _meant(address)
+        for one in _equivalent_addresses(address)
     )
 
 
 def attached_networks() -> Sequence[Network]:
-    """The public ones of this machine's addresses and of the networks it reaches without a router, as they were some seconds ago."""
+    """Return the public addresses of this machine and the public networks it reaches without a router. Cached for a few seconds."""
     return _read_attached(_ROUTES, _ADDRESSES6, time.monotonic() // _REREAD_SECONDS)
 
 
@@ -129,12 +131,12 @@ def _read(file: Path) -> str:
 
 
 def is_proxied(scheme: str, host: str) -> bool:
-    """Whether connections to this host go through a proxy of this machine's environment, which then decides where they lead."""
+    """Return whether connections to this host go through a proxy from the environment, which then decides where they lead."""
     proxies = getproxies_environment()
     return bool(proxies.get(scheme) or proxies.get("all")) and not proxy_bypass(host)
 
 
-def _meant(address: Address) -> list[Address]:
+def _equivalent_addresses(address: Address) -> list[Address]:
     if isinstance(address, ipaddress.IPv4Address):
         return [address]
     within = [address.ipv4_mapped, address.sixtofour, *(address.teredo or ())]
@@ -143,8 +145,8 @@ def _meant(address: Address) -> list[Address]:
     return [address, *(one for one in within if one is not None)]
 
 
-def _refused(host: str) -> PrivateAddressError:
+def _private_address_error(host: str) -> PrivateAddressError:
     return PrivateAddressError(
-        f"{host[:200]} is in a private network or a network of this machine, which is for administrators only, unless the host is in "
+        f"{host[:200]} is in a private network or a network of this machine. Only administrators may use it, unless the host is listed in "
         "SANDYARD_PRIVATE_HOSTS."
     )

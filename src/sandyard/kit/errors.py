@@ -1,6 +1,6 @@
-"""The closed set of ways an operation can fail, each with a code a program reads and a sentence a person reads.
+"""The closed set of errors an operation can raise. Each has a code for programs and a message for people.
 
-A docstring is the error's default sentence. Each transport maps `status` and `code` once; nobody else does.
+An error's docstring is its default message. Each transport maps `status` and `code` in one place.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class SandyardError(Exception):
 
     @property
     def extra(self) -> Mapping[str, object]:
-        """What a program may want to know besides the code, by the names it has on the wire: JSON, and nothing secret."""
+        """Return additional JSON fields for programs, by their names on the wire. Must not contain secrets."""
         return {}
 
 
@@ -38,19 +38,19 @@ class UnauthenticatedError(SandyardError):
 
 
 class ForbiddenError(SandyardError):
-    """This is not allowed with that key."""
+    """Not allowed with this key."""
 
     code, status = "forbidden", 403
 
 
 class NotFoundError(SandyardError):
-    """There is no such thing."""
+    """Not found."""
 
     code, status = "not_found", 404
 
 
 class ConflictError(SandyardError):
-    """It is not in a state in which this can be done."""
+    """Not possible in the current state."""
 
     code, status = "conflict", 409
 
@@ -68,7 +68,7 @@ class BusyError(SandyardError):
 
 
 class UnreachableError(SandyardError):
-    """The sandbox does not answer."""
+    """The sandbox is not responding."""
 
     code, status = "unreachable", 502
 
@@ -80,6 +80,6 @@ class NoSpaceError(SandyardError):
 
 
 class UnsupportedError(SandyardError):
-    """This engine cannot do that."""
+    """This engine does not support that."""
 
     code, status = "unsupported", 501

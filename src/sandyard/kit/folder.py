@@ -1,4 +1,4 @@
-"""A folder that belongs to one process at a time."""
+"""A directory that only one process uses at a time."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from pathlib import Path
 
 from sandyard.kit.errors import ConflictError, NoSpaceError, SandyardError
 
-PATIENCE_S = 0.5  # who was just killed, or a child of it that is just being started, may hold on for a moment
+PATIENCE_S = 0.5  # a process that was just killed, or a child it was starting, may hold the lock a moment longer
 
 
 class OwnedFolder:
-    """Making one touches nothing; `lock` makes and takes it. `owner` is what whoever has it calls itself."""
+    """A directory with a lock. Creating the object does not touch the disk; `lock` creates and locks the directory. `owner` names the
+    kind of program for error messages."""
 
     def __init__(self, path: Path, owner: str) -> None:
         self.path = path.absolute()
@@ -22,19 +23,19 @@ class OwnedFolder:
         self._lock_fd: int | None = None
 
     def prepare(self) -> None:
-        """Make the directory, readable by its owner only: it holds tokens and what sandboxes wrote. Idempotent."""
+        """Create the directory, readable by its owner only, because it holds tokens and files written by sandboxes. Idempotent."""
         try:
             self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
             self.path.chmod(0o700)
         except OSError as error:
             if error.errno in {errno.ENOSPC, errno.EDQUOT}:
                 raise NoSpaceError(f"There is no space left for the data directory {self.path}.") from error
-            raise SandyardError(f"The data directory {self.path} cannot be made: {error.strerror}.") from error
+            raise SandyardError(f"Could not create the data directory {self.path}: {error.strerror}.") from error
 
     def lock(self) -> None:
-        """Take the directory for this process until `unlock` or its death. ConflictError when another one has it.
+        """Lock the directory for this process until `unlock` or exit. Raises ConflictError if another process holds the lock.
 
-        The descriptor is close-on-exec, so that no child process that outlives this one keeps the lock.
+        The descriptor is close-on-exec, so that a child process that outlives this one does not keep the lock.
         """
         self.prepare()
         fd = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -54,12 +55,12 @@ class OwnedFolder:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
                 if error.errno not in {errno.EWOULDBLOCK, errno.EACCES}:
-                    raise SandyardError(f"{self.path} cannot be locked: {error.strerror}.") from error
+                    raise SandyardError(f"Could not lock {self.path}: {error.strerror}.") from error
                 if time.monotonic() > deadline:
                     holder = os.pread(fd, 32, 0).decode(errors="replace").strip() or "unknown"
                     raise ConflictError(
                         f"The data directory {self.path} is in use by another {self._owner} (process {holder}). "
-                        "Stop that one, or give this one another --data-dir."
+                        "Stop it, or choose another --data-dir."
                     ) from None
                 time.sleep(0.02)
             else:
@@ -70,7 +71,7 @@ class OwnedFolder:
         return self._lock_fd is not None
 
     def unlock(self) -> None:
-        """Idempotent."""
+        """Release the lock. Idempotent."""
         if self._lock_fd is not None:
             os.close(self._lock_fd)
             self._lock_fd = None

@@ -1,4 +1,4 @@
-"""HTTP to addresses that somebody else has named: only where `Destinations` allows it."""
+"""HTTP to user-supplied addresses, restricted by `Destinations`."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from sandyard.kit.destinations import Destinations, is_proxied
 
 
 class GuardedTransport(httpx.AsyncBaseTransport):
-    """Connects to public addresses, and those that an administrator has listed; to each name as it was checked, and not as somebody
-    says a moment later. Raises PrivateAddressError."""
+    """Connects only to public addresses and those that an administrator has listed. A name is connected to at the addresses that were
+    checked, so a later DNS change has no effect. Raises PrivateAddressError."""
 
     def __init__(
         self,
@@ -21,8 +21,9 @@ class GuardedTransport(httpx.AsyncBaseTransport):
         trust: ssl.SSLContext | None = None,
         reuse: bool = True,
     ) -> None:
-        """`reuse` False: every request has a connection of its own. Connections are kept by address, so that those of several names
-        at one address must not be mixed: each was verified for its own name."""
+        """With `reuse` False, every request gets its own connection. Connections are pooled by address, and several names at one address
+        must
+        not share a connection, because each connection was verified for its own name."""
         self._destinations = destinations
         self._trust = trust
         self._reuse = reuse
@@ -39,7 +40,7 @@ class GuardedTransport(httpx.AsyncBaseTransport):
         try:
             addresses = await self._destinations.resolve(url.host)
         except OSError as error:
-            raise httpx.ConnectError(f"{url.host} is not known here", request=request) from error
+            raise httpx.ConnectError(f"{url.host} could not be resolved", request=request) from error
         request.extensions = {**request.extensions, "sni_hostname": url.host}
         for address in addresses:
             request.url = url.copy_with(host=address)
@@ -53,7 +54,7 @@ class GuardedTransport(httpx.AsyncBaseTransport):
         raise httpx.ConnectError(f"{url.host} has no address", request=request)
 
     async def aclose(self) -> None:
-        """It may be used again."""
+        """Close all connections. The transport can be used again."""
         for kept in (self._direct, self._proxied):
             if kept is not None:
                 await kept.aclose()

@@ -1,4 +1,4 @@
-"""Headers of HTTP that are between two neighbours, and nobody else's."""
+"""Hop-by-hop HTTP headers."""
 
 from __future__ import annotations
 
@@ -15,4 +15,4 @@ HOP_BY_HOP = frozenset(
         b"upgrade",
     )
 )
-"""What a proxy does not pass on, in lower case."""
+"""Header names that a proxy does not forward, in lower case."""

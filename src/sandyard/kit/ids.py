@@ -1,4 +1,4 @@
-"""Random names: short ones for things, long ones for secrets."""
+"""Random identifiers and secrets."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import time
 from sandyard.kit.secret import Secret
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyz0123456789"
-_DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"  # in the order in which they sort
+_DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"  # in sort order
 _WIDTH = 10
 _ROOM, _STRIDE = 36**_WIDTH, 1 << 24
 _last, _lock = (0, 0), threading.Lock()
-_LIMIT = 256 - 256 % len(ALPHABET)  # bytes at or above this would make some letters likelier than others
+_LIMIT = 256 - 256 % len(ALPHABET)  # bytes at or above this are skipped: they would make some letters more likely
 
 
 def random_id(prefix: str = "", length: int = 20) -> str:
-    """`prefix` followed by `length` random lowercase letters and digits: fit for host names, paths and URLs."""
+    """Return `prefix` followed by `length` random lowercase letters and digits, suitable for host names, paths and URLs."""
     picked = ""
     while len(picked) < length:
         raw = secrets.token_bytes(length + 8)
@@ -26,18 +26,18 @@ def random_id(prefix: str = "", length: int = 20) -> str:
 
 
 def ordered_id(prefix: str) -> str:
-    """`prefix`, the time in milliseconds and ten random letters: of two ids that a process has made, the later one sorts behind."""
-    global _last  # noqa: PLW0603 - what the next one has to be behind of
+    """Return `prefix`, the time in milliseconds and ten random letters. Ids made by one process sort in the order they were made."""
+    global _last  # noqa: PLW0603 - the next id must sort after the last one
     moment = time.time_ns() // 1_000_000
     with _lock:
         past, number = _last
         again = moment <= past  # in the same millisecond, or the clock was set back
         _last = (past, number + 1 + secrets.randbelow(_STRIDE)) if again else (moment, secrets.randbelow(_ROOM // 2))
         moment, number = _last
-    return prefix + _written(moment) + _written(number)
+    return prefix + _to_base36(moment) + _to_base36(number)
 
 
-def _written(number: int) -> str:
+def _to_base36(number: int) -> str:
     letters = ""
     for _ in range(_WIDTH):
         number, digit = divmod(number, 36)
@@ -46,5 +46,5 @@ def _written(number: int) -> str:
 
 
 def random_secret(prefix: str = "", size: int = 32) -> Secret:
-    """`prefix` followed by `size` random bytes in hexadecimal."""
+    """Return `prefix` followed by `size` random bytes in hexadecimal."""
     return Secret(prefix + secrets.token_hex(size))

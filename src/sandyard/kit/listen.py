@@ -1,4 +1,4 @@
-"""A server's listening socket and its file descriptors: what has to be had before anything else is worth starting."""
+"""Open a server's listening socket and raise its file descriptor limit before anything else starts."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from sandyard.kit.errors import ConflictError, ForbiddenError, InvalidInputError
 BACKLOG = 4096
 INHERITED = "SANDYARD_LISTENER"
 FIRST_FOR_ALL = 1024
-"""Ports below it are root's."""
+"""Ports below this one are reserved for root."""
 EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 BELOW, TRIES = 12_000, 50
-"""A free port is looked for among so many, so often."""
+"""Look for a free port in a range of this size, at most this many times."""
 FILES_WANTED = 1 << 20
-"""A sandbox costs a handful of descriptors, a client one: room for thousands of each."""
+"""A sandbox needs a handful of descriptors and a client one. This leaves room for thousands of each."""
 
 
 def listen(host: str, port: int, kind_of: str = "") -> socket.socket:
-    """Bind and listen. Raises, in a sentence for a person, what keeps it from doing so. `kind_of` is what its options' names
-    begin with."""
+    """Bind and listen. Raises an error with a readable message if that fails. `kind_of` is the prefix of the option names in that
+    message."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (socket.gaierror, UnicodeError):
-        raise InvalidInputError(f"There is no address {host!r} to listen on. Choose another --{kind_of}host.") from None
+        raise InvalidInputError(f"Cannot resolve {host!r} to listen on it. Choose another --{kind_of}host.") from None
     family, kind, protocol, _, address = found[0]
     listener = socket.socket(family, kind, protocol)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
-        listener.listen(BACKLOG)  # only now does the kernel say whether somebody else listens there
+        listener.listen(BACKLOG)  # only now the kernel reports whether the port is in use
     except OSError as error:
         listener.close()
         raise _reason(error, host, port, kind_of) from None
@@ -44,7 +44,7 @@ def listen(host: str, port: int, kind_of: str = "") -> socket.socket:
 
 
 def inherited() -> socket.socket | None:
-    """The one that whoever started this process has opened for it, because its user may not."""
+    """Return the listening socket that the parent process opened for this one, whose user may not bind the port. None if there is none."""
     text = os.environ.pop(INHERITED, None)
     if text is None:
         return None
@@ -55,8 +55,8 @@ def inherited() -> socket.socket | None:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """One that nobody has, and hardly anybody takes before it is listened on: it lies below those that the kernel gives to
-    outgoing connections, and to whoever asks for any. Raises OSError when `host` is no address of this machine."""
+    """Return a port that is free and unlikely to be taken before it is listened on: it lies below the range that the kernel uses for
+    outgoing connections and for port 0. Raises OSError if `host` is not an address of this machine."""
     try:
         first = int(EPHEMERAL.read_text().split()[0])
     except OSError:
@@ -75,7 +75,7 @@ def free_port(host: str = "127.0.0.1") -> int:
 
 
 def is_loopback(host: str) -> bool:
-    """Only programs on this machine get through."""
+    """Return whether only programs on this machine can connect to `host`."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -83,7 +83,7 @@ def is_loopback(host: str) -> bool:
 
 
 def raise_file_limit(wanted: int = FILES_WANTED) -> int:
-    """As many open files as this process may have. The number it may have from now on."""
+    """Raise the limit on open files as far as permitted. Return the new limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     limits = [(max(hard, wanted), max(hard, wanted)), (hard, hard)]  # the first needs privilege
     for new in limits if hard != resource.RLIM_INFINITY else [(hard, hard)]:
@@ -101,9 +101,7 @@ def _reason(error: OSError, host: str, port: int, kind_of: str) -> SandyardError
             f"Port {port} on {host} is in use by another program. Stop it, or choose another --{kind_of}port."
         )
     if error.errno in (errno.EACCES, errno.EPERM):
-        return ForbiddenError(
-            f"Listening on port {port} of {host} is not permitted. Choose a --{kind_of}port above 1023."
-        )
+        return ForbiddenError(f"Not permitted to listen on {host}:{port}. Choose a --{kind_of}port above 1023.")
     if error.errno == errno.EADDRNOTAVAIL:
         return InvalidInputError(f"{host} is not an address of this machine. Choose another --{kind_of}host.")
-    return SandyardError(f"Listening on {host}:{port} failed: {error.strerror}.")
+    return SandyardError(f"Cannot bind {host}:{port}: {error.strerror}.")

@@ -1,14 +1,14 @@
-"""Log events: a `noun_verb`, then the ids that say which one.
+"""Structured log events: a `noun_verb` name followed by fields such as ids.
 
     log = get_logger(__name__)
     log.info("sandbox_paused", sandbox=sandbox.id, kind="memory")
 
-    with bound(request="req_1"):  # every event inside says so, also those of tasks started inside
+    with bound(request="req_1"):  # added to every event inside, also in tasks started inside
         …
 
-Loggers are the standard library's, so that other libraries' lines come out alike; structlog merges what is bound and
-writes the line: `key=value` for people, with colours on a terminal, or one JSON object for machines. Values are taken
-as they are, so a `Secret` prints as `***` in all of them.
+Loggers are the standard library's, so that other libraries' events look the same. structlog merges the bound fields and renders the
+line: `key=value` with colours on a terminal, or one JSON object per line for machines. Values are not converted before, so a `Secret`
+prints as `***` in every format.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Logger:
             self._emit(logging.ERROR, event, fields, None if exc is None else (type(exc), exc, exc.__traceback__))
 
     def _emit(self, level: int, event: str, fields: dict[str, Any], exc_info: Any = None) -> None:
-        """Without a look at who called: the event's name says it, and walking the stack takes longer than the rest."""
+        """Create the record without finding the caller: the event name identifies it, and walking the stack takes longer than the rest."""
         record = logging.LogRecord(self._logger.name, level, "", 0, event, None, exc_info)
         record.__dict__[_FIELDS] = fields
         self._logger.handle(record)
@@ -64,13 +64,13 @@ def get_logger(name: str) -> Logger:
 
 
 def bound(**fields: Any) -> AbstractContextManager[None]:
-    """These fields are part of every event until the end of the block, here and in tasks started here."""
+    """Add these fields to every event until the end of the block, here and in tasks started here."""
     made: AbstractContextManager[None] = _structlog("contextvars").bound_contextvars(**fields)
     return made
 
 
 def configure(level: str = "info", *, as_json: bool = False, stream: IO[str] | None = None) -> None:
-    """Send the log events of the whole process to `stream` (standard error). Called once, by a composition root."""
+    """Send the log events of the whole process to `stream` (default: standard error). Call once, at program start."""
     stream = stream or sys.stderr
     handler = logging.StreamHandler(stream)
     handler.setFormatter(_Formatter(as_json=as_json, colours=not as_json and stream.isatty()))
@@ -80,21 +80,23 @@ def configure(level: str = "info", *, as_json: bool = False, stream: IO[str] | N
 
 
 class _Formatter(logging.Formatter):
-    """Runs structlog's chain over a record: what is bound first, the line last."""
+    """Runs structlog's processors over a record: bound fields are merged first, the line is rendered last."""
 
     def __init__(self, *, as_json: bool, colours: bool) -> None:
         super().__init__()
         self._merge: Step = _structlog("contextvars").merge_contextvars
         self._named = as_json
         self._time = "timestamp" if colours else "time"
-        self._render: Step = _plain
+        self._render: Step = _render_plain
         if as_json:
             encode = json.JSONEncoder(default=str).encode
             self._render = _structlog("processors").JSONRenderer(serializer=lambda entry, **_: encode(entry))
         elif colours:
             dev = _structlog("dev")
             console = dev.ConsoleRenderer(colors=True, sort_keys=False, exception_formatter=dev.plain_traceback)
-            self._render = lambda logger, name, entry: console(logger, name, {k: _tame(v) for k, v in entry.items()})
+            self._render = lambda logger, name, entry: console(
+                logger, name, {k: _escape_value(v) for k, v in entry.items()}
+            )
 
     def format(self, record: logging.LogRecord) -> str:
         level = record.levelname.lower()
@@ -109,7 +111,7 @@ class _Formatter(logging.Formatter):
         return line
 
 
-def _plain(_: Any, __: str, entry: Fields) -> str:
+def _render_plain(_: Any, __: str, entry: Fields) -> str:
     """`2026-01-31T10:00:00.123Z info sandbox_created sandbox=i… ms=2.1`"""
     trace = entry.pop("exception", None)
     words = [entry.pop("time"), entry.pop("level"), _one_line(str(entry.pop("event")))]
@@ -118,13 +120,13 @@ def _plain(_: Any, __: str, entry: Fields) -> str:
 
 
 @functools.lru_cache(maxsize=4)
-def _second(seconds: int) -> str:
+def _format_second(seconds: int) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
 
 
 def _timestamp(created: float) -> str:
     seconds, millis = divmod(int(created * 1000), 1000)
-    return f"{_second(seconds)}.{millis:03}Z"
+    return f"{_format_second(seconds)}.{millis:03}Z"
 
 
 def _one_line(text: str) -> str:
@@ -136,8 +138,8 @@ def _quoted(value: Any) -> str:
     return json.dumps(text, ensure_ascii=False) if not text or " " in text or '"' in text or "=" in text else text
 
 
-def _tame(value: Any) -> Any:
-    """What a terminal would obey is shown instead; a traceback keeps its lines."""
+def _escape_value(value: Any) -> Any:
+    """Escape control characters so that a terminal does not interpret them. A traceback keeps its lines."""
     if isinstance(value, float):
         return f"{value:.3f}"
     return "\n".join(_one_line(line) for line in str(value).split("\n"))
@@ -145,8 +147,8 @@ def _tame(value: Any) -> Any:
 
 @functools.cache
 def _structlog(part: str) -> Any:
-    """Loaded by those who write a log, not by all who import this module: it takes a while. Without rich, which
-    structlog would load for tracebacks that are not used here: half a second and 7 MiB of every engine."""
+    """Import part of structlog on first use, because importing it is slow. rich is hidden from structlog, which would load it for
+    tracebacks that are not used here, at a cost of half a second and 7 MiB per engine."""
     if "rich" in sys.modules:
         return importlib.import_module(f"structlog.{part}")
     sys.modules["rich"] = None  # type: ignore[assignment]

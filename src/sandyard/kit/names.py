@@ -1,7 +1,7 @@
-"""The addresses of host names that strangers give.
+"""Resolve untrusted host names.
 
-The event loop looks names up in a few threads that everything in the process shares. A name whose server never answers keeps a thread for
-half a minute, so that a handful of them would stop all lookups. Here the name servers are asked directly, without threads.
+The event loop resolves names in a small thread pool that the whole process shares. A name whose server never answers blocks a thread for
+half a minute, so a handful of them would stop all lookups. Here the name servers are queried directly, without threads.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ _LOOPBACK: tuple[Address, ...] = (ipaddress.IPv4Address("127.0.0.1"), ipaddress.
 
 
 async def look_up(host: str) -> list[Address]:
-    """Return the addresses of a host, those of IPv4 first. Raises OSError when it has none, or nobody answers in LOOKUP_SECONDS.
+    """Return the addresses of a host, IPv4 first. Raises OSError if it has none or no name server answers within LOOKUP_SECONDS.
 
-    Knows /etc/hosts and the name servers of /etc/resolv.conf, and none of the other sources that the system may be set up with.
+    Uses /etc/hosts and the name servers of /etc/resolv.conf, but no other sources that the system may be configured with.
     """
     host = host.rstrip(".")
-    return _literal(host) or _local(host) or await ask_name_servers(host)
+    return _parse_address(host) or _look_up_local(host) or await ask_name_servers(host)
 
 
-def _literal(host: str) -> list[Address]:
-    """The address that is written out here, also in the old ways of writing one (127.1, 2130706433)."""
+def _parse_address(host: str) -> list[Address]:
+    """Return the address if `host` is one, also in legacy notation (127.1, 2130706433)."""
     try:
         return [ipaddress.ip_address(host.partition("%")[0])]
     except ValueError:
@@ -40,7 +40,7 @@ def _literal(host: str) -> list[Address]:
         return []
 
 
-def _local(host: str) -> list[Address]:
+def _look_up_local(host: str) -> list[Address]:
     name = host.lower()
     if name == "localhost" or name.endswith(".localhost"):
         return list(_LOOPBACK)
@@ -49,7 +49,7 @@ def _local(host: str) -> list[Address]:
     except OSError:
         return []
     entries = (line.partition("#")[0].lower().split() for line in lines)
-    return [found for words in entries if name in words[1:] for found in _literal(words[0])]
+    return [found for words in entries if name in words[1:] for found in _parse_address(words[0])]
 
 
 async def ask_name_servers(host: str) -> list[Address]:
@@ -59,5 +59,5 @@ async def ask_name_servers(host: str) -> list[Address]:
         answers = await resolver.resolve_name(host, lifetime=LOOKUP_SECONDS)
         found = [ipaddress.ip_address(address) for address in answers.addresses()]
     except (dns.exception.DNSException, UnicodeError, ValueError) as error:
-        raise OSError(f"{host[:200]!r} has no address: {type(error).__name__}") from None
+        raise OSError(f"{host[:200]!r} could not be resolved: {type(error).__name__}") from None
     return sorted(found, key=lambda address: address.version)

@@ -1,4 +1,4 @@
-"""openat2: opening a path that somebody else chose, without being led to where they want."""
+"""openat2: open an untrusted path without following it outside a directory."""
 
 from __future__ import annotations
 
@@ -17,18 +17,17 @@ _libc.syscall.restype = ctypes.c_long
 
 
 class Resolve(enum.IntFlag):
-    """How the kernel looks a path up; its own numbers."""
+    """Flags for path resolution, with the kernel's values."""
 
-    NO_XDEV = 0x01  # no other mount on the way
-    NO_MAGICLINKS = 0x02  # no link of procfs
+    NO_XDEV = 0x01  # do not cross mount points
+    NO_MAGICLINKS = 0x02  # do not follow procfs links
     NO_SYMLINKS = 0x04
-    BENEATH = 0x08  # what leads out of the directory is an error (EXDEV)
-    IN_ROOT = 0x10  # as if the directory were `/`: links and `..` stay within
+    BENEATH = 0x08  # leaving the directory is an error (EXDEV)
+    IN_ROOT = 0x10  # treat the directory as `/`: links and `..` stay inside
 
 
 def open_within(root: int, path: str, flags: int, mode: int = 0, *, resolve: Resolve) -> int:
-    """A descriptor of what is at `path` below the open directory `root`. Blocks. Raises OSError, ValueError for a null
-    byte."""
+    """Return a descriptor for `path` below the open directory `root`. Blocks. Raises OSError, or ValueError for a null byte."""
     raw = os.fsencode(path)
     if b"\0" in raw:
         raise ValueError("embedded null byte")
@@ -38,6 +37,6 @@ def open_within(root: int, path: str, flags: int, mode: int = 0, *, resolve: Res
         if fd >= 0:
             return fd
         code = ctypes.get_errno()
-        if code not in {errno.EAGAIN, errno.EINTR}:  # EAGAIN: something was moved while the kernel looked
+        if code not in {errno.EAGAIN, errno.EINTR}:  # EAGAIN: something was renamed during the lookup
             break
     raise OSError(code, os.strerror(code), path)

@@ -1,7 +1,7 @@
-"""Parse what others send in short turns, so that many tiny pieces from one connection do not hold up all the others.
+"""Parse received data in short slices, so that many tiny pieces from one connection do not delay all the others.
 
-A chunk of HTTP or a frame of a WebSocket costs the same whether it carries one byte or a million. A single read may bring tens of
-thousands of them, which is more work than an event loop may do at once.
+An HTTP chunk or a WebSocket frame costs the same whether it carries one byte or a million. A single read may contain tens of
+thousands of them, which is more work than the event loop should do at once.
 """
 
 from __future__ import annotations
@@ -13,19 +13,18 @@ from collections.abc import Callable
 from weakref import WeakKeyDictionary
 
 PARTS = 128
-"""After how many parts (chunks, frames) a connection lets others have their turn."""
+"""After how many parts (chunks, frames) a connection yields to others."""
 TURN_SECONDS, REST_SECONDS = 0.002, 0.002
-"""How long connections with work left are served at a time, and how long everything else then has the loop."""
+"""How long connections with work left are served at a time, and how long the loop is then free for everything else."""
 PIECES = 16
-"""How many pieces are passed on between two rests, by all connections together."""
+"""How many pieces all connections together may forward between two pauses."""
 
 
 class Inflow:
-    """What a connection has received and is still to be parsed. Reading is paused while there is any.
+    """The unparsed input of a connection. Reading is paused while there is any.
 
-    `parse` takes the next piece, of at most `slice_bytes`, and returns how many parts were in it. A piece is the least that is parsed at
-    once. While `wanted` returns false nothing is parsed, and while `may_read` does (unless given, it is `wanted`) nothing is read; call
-    `go_on` when one of them may return true again.
+    `parse` parses the next piece of at most `slice_bytes` and returns how many parts it contained. Nothing is parsed while `wanted` returns
+    false, and nothing is read while `may_read` (default: `wanted`) returns false. Call `go_on` when one of them may return true again.
     """
 
     def __init__(
@@ -45,15 +44,15 @@ class Inflow:
         self._waiting = b""
         self._position = 0
         self._at_end: Callable[[], None] | None = None
-        self.queued = False  # by the turns
+        self.queued = False  # by _Turns
 
     @property
     def busy(self) -> bool:
-        """Whether something waits to be parsed."""
+        """Whether data is waiting to be parsed."""
         return bool(self._waiting)
 
     def receive(self, data: bytes) -> None:
-        """Parse what was received, now as far as one turn goes. The rest follows by itself."""
+        """Parse the received data, as much as fits in one turn. The rest is scheduled."""
         if self._waiting:
             self._waiting = self._waiting[self._position :] + data
             self._position = 0
@@ -64,14 +63,14 @@ class Inflow:
             _turns().add(self)
 
     def go_on(self) -> None:
-        """Parse and read again, if that is wanted."""
+        """Resume parsing and reading, if `wanted` and `may_read` allow it."""
         if self._waiting:
             _turns().add(self)
         else:
             self._resume_reading()
 
     def end(self, callback: Callable[[], None]) -> None:
-        """Nothing more will come. Call `callback` once all of it is parsed: now, if nothing waits."""
+        """Handle the end of the input. Call `callback` once everything is parsed: immediately if nothing is waiting."""
         if self._waiting:
             self._at_end = callback
             _turns().add(self)
@@ -79,7 +78,7 @@ class Inflow:
             callback()
 
     def drop(self) -> None:
-        """Forget what was not parsed."""
+        """Discard unparsed data."""
         self._waiting, self._position = b"", 0
 
     def abort(self) -> None:
@@ -87,7 +86,7 @@ class Inflow:
         self._transport.abort()
 
     def take_turn(self) -> bool:
-        """Parse until PARTS are exceeded; true when more can be parsed now."""
+        """Parse until PARTS is exceeded. Return whether more can be parsed now."""
         parts = 0
         while self._waiting and parts < PARTS and self._wanted():
             piece = self._waiting[self._position : self._position + self._slice_bytes]
@@ -115,14 +114,14 @@ class Inflow:
 
 
 class _Turns:
-    """The connections of one event loop that have more to parse, each in its turn."""
+    """A round-robin queue of the connections of one event loop that have more to parse."""
 
     def __init__(self) -> None:
         self._queue: deque[Inflow] = deque()
         self._scheduled = False
 
     def add(self, inflow: Inflow) -> None:
-        """Idempotent."""
+        """Add a connection to the queue. Idempotent."""
         if inflow.queued:
             return
         inflow.queued = True
@@ -139,8 +138,8 @@ class _Turns:
             inflow.queued = False
             try:
                 more = inflow.take_turn()
-            except Exception as error:  # as the loop does when `data_received` fails
-                loop.call_exception_handler({"message": "Parsing what was received failed.", "exception": error})
+            except Exception as error:  # like the loop when `data_received` fails
+                loop.call_exception_handler({"message": "Could not parse received data.", "exception": error})
                 inflow.abort()
                 continue
             if more and not inflow.queued:
@@ -154,7 +153,7 @@ class _Turns:
 
 
 class _Turnstile:
-    """Lets PIECES through, then nobody for REST_SECONDS; then those who wait, in the order in which they came."""
+    """Lets PIECES pass, then none for REST_SECONDS, then continues with the waiting ones in order."""
 
     def __init__(self) -> None:
         self._left = PIECES
@@ -179,13 +178,13 @@ class _Turnstile:
         self._resting, self._left = False, PIECES
         while self._waiting and self._left:
             turn = self._waiting.popleft()
-            if not turn.done():  # else whoever waited was cancelled
+            if not turn.done():  # otherwise the waiter was cancelled
                 turn.set_result(None)
                 self._pass_one()
 
 
 async def take_turn() -> None:
-    """Call before passing on a piece of somebody's stream. Returns at once unless very many pieces are passed on."""
+    """Call before forwarding a piece of a stream. Returns immediately unless very many pieces are being forwarded."""
     await _TURNSTILES.setdefault(asyncio.get_running_loop(), _Turnstile()).enter()
 
 

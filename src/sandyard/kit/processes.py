@@ -1,10 +1,10 @@
-"""Child processes, started by vfork.
+"""Child processes, started with vfork.
 
-uvloop starts them by fork, which copies the page tables of all memory the parent has while its loop stands still: for the
-platform 5 ms each, and ten times as long on a busy machine. `subprocess` of the standard library copies nothing.
+uvloop uses fork, which copies the page tables of all the parent's memory while its loop is blocked: 5 ms each for the platform, and
+ten times as long on a busy machine. The standard library's `subprocess` copies nothing.
 
-Nor are uvloop's pipes used: it closes a descriptor and then the file object it came in, whose number may by then be that of
-a file which another thread has opened.
+uvloop's pipes are not used either: it closes a descriptor and then the file object it came from, whose number may by then belong to a
+file that another thread has opened.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import IO
 
 
 class Output:
-    """The end of a pipe that is read, by one reader at a time. Owns its descriptor, and gives it up at the end of what is written."""
+    """The read end of a pipe, for one reader at a time. Owns its descriptor and closes it at end of file."""
 
     def __init__(self, descriptor: int) -> None:
         os.set_blocking(descriptor, False)
@@ -28,8 +28,8 @@ class Output:
         self._readable: asyncio.Future[None] | None = None
 
     async def read(self, most: int) -> bytes:
-        """What is there, no more than `most` bytes, as soon as there is some; nothing when everybody has closed it. Others always have a
-        turn first: a process may write as fast as it is read."""
+        """Return up to `most` bytes as soon as some are available, or nothing at end of file. Always yields to other tasks first, because a
+        process may write as fast as it is read."""
         await asyncio.sleep(0)
         while self._descriptor is not None:
             try:
@@ -43,7 +43,7 @@ class Output:
         return b""
 
     async def _wait(self, descriptor: int) -> None:
-        assert self._readable is None, "somebody reads it already"
+        assert self._readable is None, "another task is already reading"
         loop = asyncio.get_running_loop()
         self._readable = loop.create_future()
         loop.add_reader(descriptor, self._wake)
@@ -59,7 +59,7 @@ class Output:
             self._readable.set_result(None)
 
     def close(self) -> None:
-        """Whoever reads it has come to the end. Idempotent."""
+        """Close the pipe. A waiting reader gets end of file. Idempotent."""
         if self._descriptor is not None:
             asyncio.get_running_loop().remove_reader(self._descriptor)
             os.close(self._descriptor)
@@ -68,7 +68,7 @@ class Output:
 
 
 class Process:
-    """The leader of a session of its own. `stdout` and `stderr` are there to be read; `returncode` is None while it runs."""
+    """A child process that leads its own session. Read `stdout` and `stderr`; `returncode` is None while it runs."""
 
     def __init__(self, popen: subprocess.Popen[bytes], stdout: Output, stderr: Output) -> None:
         self._popen = popen
@@ -91,12 +91,13 @@ class Process:
         return self._popen.returncode
 
     def signal_all(self, number: signal.Signals) -> None:
-        """To it and all it has started that stayed in its group, also when it has ended itself."""
+        """Send a signal to the process group: the process and the children that stayed in its group, even if the process itself has
+        ended."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, number)
 
     def close(self) -> None:
-        """Stops reading. Idempotent."""
+        """Stop reading its output. Idempotent."""
         self.stdout.close()
         self.stderr.close()
 
@@ -115,7 +116,7 @@ def start(
     stdin: int | IO[bytes] = subprocess.DEVNULL,
     pass_fds: Sequence[int] = (),
 ) -> Process:
-    """Waits for the child's exec, which takes a millisecond. FileNotFoundError when there is no such program, or folder."""
+    """Start a process and wait for its exec, about a millisecond. Raises FileNotFoundError if the program or directory does not exist."""
     with contextlib.ExitStack() as read, contextlib.ExitStack() as written:
         outputs, ends = [], []
         for _ in range(2):

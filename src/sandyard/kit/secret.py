@@ -1,4 +1,4 @@
-"""A string that no log, traceback or debugger prints by accident."""
+"""A string that logs, tracebacks and debuggers do not print by accident."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from typing import Any, NoReturn
 
 
 class Secret:
-    """Holds a secret string. `repr`, `str` and `format` give `***`; only `reveal` gives the value.
+    """Holds a secret string. `repr`, `str` and `format` return `***`; only `reveal` returns the value.
 
-    Comparison is in constant time. Not picklable and not JSON-able on purpose: whoever stores a secret says so with
-    `reveal`.
+    Comparison takes constant time. It can't be pickled or converted to JSON: code that stores a secret must call `reveal` explicitly.
     """
 
     __slots__ = ("_value",)
@@ -22,7 +21,7 @@ class Secret:
         return self._value
 
     def matches(self, candidate: str | None) -> bool:
-        """True when `candidate` is this secret; takes as long for a wrong one as for the right one."""
+        """Return whether `candidate` is this secret, in constant time."""
         return candidate is not None and hmac.compare_digest(self._value.encode(), candidate.encode(errors="replace"))
 
     def __eq__(self, other: object) -> bool:
@@ -43,7 +42,7 @@ class Secret:
         return format("***", spec)
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a Secret is not serialised by accident: use reveal()")
+        raise TypeError("a Secret cannot be serialised: use reveal()")
 
     def __copy__(self) -> Secret:
         return self

@@ -1,4 +1,4 @@
-"""An HTTP server that bounds its clients and leaves signals to whoever runs it."""
+"""An HTTP server with limits on its clients that leaves signal handling to its caller."""
 
 from __future__ import annotations
 
@@ -17,37 +17,37 @@ from sandyard.kit import connections
 from sandyard.kit.pacing import Inflow
 
 SLICE_BYTES = 4096
-"""How much of what a client sent is parsed at once, at most: several hundred chunks of one byte."""
+"""How many received bytes are parsed at once, at most: several hundred chunks of one byte."""
 SILENT_LIMIT = 64 * 1024
-"""How many bytes a client may send without completing a head or a piece of a body."""
+"""How many bytes a client may send without completing a head or part of a body."""
 HEADERS_LIMIT = 256
 PIPELINE_LIMIT = 100
-"""Most pipelined requests that may wait on one connection. Each takes tens of kilobytes of memory."""
+"""How many pipelined requests may wait on one connection. Each takes tens of kilobytes of memory."""
 PIPELINE_BYTES = 256 * 1024
-"""Most bytes that they may have together."""
+"""How many bytes waiting pipelined requests may have together."""
 HEAD_SECONDS = 20.0
-"""How long a client may take to say what it wants, from its connection or the first byte of its request."""
+"""How long a client may take to send its headers, from the start of the connection or the first byte of the request."""
 BODY_SECONDS, BODY_BYTES_PER_SECOND = 60.0, 100
-"""How often it is looked whether the rest of a body arrives at that rate. Time in which the application does not read is not counted."""
+"""How often to check that a body arrives at this rate. Time in which the application does not read is not counted."""
 STREAM_SILENCE_SECONDS = 600.0
-"""How long a body may pause whose sender may take its time (`allow_slow_body`)."""
+"""How long a streaming body may pause (`allow_slow_body`)."""
 STRANGER_SECONDS = 15
-"""How long an idle connection is kept on which nobody has authenticated. After that, as long as the server says."""
+"""How long an idle unauthenticated connection is kept. Authenticated ones are kept for the server's keep-alive time."""
 RETRY_SECONDS = 5
-"""When to come again, for clients that find no room."""
+"""The Retry-After sent to clients that are refused for lack of connections."""
 AUTHENTICATED = "sandyard.authenticated"
-"""Name of the scope extension whose `mark` says that the client has shown a valid credential. Missing once it was said."""
+"""Name of the scope extension whose `mark` reports that the client sent a valid credential. Missing once that was reported."""
 
 
 def mark_authenticated(scope: MutableMapping[str, Any]) -> None:
-    """Tell the server that this request's client has shown a valid credential: its connection is kept longer."""
+    """Report that this request's client sent a valid credential, so that its connection is kept longer."""
     extension = scope.get("extensions", {}).get(AUTHENTICATED)
     if extension is not None:
         extension["mark"]()
 
 
 class Server(uvicorn.Server):
-    """uvicorn without its own signal handling: it would end the process before what it serves is closed."""
+    """uvicorn without its own signal handling, which would end the process before the application is closed."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -55,13 +55,13 @@ class Server(uvicorn.Server):
 
 
 def local_url(host: str, port: int) -> str:
-    """Where a client on this machine finds a server that listens there."""
+    """Return the URL at which a client on this machine reaches a server that listens there."""
     name = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)  # noqa: S104
     return f"http://{name}:{port}"
 
 
 class _Flow(FlowControl):
-    """Reads on only when all that was read is parsed."""
+    """Resumes reading only when everything that was read is parsed."""
 
     def __init__(self, transport: asyncio.Transport, inflow: Inflow) -> None:
         super().__init__(transport)
@@ -74,15 +74,15 @@ class _Flow(FlowControl):
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """uvicorn's own, with bounds: a client whose head, trailer or chunk extension grows without end, or never comes to an
-    end, is sent away before it costs anything; so is one whose body arrives more slowly than anybody's line is, one that reads
-    nothing of its answers, and one too many (`connections`). A client that sends many tiny chunks has to wait for others (`pacing`)."""
+    """uvicorn's protocol with limits. It disconnects clients whose head, trailer or chunk extension is too large or too slow, whose body
+    arrives too slowly, that do not read their responses, and that exceed the limit on `connections`. A client that sends many tiny chunks
+    waits for others (`pacing`)."""
 
     authenticated = False
     _unread: connections.UnreadWatch
     _inflow: Inflow
     _parts = 0  # chunks, headers and requests so far
-    _running: RequestResponseCycle | None = None  # the one that is answered; `cycle` is the one that arrives
+    _running: RequestResponseCycle | None = None  # the request being answered; `cycle` is the one being received
     _waiting_bytes = 0  # of pipelined requests
     _silent = 0
     _progress = False
@@ -94,7 +94,7 @@ class BoundedProtocol(HttpToolsProtocol):
     _body_held_up = False  # by the application, since the timer was set
     _slow_scope: object = None  # of the request whose body may be slow
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # same as in uvicorn
         super().connection_made(transport)
         self._inflow = Inflow(
             transport, self._parse, slice_bytes=SLICE_BYTES, may_read=lambda: not self.flow.read_paused
@@ -106,7 +106,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if connections.CONNECTIONS.enter(self):
             self._expect_head()
         else:
-            self.refuse(503, "The server has no connection left. Try again in a few seconds.")
+            self.refuse(503, "Too many connections. Try again in a few seconds.")
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._leave()
@@ -121,7 +121,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._unread.end()
 
     def _disconnect(self) -> None:
-        """The application learns at once that its client is gone, and what it still says is not sent."""
+        """Tell the application that its client is gone. What it still sends is discarded."""
         self.pipeline.clear()
         for cycle in (self._running, self.cycle):
             if cycle is not None and not cycle.response_complete:
@@ -135,7 +135,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.transport.abort()
 
     def close(self) -> None:
-        """End the connection after what was sent so far, if the client reads it."""
+        """Close the connection after the data sent so far, if the client reads it."""
         self.transport.close()
         if self.transport.get_write_buffer_size():
             self._unread.begin()
@@ -165,7 +165,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._head_timer = None
 
     def allow_slow_body(self, scope: object) -> None:
-        """The application wants this request's body however slowly it comes: it is a stream."""
+        """Accept this request's body at any rate, because it is a stream."""
         self._slow_scope = scope
 
     def _expect_body(self) -> None:
@@ -174,14 +174,14 @@ class BoundedProtocol(HttpToolsProtocol):
         self._body_timer = self.loop.call_later(seconds, self._look_at_body, seconds)
 
     def _look_at_body(self, seconds: float) -> None:
-        """Whether enough of it came since the timer was set."""
+        """Check that enough of the body arrived since the timer was set."""
         cycle = self.cycle
         answering = (
             cycle.response_started and not cycle.response_complete
-        )  # both sides talk: it is for the application to end
+        )  # both sides are sending: the application decides when to end
         if self._slow_scope is self.scope:
             enough = self._body_bytes > 0 or seconds < STREAM_SILENCE_SECONDS
-            late = f"Nothing of the request's body arrived for {seconds:.0f} seconds."
+            late = f"No part of the request's body arrived for {seconds:.0f} seconds."
         else:
             enough = self._body_bytes >= BODY_BYTES_PER_SECOND * seconds
             late = f"The request's body arrives too slowly: send at least {BODY_BYTES_PER_SECOND} bytes a second."
@@ -205,7 +205,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._inflow.receive(data)
 
     def _parse(self, data: bytes) -> int:
-        """The next piece of what the client sent. Returns how many parts were in it."""
+        """Parse the next piece of received data. Return how many parts it contained."""
         before = self._parts
         self._progress = False
         super().data_received(data)
@@ -220,7 +220,7 @@ class BoundedProtocol(HttpToolsProtocol):
         elif self._in_body and self._body_timer is None:
             self._expect_body()
         elif self._silent and not self._in_body and self._head_timer is None and not self._is_answering():
-            self._expect_head()  # bytes between requests that begin none
+            self._expect_head()  # bytes between requests that do not start a request
 
     def _is_answering(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
@@ -229,7 +229,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._body_is_there()
         self._inflow.drop()
         super().handle_websocket_upgrade()
-        # the connection counts until it is lost, which its next protocol is told
+        # the connection counts until it is lost, which is reported to its next protocol
         handed: asyncio.BaseProtocol = self.transport.get_protocol()
         lost = handed.connection_lost
 
@@ -251,7 +251,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         self._parts += 1
         if not self._in_head:
-            return  # a trailer: nobody here asks for one
+            return  # a trailer, which is not used
         if len(self.headers) >= HEADERS_LIMIT:
             raise ValueError("too many headers")
         super().on_header(name, value)
@@ -288,7 +288,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if done:
             connections.CONNECTIONS.idle(self)
         if self.transport.get_write_buffer_size():
-            self._unread.begin()  # it may be the last that is written
+            self._unread.begin()  # this may be the last write
 
     def on_body(self, body: bytes) -> None:
         self._progress = True
@@ -300,19 +300,19 @@ class BoundedProtocol(HttpToolsProtocol):
         self._body_held_up = self._body_held_up or self.flow.read_paused
 
     def on_message_complete(self) -> None:
-        self._progress = True  # the end of a chunked body may come alone
+        self._progress = True  # the end of a chunked body may arrive separately
         self._body_is_there()
         super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
         if self._pipeline_is_full():
             most = f"{PIPELINE_LIMIT} requests or {PIPELINE_BYTES // 1024} KiB"
-            self.refuse(400, f"Too many pipelined requests: wait for answers after {most}.")
+            self.refuse(400, f"Too many pipelined requests: wait for responses after {most}.")
         else:
             self.refuse(400, "The request is not valid HTTP/1.1.")
 
     def refuse(self, status: int, message: str) -> None:
-        """Answer what is no request, and hang up. Within another answer there is nothing to say."""
+        """Send an error response and close the connection. If another response is being sent, only close."""
         running = self._running
         answering = running is not None and running.response_started and not running.response_complete
         self._inflow.drop()
@@ -329,5 +329,5 @@ class BoundedProtocol(HttpToolsProtocol):
         self.close()
 
     def problem(self, status: int, message: str) -> tuple[bytes, dict[str, object]]:
-        """The content type and JSON of an error."""
+        """Return the content type and JSON body of an error."""
         return b"application/json", {"code": status, "message": message}

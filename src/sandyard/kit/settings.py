@@ -1,4 +1,4 @@
-"""Settings: a frozen model whose fields come from options, then from variables, then from defaults."""
+"""Settings: a frozen model whose fields come from options, then environment variables, then defaults."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ from sandyard.kit.errors import InvalidInputError
 
 ENV_PREFIX = "SANDYARD_"
 PATHS = ("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "GIT_SSL_CAINFO", "TMPDIR")
-"""Variables of others that name a file or a folder."""
+"""Other programs' environment variables that name a file or a directory."""
 LEVELS = frozenset(("debug", "info", "warning", "error"))
 
 
 class Settings(BaseModel):
-    """`SANDYARD_<NAME>` is the variable of a field, unless `variables` names another one or None."""
+    """The environment variable of a field is `SANDYARD_<NAME>`, unless `variables` names another one, or None for no variable."""
 
     model_config = ConfigDict(frozen=True, arbitrary_types_allowed=True, extra="forbid")
     variables: ClassVar[Mapping[str, str | None]] = {}
 
     @classmethod
     def load(cls, environ: Mapping[str, str] | None = None, **given: Any) -> Self:
-        """`given` (options that are not None) over variables over defaults. InvalidInputError names the bad one."""
+        """Return the settings. `given` (options that are not None) wins over variables, which win over defaults. Raises InvalidInputError,
+        which names the invalid field."""
         environ = os.environ if environ is None else environ
         values: dict[str, Any] = {}
         for name in cls.model_fields:
@@ -42,7 +43,7 @@ class Settings(BaseModel):
 
 
 def anchored(environ: Mapping[str, str], *kinds: type[Settings]) -> dict[str, str]:
-    """`environ` with the paths in it made absolute, for a process that is started in another directory."""
+    """Return `environ` with absolute paths, for a process that starts in another directory."""
     found = dict(environ)
     for kind in kinds:
         for name, field in kind.model_fields.items():
@@ -58,14 +59,14 @@ def anchored(environ: Mapping[str, str], *kinds: type[Settings]) -> dict[str, st
 
 
 def known_level(value: str) -> str:
-    """For a field that is the least severe level to log."""
+    """Validate a log level: the least severe level to log."""
     if value.lower() not in LEVELS:
-        raise ValueError("is one of debug, info, warning, error")
+        raise ValueError("must be one of debug, info, warning, error")
     return value.lower()
 
 
 def home() -> Path:
-    """Where what outlives a restart lies, unless somebody says otherwise."""
+    """Return the default data directory."""
     if os.geteuid() == 0:
         return Path("/var/lib/sandyard")
     return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "sandyard"

@@ -1,4 +1,4 @@
-"""HTTP clients that send the requests of several people."""
+"""HTTP clients that send the requests of several users."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sandyard.kit.encodings import accept_encodings
 
 
 def open_shared_client(*, encodings: Sequence[str] = (), **options: Any) -> httpx.AsyncClient:
-    """Return a client that keeps no cookies, follows no redirects and refuses responses in other encodings. `options`: httpx's own."""
+    """Return a client that stores no cookies, follows no redirects and refuses other encodings. `options` are passed to httpx."""
     return discard_cookies(
         httpx.AsyncClient(follow_redirects=False, event_hooks=accept_encodings(*encodings), **options)
     )

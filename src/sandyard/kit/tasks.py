@@ -1,4 +1,4 @@
-"""Tasks that belong to somebody: none is lost to the garbage collector, none fails unseen, all end with their owner."""
+"""Background tasks with an owner: none is lost to the garbage collector, none fails silently, all end with their owner."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ T = TypeVar("T")
 log = get_logger(__name__)
 
 AGAIN_S = 1.0
-"""A task that caught its cancellation is cancelled again after so long."""
+"""A task that swallowed its cancellation is cancelled again after this many seconds."""
 
 
 async def end_tasks(*tasks: asyncio.Task[Any]) -> None:
-    """Cancel them and wait until each has ended. Whoever is cancelled while waiting here is so when they have, and however often
-    that happens, they have their time to end in."""
+    """Cancel tasks and wait until each has ended. If the caller is cancelled while waiting, even repeatedly, it still waits for the tasks
+    and then raises CancelledError."""
     now = asyncio.get_running_loop().time
     left, cancelled = {task for task in tasks if not task.done()}, None
     while left:
@@ -38,8 +38,8 @@ async def end_tasks(*tasks: asyncio.Task[Any]) -> None:
 
 @contextlib.contextmanager
 def heeded() -> Iterator[None]:
-    """Around calls into libraries: a cancellation that one of them swallows, or takes for an error, ends the block as it should.
-    `asyncio.wait_for` of Python 3.11 swallows one that comes together with what it waits for."""
+    """Wrap calls into libraries: if one swallows a cancellation or treats it as an error, the block still ends with CancelledError.
+    `asyncio.wait_for` of Python 3.11 swallows a cancellation that arrives together with the result."""
     task = asyncio.current_task()
     assert task is not None
     before = task.cancelling()
@@ -54,7 +54,7 @@ def heeded() -> Iterator[None]:
 
 
 async def uninterrupted(work: Awaitable[T]) -> T:
-    """Return the result of `work`. Cancellation is delayed until it has ended, as for a thread, which can't be stopped."""
+    """Return the result of `work`. Cancellation is delayed until it has ended, because a thread, for example, cannot be stopped."""
     task = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(task)
@@ -74,14 +74,13 @@ class TaskSet:
         return len(self._tasks)
 
     def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Run in the background; a failure is logged."""
+        """Run in the background. A failure is logged."""
         task = self._start(work)
         task.add_done_callback(self._ended)
         return task
 
     async def finish(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run to the end even when the caller is cancelled half-way; then nobody gets the answer, and a failure is
-        logged."""
+        """Run to the end even if the caller is cancelled. Then the result is discarded and a failure is logged."""
         task = self._start(work)
         try:
             return await asyncio.shield(task)
@@ -94,7 +93,7 @@ class TaskSet:
                 self._tasks.discard(task)
 
     async def wait(self, timeout: float) -> bool:  # noqa: ASYNC109 (a bound on waiting, nothing is cancelled)
-        """Let what is running end by itself. False when something still runs after `timeout` seconds."""
+        """Wait for running tasks to end. Return False if some still run after `timeout` seconds."""
         tasks = self._tasks - {asyncio.current_task()}
         if tasks:
             _, pending = await asyncio.wait(tasks, timeout=timeout)
@@ -102,7 +101,7 @@ class TaskSet:
         return True
 
     async def cancel(self) -> None:
-        """End everything now; what is started later is cancelled at once."""
+        """Cancel all tasks. Tasks started later are cancelled immediately."""
         self._closed = True
         await end_tasks(*(task for task in self._tasks if task is not asyncio.current_task()))
 

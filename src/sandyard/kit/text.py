@@ -1,4 +1,4 @@
-"""Text as it can be kept: databases and JSON refuse NUL and halves of characters."""
+"""Make text storable: databases and JSON reject NUL and unpaired surrogates."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ _REFUSED = re.compile("[\x00\ud800-\udfff]")
 
 
 def storable(text: str) -> str:
-    """Each letter that cannot be kept becomes a replacement character."""
+    """Return the text with each character that cannot be stored replaced by U+FFFD."""
     return _REFUSED.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def storable_json(value: Any) -> Any:
-    """The same for every text in a value of lists and dictionaries."""
+    """Apply `storable` to every string in a value of lists and dictionaries."""
     if isinstance(value, str):
         return storable(value)
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Instants as people and programs write them."""
+"""Format instants."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from datetime import UTC, datetime
 
 
 def rfc3339(moment: datetime) -> str:
-    """`2026-01-31T10:00:00.123Z`. The moment has a zone."""
+    """Return, for example, `2026-01-31T10:00:00.123Z`. `moment` must have a time zone."""
     return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

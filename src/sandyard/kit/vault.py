@@ -1,7 +1,7 @@
-"""Encryption of what is stored: AES-256-GCM with a key in a file that only its owner can read.
+"""Encrypt stored secrets: AES-256-GCM with a key in a file that only its owner can read.
 
-Stored bytes: a version (1), the key's id (8), the nonce (12), then the ciphertext with its tag. The words that say where
-it is stored are authenticated with it, so that a value moved to another row does not open there.
+Stored bytes: a version (1), the key's id (8), the nonce (12), then the ciphertext with its tag. The storage location is authenticated
+too, so that a value copied to another row cannot be decrypted there.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _VERSION, _KEY_SIZE, _ID_SIZE, _NONCE_SIZE = 1, 32, 8, 12
 
 
 class VaultError(SandyardError):
-    """A secret cannot be read: the key file is missing, is another one, or the stored value was changed."""
+    """A secret could not be decrypted: the key file is missing or is a different one, or the stored value was changed."""
 
     code, status = "vault", 500
 
 
 class Vault:
-    """Its key is made on first use. All processes on one database need the same file."""
+    """Encrypts with a key that is created on first use. All processes on one database need the same key file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -40,28 +40,28 @@ class Vault:
         self._derivation: bytes | None = None
 
     def seal(self, value: Secret, *place: str) -> bytes:
-        """Blocks for a moment when the key is first read."""
+        """Encrypt a value for a storage location. Blocks for a moment when the key is first read."""
         key_id, cipher = self._key()
         nonce = secrets.token_bytes(_NONCE_SIZE)
-        body = cipher.encrypt(nonce, value.reveal().encode(), _bound_to(place))
+        body = cipher.encrypt(nonce, value.reveal().encode(), _location_data(place))
         return bytes([_VERSION]) + key_id + nonce + body
 
     def open(self, stored: bytes, *place: str) -> Secret:
-        """VaultError when it was sealed with another key, or for another place."""
+        """Decrypt a value. Raises VaultError if it was encrypted with another key or for another location."""
         key_id, cipher = self._key()
         head = 1 + _ID_SIZE
         if len(stored) < head + _NONCE_SIZE or stored[0] != _VERSION:
-            raise VaultError("A stored secret has a form that this version does not know.")
+            raise VaultError("A stored secret has a format that this version does not support.")
         if stored[1:head] != key_id:
-            raise VaultError(f"A secret was stored with another key than the one in {self._path}.")
+            raise VaultError(f"A secret was encrypted with a different key than the one in {self._path}.")
         nonce, body = stored[head : head + _NONCE_SIZE], stored[head + _NONCE_SIZE :]
         try:
-            return Secret(cipher.decrypt(nonce, body, _bound_to(place)).decode())
+            return Secret(cipher.decrypt(nonce, body, _location_data(place)).decode())
         except InvalidTag:
-            raise VaultError("A stored secret was changed, or moved from another place.") from None
+            raise VaultError("A stored secret was changed or copied from another location.") from None
 
     def derive(self, purpose: str) -> bytes:
-        """A key for something else than storing: always the same for one purpose, and no way back from it to the vault's own."""
+        """Return a key for another purpose. Always the same for one purpose. The vault's own key cannot be computed from it."""
         self._key()
         assert self._derivation is not None
         return hmac.new(self._derivation, purpose.encode(), "sha256").digest()
@@ -80,7 +80,7 @@ class Vault:
         except FileNotFoundError:
             return None
         except (OSError, UnicodeDecodeError) as error:
-            raise VaultError(f"The key file {self._path} cannot be read: {error}") from error
+            raise VaultError(f"Could not read the key file {self._path}: {error}") from error
         if mode & 0o077:
             log.warning("key_file_readable_by_others", path=str(self._path), mode=oct(mode & 0o777))
         try:
@@ -88,11 +88,11 @@ class Vault:
         except ValueError:
             key = b""
         if len(key) != _KEY_SIZE:
-            raise VaultError(f"The key file {self._path} does not hold a key: 64 hexadecimal digits.")
+            raise VaultError(f"The key file {self._path} does not contain a key of 64 hexadecimal digits.")
         return key
 
     def _make(self) -> bytes:
-        """Complete or not at all: of two who make it at once, one's key is used by both."""
+        """Create the key file atomically. If two processes do so at once, both use the same key."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         draft = self._path.with_name(f"{self._path.name}.{secrets.token_hex(6)}")
         descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -107,9 +107,9 @@ class Vault:
         finally:
             draft.unlink()
         made = self._read()
-        assert made is not None, "the key file was just made"
+        assert made is not None, "the key file was just created"
         return made
 
 
-def _bound_to(place: tuple[str, ...]) -> bytes:
+def _location_data(place: tuple[str, ...]) -> bytes:
     return json.dumps(place).encode()

@@ -1,4 +1,4 @@
-"""uvicorn's WebSockets, with bounds, and a way to pass one on without looking at its frames."""
+"""uvicorn's WebSockets with limits, and a way to proxy a WebSocket without decoding its frames."""
 
 from __future__ import annotations
 
@@ -16,39 +16,39 @@ from sandyard.kit.connections import UnreadWatch
 from sandyard.kit.pacing import Inflow
 
 RAW = "sandyard.websocket.raw"
-"""Name of the scope extension, and type of the message that accepts a WebSocket in place of `websocket.accept`. Its `headers` are those of
-the answer, all but `Connection` and `Upgrade`. From then on `websocket.receive` and `websocket.send` carry `bytes` as they are on the
-wire, whatever frames they make up, and the connection is closed by returning."""
+"""Name of the scope extension, and type of the message that accepts a WebSocket instead of `websocket.accept`. Its `headers` are the
+response headers except `Connection` and `Upgrade`. Afterwards `websocket.receive` and `websocket.send` carry `bytes` as they are on the
+wire, regardless of frame boundaries. Return to close the connection."""
 SLICE_BYTES = 1024
-"""How much of what a client sent is parsed at once, at most: 170 empty frames."""
+"""How many received bytes are parsed at once, at most: 170 empty frames."""
 FRAMES_PER_SECOND, FRAMES_AT_ONCE = 1000, 10_000
-"""How many frames of a raw WebSocket are followed."""
+"""How many frames of a raw WebSocket are tracked."""
 CLIENT_GONE_SECONDS = 120
-"""After how long a client counts as gone that acknowledges nothing of what it was sent."""
+"""After how many seconds without any acknowledgement a client is considered gone."""
 _PING, _PONG = b"\x89\x00", 0x8A
 _CONTROL = 0x08
-"""Bit of the opcodes of ping, pong and close."""
+"""Bit that the opcodes of ping, pong and close have in common."""
 
 
 class FrameTracker:
-    """Follows a stream of frames without decoding them, to know where it stands. One with very many frames is given up, since that would
-    cost too much: `lost` is then true for good."""
+    """Tracks frame boundaries in a stream without decoding the frames. Gives up on a stream with very many frames, which would cost too
+    much: `lost` is then true permanently."""
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
-        self._head = b""  # of a frame, as far as it came
+        self._head = b""  # incomplete header of a frame
         self._left = 0  # bytes of the current frame
-        self._is_message = False  # the current frame belongs to one
+        self._is_message = False  # whether the current frame belongs to a message
         self._allowed, self._since = float(FRAMES_AT_ONCE), clock()
         self.lost = False
 
     @property
     def between_frames(self) -> bool:
-        """Whether the last frame is complete and no other has begun."""
+        """Whether the last frame is complete and no other has started."""
         return not self.lost and not self._left and not self._head
 
     def feed(self, data: bytes) -> bool:
-        """Whether messages may be in it, and not only pings, pongs and the like."""
+        """Process data. Return whether it may contain messages, and not only control frames such as pings and pongs."""
         if self.lost:
             return True
         self._refill()
@@ -81,7 +81,7 @@ class FrameTracker:
         self._since = now
 
     def _begin(self, data: bytes, at: int) -> int:
-        """Read a frame's head. Returns its size, 0 when not all of it is there."""
+        """Read a frame's header. Return its size, or 0 if it is incomplete."""
         if len(data) < at + 2:
             return 0
         length = data[at + 1] & 0x7F
@@ -95,11 +95,12 @@ class FrameTracker:
 
 
 class BoundedWebSocket(WebSocketsSansIOProtocol):
-    """A client that sends many tiny frames has to wait for others (`pacing`), and one that reads nothing is cut off."""
+    """A WebSocket with limits: a client that sends many tiny frames waits for others (`pacing`), and one that does not read is
+    disconnected."""
 
     _inflow: Inflow
     _unread: UnreadWatch
-    _sent: FrameTracker | None = None  # what was sent on a raw connection
+    _sent: FrameTracker | None = None  # frames sent on a raw connection
     _late_pong = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -121,7 +122,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
             self._inflow.pause_reading()
 
     def _parse(self, data: bytes) -> int:
-        """The next piece of what the client sent. Returns how many frames were in it."""
+        """Parse the next piece of received data. Return how many frames it contained."""
         self.conn.receive_data(data)
         if self.conn.parser_exc is not None:
             self._inflow.drop()
@@ -139,7 +140,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
             cast(dict[str, Any], self.scope["extensions"])[RAW] = {}
 
     def handle_ping(self) -> None:
-        """While the client is behind, only the last of its pings is answered, once it has caught up."""
+        """Answer a ping. While the client is behind on reading, only its last ping is answered, once it has caught up."""
         output = self.conn.data_to_send()
         if self.writable.is_set() or not output or output[-1][:1] != bytes((_PONG,)):
             self.transport.write(b"".join(output))
@@ -171,7 +172,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         else:
             await super().send(message)
             if self.close_sent:
-                self._inflow.go_on()  # to the client's own farewell
+                self._inflow.go_on()  # to receive the client's close frame
 
     def _accept_raw(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
         if self.disconnected or self.transport.is_closing():
@@ -198,7 +199,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
             self.transport.write(message["bytes"])
 
     def send_keepalive_ping(self) -> None:
-        """On a raw connection between two frames, so that no proxy on the way takes it for idle."""
+        """Send a ping. On a raw connection only between two frames, so that no proxy considers the connection idle."""
         if self._sent is None:
             super().send_keepalive_ping()
             return

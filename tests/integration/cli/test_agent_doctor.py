@@ -83,10 +83,10 @@ def test_the_example_of_the_guide(example: Path) -> None:
         ),
         (
             "import sys; sys.stderr.write('no key\\x1b[31m'); sys.exit(3)",
-            "ended with exit code 3 before it answered initialize",
+            "ended with exit code 3 before answering initialize",
         ),
-        (GREET % 7, "speaks version '7'"),
-        (GREET % 1 + "input()\nprint(json.dumps({'id': 2, 'result': {}}), flush=True)", "without a sessionId"),
+        (GREET % 7, "uses version '7'"),
+        (GREET % 1 + "input()\nprint(json.dumps({'id': 2, 'result': {}}), flush=True)", "has no sessionId"),
     ],
 )
 def test_one_that_cannot(code: str, words: str, tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_one_that_cannot(code: str, words: str, tmp_path: Path) -> None:
 def test_one_that_is_not_there() -> None:
     done = examine("no-such-agent")
     assert done.exit_code == 1
-    assert "'no-such-agent' cannot be started: No such file or directory" in done.output
+    assert "Could not start 'no-such-agent': No such file or directory" in done.output
 
 
 def test_the_guide_leads_to_an_agent_that_works(yard: Yard, example: Path, tmp_path: Path) -> None:
@@ -108,5 +108,5 @@ def test_the_guide_leads_to_an_agent_that_works(yard: Yard, example: Path, tmp_p
     script.write_text(f"cat >~/note_agent.py <<'END'\n{example.read_text()}\nEND\n")
     command = ("note", "python3", "/home/user/note_agent.py")
     yard.ok("agent", "add", "--install", f"@{script}", "--check", "test -e ~/note_agent.py", *command)
-    assert "It works. It said: I have written it down" in yard.ok("agent", "test", "note")
+    assert "It works. Reply: I have written it down" in yard.ok("agent", "test", "note")
     yard.ok("agent", "remove", "note")

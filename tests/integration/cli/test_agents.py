@@ -85,7 +85,7 @@ def test_one_is_added_replaced_and_removed(server: Server, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("result", "code", "words"),
     [
-        ({"ok": True, "answer": "ready"}, 0, "It works. It said: ready"),
+        ({"ok": True, "answer": "ready"}, 0, "It works. Reply: ready"),
         ({"ok": False, "error": "The install ended with 1.\x1b[2J"}, 1, "It does not work. The install ended with 1."),
     ],
 )

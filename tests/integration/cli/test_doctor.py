@@ -50,7 +50,7 @@ def test_what_is_missing_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     for line in (
         "missing  disk limit: no btrfs here: install btrfs-progs",
         "missing  memory to disk: CRIU is too old",
-        "missing  copies: by copying what changed",
+        "missing  copies: changed files are copied",
         "missing  internet: ",
         "missing  weather: it rains",
     ):
@@ -75,14 +75,19 @@ def test_the_platform_by_itself(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     monkeypatch.setenv("SANDYARD_DATA_DIR", str(tmp_path / "data"))
     code, said = examine(monkeypatch, ABLE)
     assert code == 0
-    assert "ok       engine: E2B_API_KEY is not set: `sandyard up` brings its own engine" in section(said)
-    assert f"ok       database: sqlite:///{tmp_path}/data/platform.db will be made" in section(said)
+    assert "ok       engine: E2B_API_KEY is not set: `sandyard up` starts its own engine" in section(said)
+    assert f"ok       database: sqlite:///{tmp_path}/data/platform.db will be created" in section(said)
     assert not (tmp_path / "data").exists(), "looking makes nothing"
 
 
 @pytest.mark.parametrize(
     ("status", "words"),
-    [(200, "answers and takes the key"), (401, "refuses the key"), (404, "does not speak E2B"), (302, "answers 302")],
+    [
+        (200, "responds and accepts the key"),
+        (401, "rejected the key"),
+        (404, "is not an E2B API"),
+        (302, "returned 302"),
+    ],
 )
 def test_an_engine_elsewhere(status: int, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with serving() as engine:
@@ -117,7 +122,7 @@ def test_nobody_waits_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("E2B_API_URL", engine.url)
         monkeypatch.setenv("E2B_API_KEY", "e2b_secret")
         result = CliRunner().invoke(cli, ["doctor"])
-    assert "answers and takes the key" in section(result.output), result.output
+    assert "responds and accepts the key" in section(result.output), result.output
 
 
 def test_little_is_loaded_to_look() -> None:
@@ -135,7 +140,9 @@ def test_what_is_configured_wrongly_is_a_sentence(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("E2B_API_URL", "http://127.0.0.1:1")
     assert "missing  E2B_API_KEY: not set" in examine(monkeypatch, ABLE)[1]
     monkeypatch.setenv("E2B_API_KEY", "e2b_secret")
-    assert "missing  engine: nothing answers at http://127.0.0.1:1: Connection refused" in examine(monkeypatch, ABLE)[1]
+    assert (
+        "missing  engine: could not connect to http://127.0.0.1:1: Connection refused" in examine(monkeypatch, ABLE)[1]
+    )
     monkeypatch.setenv("E2B_API_URL", "http://[")
     assert "missing  engine: " in examine(monkeypatch, ABLE)[1]
     monkeypatch.delenv("E2B_API_URL")
@@ -144,7 +151,7 @@ def test_what_is_configured_wrongly_is_a_sentence(monkeypatch: pytest.MonkeyPatc
         "mysql://x/y": "mysql is not known here",
         "no url": "is not a URL",
         "postgresql://me:pass@127.0.0.1:1/x": "postgresql://me:***@127.0.0.1:1/x: ",
-        "sqlite:////dev/null/platform.db": "cannot be made in /dev/null",
+        "sqlite:////dev/null/platform.db": "cannot be created in /dev/null",
     }.items():
         monkeypatch.setenv("SANDYARD_DATABASE_URL", url)
         _, said = examine(monkeypatch, ABLE)

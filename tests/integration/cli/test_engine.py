@@ -97,7 +97,7 @@ URL = "http://127.0.0.1:3000"
     ("ready", "settings", "words"),
     [
         (Ready(URL, False, Secret("e2b_new"), "fake"), {}, ["export E2B_API_KEY=e2b_new", "not shown again"]),
-        (Ready(URL, False, None, "fake"), {"api_keys": ["e2b_given"]}, ["given with --api-key"]),
+        (Ready(URL, False, None, "fake"), {"api_keys": ["e2b_given"]}, ["the key from --api-key"]),
         (Ready(URL, False, None, "fake"), {"data_dir": "/a b"}, ["sandyard keys --data-dir '/a b' list"]),
     ],
 )

@@ -69,7 +69,7 @@ def test_login_by_name(yard: Yard) -> None:
         (("--token", "a", "--name", "b"), "", 2, "not both"),
         (("--token", "-"), "\n", 1, "empty"),
         (("--token", "sy_\u00e9"), "", 1, "not a token"),
-        (("ftp://x", "--token", "a"), "", 1, "not an address"),
+        (("ftp://x", "--token", "a"), "", 1, "not a server address"),
         (("http://127.0.0.1:1", "--token", "a"), "", 5, "Connection refused"),
     ],
 )
@@ -87,9 +87,9 @@ def test_the_token_is_asked_for(server: Server, monkeypatch: pytest.MonkeyPatch,
     assert result.exit_code == 0, result.output
     assert "sy_typed" not in result.output
     assert json.loads((nobody / "sandyard" / "config.json").read_text())["token"] == "sy_typed"
-    assert "wins over" in result.stderr
+    assert "overrides the saved login" in result.stderr
 
 
 def test_logging_out_twice() -> None:
     result = CliRunner().invoke(cli, ["logout"])
-    assert (result.exit_code, result.output) == (0, "Nobody was logged in.\n")
+    assert (result.exit_code, result.output) == (0, "Not logged in.\n")

@@ -95,14 +95,14 @@ def test_an_honest_failure(story: Story, repository: Path) -> None:
     rests(story, "failed", error="The agent gave up.")
     result = run("Mend it", "--repo", str(repository))
     assert result.exit_code == 1
-    assert "It failed: The agent gave up.\n" in result.stderr
+    assert "The task failed: The agent gave up.\n" in result.stderr
     assert f"sandyard task retry {TASK}" in result.stderr
 
 
 def test_what_cannot_be_used(story: Story, tmp_path: Path) -> None:
     for repo, words in (
         (str(tmp_path), "is not a git repository"),
-        ("./nothing", "There is no directory"),
+        ("./nothing", "is neither a directory nor"),
         ("", "--repo is empty"),
     ):
         result = run("Mend it", "--repo", repo)
@@ -113,7 +113,7 @@ def test_what_cannot_be_used(story: Story, tmp_path: Path) -> None:
     story.server.on("POST", "/projects", Reply(409, refused, "application/problem+json"))
     result = run("Mend it", "--repo", "https://example.org/o/website.git")
     assert result.exit_code == 1
-    assert "The repository cannot be used: The token may not push." in result.stderr
+    assert "Cannot use the repository: The token may not push." in result.stderr
     assert "--token-from" in result.stderr
     assert run("Mend it", "--repo", "git@example.org:o/r", "--token-from", "NOT_SET").exit_code == 1
     assert run(" ", "--repo", "git@example.org:o/r").exit_code == 1
@@ -122,7 +122,7 @@ def test_what_cannot_be_used(story: Story, tmp_path: Path) -> None:
 def test_directories(story: Story, repository: Path, tmp_path: Path) -> None:
     subprocess.run(["git", "init", "-q", str(tmp_path / "empty")], check=True)
     (repository / "inside").mkdir()
-    for repo, words in ((tmp_path / "empty", "has no commit yet"), (repository / "inside", f"say --repo {repository}")):
+    for repo, words in ((tmp_path / "empty", "has no commit yet"), (repository / "inside", f"Use --repo {repository}")):
         result = run("Mend it", "--repo", str(repo))
         assert (result.exit_code, words in result.stderr) == (1, True), result.stderr
     (repository / "a.txt").write_text("new")
@@ -191,7 +191,7 @@ def test_without_any_set_up(repository: Path, nobody: Path) -> None:
     assert "attempt 1: demo (no model)\n" in done.stderr
     for name in ("setup", "provision", "checkout", "agent", "verify", "commit", "push"):
         assert f"✓ {name}" in done.stderr
-    assert "- pull request  not applicable: the remote has no pull requests\n" in done.stderr
+    assert "- pull request  not applicable: the remote does not support pull requests\n" in done.stderr
     assert "✓ edit  Replace in a.txt\n    a.txt  +1 -1\n    -old\n    +new\n" in done.stdout
     assert not ran.exists(), f"it ran here: {ran.read_text()}"
     assert platform_user == pwd.getpwnam("sandyard").pw_uid

@@ -106,7 +106,7 @@ def test_several_choices_and_several_questions_of_claude_code() -> None:
         "  Colour (optional)",
         "    1  Red",
         "    2  Blue - as the sky",
-        "    Or answer in your own words.",
+        "    Or type your own answer.",
         "  question_1 (optional)",
         "    1  S",
         "    2  L",
@@ -167,6 +167,6 @@ def test_what_the_policy_refused_is_allowed(ready: Server, words: list[str]) -> 
         ("ask_1", False),
         ("ask_2", True),
     ]
-    assert "matches 'rm'" in done.stderr
+    assert "Allowed for this session: 'rm'" in done.stderr
     ready.on("GET", "/asks", page([ASK]))
     assert CliRunner().invoke(cli, words).exit_code == 1

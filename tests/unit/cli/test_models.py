@@ -97,7 +97,7 @@ def test_a_provider_from_a_preset(ready: Server) -> None:
     assert run("model", "add", "den", "--preset", "ollama", "--no-test").exit_code == 0
     assert ready.asked[-1].json() == {"name": "den", "preset": "ollama", "test": False}
     shown = run("model", "presets", "-o", "table")
-    assert "those of the server" in shown.stdout
+    assert "from the server" in shown.stdout
     assert "2026-11-17" in shown.stderr
     result = run("model", "add", "mine", "--no-key")
     assert (result.exit_code, "--kind" in result.stderr) == (2, True)
@@ -136,10 +136,10 @@ def test_a_failure_says_what_to_type(ready: Server) -> None:
     """The platform's sentences, which the web shows too, do not."""
     problem = {"code": "no_model", "detail": "Claude Code needs a model, and no Anthropic API key is set up."}
     ready.on("POST", "/agents/claude/test", Reply(409, problem))
-    assert "To set one up: sandyard model add PROVIDER" in run("agent", "test", "claude").stderr
+    assert "To add a model provider: sandyard model add PROVIDER" in run("agent", "test", "claude").stderr
     attempt = {"id": "att_1", "number": 1, "agent": "claude", "status": "failed", "errorCode": "model_key_refused"}
     task = {"id": "tsk_1", "attempts": [{**attempt, "error": WRONG}]}
-    assert "To give it another key: sandyard model set-key PROVIDER (sandyard model list shows them)" in list(
+    assert "To change the API key: sandyard model set-key PROVIDER (list them with: sandyard model list)" in list(
         ended(task)
     )
 

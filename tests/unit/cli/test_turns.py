@@ -69,4 +69,4 @@ def test_cancel(ready: Server) -> None:
     cancelled = [request.path.split("/")[-2] for request in ready.asked if request.method == "POST"]
     assert cancelled == ["trn_2", "trn_1"], "none begins meanwhile"
     ready.on("GET", "/sessions/ses_1/turns", page([]))
-    assert run("cancel", "ses_1", "-o", "table").stdout == "Nothing was under way.\n"
+    assert run("cancel", "ses_1", "-o", "table").stdout == "No turn is running.\n"

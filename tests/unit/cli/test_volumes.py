@@ -85,4 +85,4 @@ def test_refusals(url: str, words: tuple[str, ...], key: str, why: str) -> None:
 def test_an_engine_that_is_not_there() -> None:
     result = run("http://127.0.0.1:1", "ls")
     assert result.exit_code != 0
-    assert "does not answer" in str(result.exception) + result.output
+    assert "is not responding" in str(result.exception) + result.output

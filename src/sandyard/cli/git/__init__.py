@@ -1,1 +1,1 @@
-"""`sandyard git`: a module for each kind of thing that is done in a checkout."""
+"""`sandyard git`: one module per kind of operation on a checkout."""

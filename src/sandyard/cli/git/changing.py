@@ -1,4 +1,4 @@
-"""`sandyard git branch, stage, commit, discard, tag`: what changes a checkout and leaves the remote alone."""
+"""`sandyard git branch, stage, commit, discard, tag`: commands that change a checkout but not the remote."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ paths_argument = click.argument("paths", metavar="[PATH]...", nargs=-1)
 @click.command()
 @workplace_argument
 @click.argument("name")
-@click.option("--start", help="The branch, tag or commit to start it at.  [default: where the checkout is]")
+@click.option("--start", help="Branch, tag or commit to start from.  [default: the current commit]")
 @output_option
 def branch(workplace: str, name: str, start: str | None, output: str | None) -> None:
-    """Make the branch NAME, and go there."""
+    """Create the branch NAME and switch to it."""
     with connect() as client:
         done = carry_out(client, "branch", workplace, given(name=name, start=start))
     told(done, f"On branch {done['detail'].get('branch') or name}.", output)
@@ -32,10 +32,10 @@ def branch(workplace: str, name: str, start: str | None, output: str | None) -> 
 @click.command()
 @workplace_argument
 @click.argument("paths", metavar="PATH...", nargs=-1, required=True)
-@click.option("--unstage", is_flag=True, help="Take them out of the next commit again; the files stay as they are.")
+@click.option("--unstage", is_flag=True, help="Unstage instead; the files are not changed.")
 @output_option
 def stage(workplace: str, paths: tuple[str, ...], unstage: bool, output: str | None) -> None:
-    """Put changes of PATHs into the next commit."""
+    """Stage changes of PATHs for the next commit."""
     with connect() as client:
         done = carry_out(client, "stage", workplace, given(paths=paths, unstage=unstage or None))
     told(done, "Unstaged." if unstage else "Staged.", output)
@@ -44,14 +44,14 @@ def stage(workplace: str, paths: tuple[str, ...], unstage: bool, output: str | N
 @click.command()
 @workplace_argument
 @paths_argument
-@click.option("-m", "--message", "messages", multiple=True, help="What it is about. Again: a further paragraph.")
+@click.option("-m", "--message", "messages", multiple=True, help="Commit message. Repeat for further paragraphs.")
 @click.option(
     "-F",
     "--file",
     type=click.Path(exists=True, dir_okay=False, allow_dash=True),
-    help="Read the message from a file of this machine; `-` is standard input.",
+    help="Read the message from a local file; `-` reads standard input.",
 )
-@click.option("--staged", is_flag=True, help="Only what is staged.  [default: everything that has changed]")
+@click.option("--staged", is_flag=True, help="Commit only staged changes.  [default: all changes]")
 @output_option
 def commit(
     *,
@@ -62,14 +62,14 @@ def commit(
     staged: bool,
     output: str | None,
 ) -> None:
-    """Commit everything that has changed, or only PATHs.
+    """Commit all changes, or only PATHs.
 
-    A message begins as in `fix: …` or `feat(login): …`, unless the project says otherwise.
+    A message starts like `fix: …` or `feat(login): …`, unless the project is configured otherwise.
     """
     if bool(messages) == bool(file):
-        raise click.UsageError("Give the message, either with -m or with --file.")
+        raise click.UsageError("Give a message with either -m or --file.")
     if staged and paths:
-        raise click.UsageError("Either PATHs or --staged, not both.")
+        raise click.UsageError("Use either PATHs or --staged, not both.")
     message = "\n\n".join(messages) if messages else _read(file or "")
     body = given(message=message, paths=paths, everything=False if staged else None)
     with connect() as client:
@@ -81,35 +81,35 @@ def commit(
 @click.command()
 @workplace_argument
 @paths_argument
-@click.option("--all", "everything", is_flag=True, help="Every change, files that git does not know yet included.")
-@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@click.option("--all", "everything", is_flag=True, help="Discard all changes, including untracked files.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
 @output_option
 def discard(workplace: str, paths: tuple[str, ...], everything: bool, yes: bool, output: str | None) -> None:
-    """Throw away changes that were not committed.
+    """Discard uncommitted changes.
 
-    A checkpoint from before has them still: `sandyard git checkpoints`.
+    Earlier checkpoints still contain them: `sandyard git checkpoints`.
     """
     if bool(paths) == everything:
-        raise click.UsageError("Name the files, or say --all.")
+        raise click.UsageError("Give PATHs, or use --all.")
     if not yes:
-        what = "all changes that were not committed" if everything else f"the changes of {', '.join(paths)}"
-        click.confirm(f"Throw away {what}?", abort=True, err=True)
+        what = "all uncommitted changes" if everything else f"the changes in {', '.join(paths)}"
+        click.confirm(f"Discard {what}?", abort=True, err=True)
     with connect() as client:
         done = carry_out(client, "discard", workplace, given(paths=paths, everything=everything or None))
-    told(done, f"Discarded the changes of {counted(int(done['detail'].get('count') or 0), 'file')}.", output)
+    told(done, f"Discarded the changes in {counted(int(done['detail'].get('count') or 0), 'file')}.", output)
 
 
 @click.command()
 @workplace_argument
 @click.argument("name")
-@click.option("-m", "--message", help="Make it an annotated one, with this message.")
-@click.option("--push", is_flag=True, help="And send it to the remote.")
+@click.option("-m", "--message", help="Create an annotated tag with this message.")
+@click.option("--push", is_flag=True, help="Push the tag to the remote.")
 @output_option
 def tag(workplace: str, name: str, message: str | None, push: bool, output: str | None) -> None:
-    """Give the commit that is checked out the tag NAME."""
+    """Tag the checked out commit as NAME."""
     with connect() as client:
         done = carry_out(client, "tag", workplace, given(name=name, message=message, push=push or None))
-    told(done, f"Tagged {name}, and pushed it." if push else f"Tagged {name}.", output)
+    told(done, f"Created and pushed tag {name}." if push else f"Created tag {name}.", output)
 
 
 def _read(file: str) -> str:

@@ -1,4 +1,4 @@
-"""Waiting for the checkout that a new session of a project gets."""
+"""Wait for the checkout of a new session in a project."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RECENT = 20
 
 
 def until_checked_out(client: Client, session: Any) -> None:
-    """Returns when the repository is in the session's sandbox, or when none is to be. Ends the process when it cannot be."""
+    """Return when the repository is checked out in the session's sandbox, or when there is none. Exits the process if the checkout fails."""
     found = client.get("/git/operations", sessionId=session["id"], limit=RECENT)["items"]
     operation = next((one for one in found if one["kind"] == "clone"), None)
     if operation is None:
@@ -29,6 +29,6 @@ def until_checked_out(client: Client, session: Any) -> None:
             leave(operation, session["id"])
         except ApiError as error:
             ticker.stop()
-            opened = f"Session {session['id']} was opened, but has no checkout: {error.message}"
+            opened = f"Session {session['id']} was created without a checkout: {error.message}"
             fail(ApiError(opened, error.http_status, error.problem_code, error.details), session["id"], "clone", {})
     note_warnings(operation)

@@ -1,4 +1,4 @@
-"""`sandyard git checkpoint, checkpoints, restore`: whole work trees, kept on the platform and brought back."""
+"""`sandyard git checkpoint, checkpoints, restore`: save and restore complete work trees."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from sandyard.cli.output import output_option, show_list
 
 COLUMNS = {
     "ID": "id",
-    "MADE": "createdAt",
-    "WHY": "reason",
+    "CREATED": "createdAt",
+    "REASON": "reason",
     "BRANCH": "branch",
     "CHANGED FILES": "changed",
     "SANDBOX": "sandboxId",
@@ -25,10 +25,10 @@ COLUMNS = {
 @workplace_argument
 @output_option
 def checkpoint(workplace: str, output: str | None) -> None:
-    """Keep all files as they are, committed or not. This also happens before each pause and push."""
+    """Save all files as a checkpoint, committed or not. This also happens before each pause and push."""
     with connect() as client:
         done = carry_out(client, "checkpoint", workplace)
-    told(done, f"Kept as {done['detail'].get('checkpointId')}.", output)
+    told(done, f"Created checkpoint {done['detail'].get('checkpointId')}.", output)
 
 
 @click.command()
@@ -36,17 +36,17 @@ def checkpoint(workplace: str, output: str | None) -> None:
 @limit_option()
 @output_option
 def checkpoints(workplace: str, limit: int, output: str | None) -> None:
-    """What was kept of a session's work tree, newest first."""
+    """List a session's checkpoints, newest first."""
     with connect() as client:
         page = client.pages(f"/sessions/{segment(session_of(client, workplace))}/checkpoints", limit)
-    show_list(page, COLUMNS, output, nothing="Nothing was kept yet.")
+    show_list(page, COLUMNS, output, nothing="No checkpoints.")
 
 
 @click.command()
 @click.argument("checkpoint_id", metavar="CHECKPOINT")
 @output_option
 def restore(checkpoint_id: str, output: str | None) -> None:
-    """Bring a session back to CHECKPOINT, in a new sandbox. What it has now is kept as a checkpoint first."""
+    """Restore a session to CHECKPOINT, in a new sandbox. Its current state is saved as a checkpoint first."""
     with connect() as client:
         done = submit(client, "restore", {"checkpointId": checkpoint_id}, checkpoint_id)
-    told(done, f"Restored: session {done.get('sessionId')} works in {done.get('sandboxId')} now.", output)
+    told(done, f"Restored session {done.get('sessionId')} in sandbox {done.get('sandboxId')}.", output)

@@ -1,4 +1,4 @@
-"""`sandyard git diff`: what a session has changed, as git shows it: coloured and paged on a terminal, plain in a pipe."""
+"""`sandyard git diff`: show the changes of a session like git does: coloured and paged on a terminal, plain in a pipe."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ AGAINST = re.compile(r"base|head|[0-9a-f]{4,64}")
 
 def _against(context: click.Context, parameter: click.Parameter, value: str) -> str:
     if AGAINST.fullmatch(value) is None:
-        raise click.BadParameter(f"{value!r} is neither base, nor head, nor a commit's id.")
+        raise click.BadParameter(f"{value!r} is not base, head or a commit id.")
     return value
 
 
@@ -35,16 +35,16 @@ def _against(context: click.Context, parameter: click.Parameter, value: str) -> 
     show_default=True,
     metavar="base|head|COMMIT",
     callback=_against,
-    help="base: everything since it was branched off. head: only what is not committed.",
+    help="base: all changes since the branch was created. head: only uncommitted changes.",
 )
-@click.option("--stat", "shape", flag_value="stat", type=str, help="Only how much has changed in which file.")
-@click.option("--name-only", "shape", flag_value="names", type=str, help="Only which files have changed.")
+@click.option("--stat", "shape", flag_value="stat", type=str, help="Show only the number of changed lines per file.")
+@click.option("--name-only", "shape", flag_value="names", type=str, help="Show only the names of changed files.")
 @click.option(
-    "--raw", is_flag=True, help="Every character as it is, for `git apply`; otherwise control characters are spelled."
+    "--raw", is_flag=True, help="Print the patch unchanged, for `git apply`. Otherwise control characters are escaped."
 )
 @text_option
 def diff(*, workplace: str, paths: tuple[str, ...], against: str, shape: str | None, raw: bool, output: str) -> None:
-    """Show what has changed, or only in PATHs. Looking does not wake the sandbox."""
+    """Show changes, optionally only in PATHs. Does not wake the sandbox."""
     with connect() as client, advised(workplace):
         found = client.get(
             f"{path_of(client, workplace)}/diff",
@@ -65,22 +65,22 @@ def diff(*, workplace: str, paths: tuple[str, ...], against: str, shape: str | N
     else:
         show(found)
     if found.get("truncated"):
-        echo("There are more files than are shown here: name those you want to see.", err=True)
+        echo("Not all files are shown. To see others, give their PATHs.", err=True)
 
 
 def show(found: Any) -> None:
-    """Through a pager, when somebody watches and it is longer than the screen."""
+    """Print a diff. On a terminal, use a pager if it is longer than the screen."""
     colour = in_colour()
     text = "".join(f"{line}\n" for file in found["files"] for line in lines(file, colour=colour))
     if not sys.stdout.isatty():
         echo(text, nl=False)
         return
-    os.environ.setdefault("LESS", "FRX")  # as git has it: it leaves by itself when all fits on the screen
+    os.environ.setdefault("LESS", "FRX")  # like git: quit if everything fits on the screen
     click.echo_via_pager(text, color=colour)
 
 
 def lines(file: Any, *, colour: bool = False) -> Iterator[str]:
-    """One file's part of a patch. Nothing in it steers a terminal but our own colours."""
+    """Yield one file's part of a patch. Control characters are escaped, apart from our own colours."""
     for line, style in _styled(file):
         shown = visible(line)
         yield click.style(shown, **style) if colour and style else shown
@@ -100,7 +100,7 @@ HUNK: dict[str, dict[str, Any]] = {"@": {"fg": "cyan"}, "+": {"fg": "green"}, "-
 
 
 def _patch(file: Any) -> str:
-    """As the server has it, or what can be said without."""
+    """Return the server's patch, or its headers if there is none."""
     return file.get("patch") or "".join(f"{line}\n" for line in _header(file))
 
 
@@ -122,15 +122,15 @@ def _header(file: Any) -> Iterator[str]:
 
 def _remark(file: Any) -> str | None:
     if file.get("binary"):
-        return f"{file['path']} is a binary file: its content is not shown."
+        return f"{file['path']} is a binary file and not shown."
     if file.get("truncated"):
         grown = f" (+{file['added']} -{file['removed']} lines)" if file.get("added") is not None else ""
-        return f"{file['path']} has changed more than can be shown here{grown}."
+        return f"{file['path']} has too many changes to show{grown}."
     return None
 
 
 def stat(found: Any) -> Iterator[str]:
-    """` src/login.py | 12 ++++++++----`, and a line for all of them."""
+    """Yield ` src/login.py | 12 ++++++++----` for each file, and a summary line."""
     names = [_name(file) for file in found["files"]]
     width = max((len(name) for name in names), default=0)
     most = max(((file.get("added") or 0) + (file.get("removed") or 0) for file in found["files"]), default=0)
@@ -159,7 +159,7 @@ def _name(file: Any) -> str:
 def _write(found: Any) -> None:
     for file in found["files"]:
         if remark := _remark(file):
-            echo(f"Left out: {printable(remark)}", err=True)
+            echo(f"Skipped: {printable(remark)}", err=True)
         else:
             sys.stdout.buffer.write(_patch(file).encode())
     sys.stdout.buffer.flush()

@@ -1,4 +1,4 @@
-"""What can be done about something that git would not do, as commands to copy."""
+"""Suggest commands that fix a failed git operation."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from sandyard.cli.output import echo, printable
 
 SHOWN = 50
 REMEDIES = {
-    "branch_moved": "Bring its commits in, then push again: sandyard git update {name} --source branch",
-    "branch_gone": "Begin a new one here: sandyard git branch {name} NAME; or from the base: --start main",
-    "rebase_refused": "Merge: sandyard git update {name} --merge",
-    "no_checkout": "Make one, in a sandbox of a project: sandyard git clone {name}",
-    "not_in_project": "Start in the project: sandyard session create --project PROJECT; or: sandyard sandbox create --project PROJECT",
-    "remote_refused": "See what is wrong: sandyard project test PROJECT; a new token: sandyard project token PROJECT",
-    "remote_missing": "See what is wrong: sandyard project test PROJECT",
-    "nothing_to_commit": "See what there is: sandyard git status {name}",
+    "branch_moved": "Get the new commits, then push again: sandyard git update {name} --source branch",
+    "branch_gone": "Create a new branch: sandyard git branch {name} NAME (from the base branch: --start main)",
+    "rebase_refused": "Merge instead: sandyard git update {name} --merge",
+    "no_checkout": "To create one in a sandbox of a project: sandyard git clone {name}",
+    "not_in_project": "Use a project: sandyard session create --project PROJECT, or sandyard sandbox create --project PROJECT",
+    "remote_refused": "To find the cause: sandyard project test PROJECT. To set a new token: sandyard project token PROJECT",
+    "remote_missing": "To find the cause: sandyard project test PROJECT",
+    "nothing_to_commit": "To see the current state: sandyard git status {name}",
 }
 
 
 def fail(error: ApiError, workplace: str, verb: str, asked: Mapping[str, object]) -> NoReturn:
-    """Say it as every error is said, and below it what can be done; ends this process. `asked`: the request's body."""
+    """Print the error and what to do about it, and exit. `asked` is the request's body."""
     echo(f"sandyard: {error.message}", err=True)
     for line in explain(error, workplace, verb, asked):
         echo(line, err=True)
@@ -34,7 +34,7 @@ def fail(error: ApiError, workplace: str, verb: str, asked: Mapping[str, object]
 
 @contextlib.contextmanager
 def advised(workplace: str) -> Iterator[None]:
-    """The same, of whatever is read in here."""
+    """Handle errors of the enclosed requests like `fail`."""
     try:
         yield
     except ApiError as error:
@@ -42,7 +42,7 @@ def advised(workplace: str) -> Iterator[None]:
 
 
 def explain(error: ApiError, workplace: str, verb: str, asked: Mapping[str, object]) -> Iterator[str]:
-    """Lines to be read below the error's sentence; none for what that says already. `asked`: the request's body."""
+    """Yield lines to print below the error message. Nothing if the message is sufficient. `asked` is the request's body."""
     name = shlex.quote(workplace)
     suggestion = error.details.get("suggestion")
     if suggestion and verb == "commit":
@@ -50,14 +50,14 @@ def explain(error: ApiError, workplace: str, verb: str, asked: Mapping[str, obje
     if error.problem_code == "conflicts":
         yield from conflicts(error.details.get("files"))
         if verb == "update":
-            yield "What can be done:"
+            yield "To resolve this, run one of:"
             yield from _columns(_choices(name, error.details.get("choices"), str(asked.get("how") or "rebase")))
     elif (remedy := REMEDIES.get(error.problem_code or "")) and verb != "restore":
         yield remedy.format(name=name)
 
 
 def conflicts(files: object) -> Iterator[str]:
-    """A line for each file."""
+    """Yield a line for each file."""
     found = [file for file in files if isinstance(file, dict)] if isinstance(files, list) else []
     for file in found[:SHOWN]:
         yield f"  {printable(str(file.get('path') or ''))} ({printable(str(file.get('kind') or 'content'))})"
@@ -69,12 +69,12 @@ def _choices(name: str, choices: Any, how: str) -> Iterator[tuple[str, str]]:
     update = f"sandyard git update {name}"
     known = choices if isinstance(choices, list) else []
     if "merge" in known and how == "rebase":
-        yield f"{update} --merge", "merge instead: that has each conflict once at most, and sometimes none"
+        yield f"{update} --merge", "merge instead: each conflict appears at most once"
     if "agent" in known:
-        yield f"{update} --agent", "put both sides into the files, and tell the session's agent to solve them"
-        yield f"sandyard sandbox shell {name}", "then look in there, or solve them yourself"
+        yield f"{update} --agent", "write conflict markers and let the session's agent resolve them"
+        yield f"sandyard sandbox shell {name}", "then inspect or resolve them yourself"
     if "give_up" in known:
-        yield f"{update} --give-up", "end such a merge again, as if it never was"
+        yield f"{update} --give-up", "abort such a merge and restore the previous state"
 
 
 def _columns(rows: Iterator[tuple[str, str]]) -> Iterator[str]:

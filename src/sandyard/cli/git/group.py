@@ -1,4 +1,4 @@
-"""`sandyard git`: what is done in the checkout of a session. Credentials stay with the platform: no sandbox ever sees one."""
+"""`sandyard git`: work in the checkout of a session. Credentials stay on the platform: sandboxes never see them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sandyard.cli.git.remote import clone, push, update
 
 
 class InOrder(click.Group):
-    """Commands are listed as they come in a day's work, not by the alphabet."""
+    """Lists commands in the order they are added: by workflow, not alphabetically."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
@@ -21,10 +21,9 @@ class InOrder(click.Group):
 
 @click.group(cls=InOrder)
 def git() -> None:
-    """Git in the checkout of a session. Wherever SESSION is asked for, a sandbox's id does as well.
+    """Use git in the checkout of a session. A sandbox id can be used instead of SESSION.
 
-    What takes longer than a moment is an operation of the server's: Ctrl-C leaves it running, and `sandyard git operations`
-    shows it.
+    Long operations run on the server: Ctrl-C leaves them running, and `sandyard git operations` shows them.
     """
 
 

@@ -1,4 +1,4 @@
-"""`sandyard git operations`: what was and is being done to repositories, and who waits for whom."""
+"""`sandyard git operations`: list past, running and queued operations on repositories."""
 
 from __future__ import annotations
 
@@ -15,36 +15,36 @@ COLUMNS = {
     "ID": "id",
     "KIND": "kind",
     "STATUS": "status",
-    "IN LINE": "position",
+    "QUEUE": "position",
     "SESSION": "sessionId",
     "SANDBOX": "sandboxId",
-    "ASKED": "createdAt",
+    "CREATED": "createdAt",
     "ERROR": "error",
 }
 FIELDS = {
     "id": "id",
     "kind": "kind",
     "status": "status",
-    "before it": "position",
+    "queue position": "position",
     "error": "error",
     "detail": "detail",
     "session": "sessionId",
     "sandbox": "sandboxId",
     "project": "projectId",
     "attempts": "attempts",
-    "asked": "createdAt",
-    "began": "startedAt",
-    "ended": "finishedAt",
+    "created": "createdAt",
+    "started": "startedAt",
+    "finished": "finishedAt",
 }
 
 
 @click.command()
 @click.argument("name", metavar="[SESSION|OPERATION]", required=False, shell_complete=workplace_ids)
-@click.option("--project", shell_complete=project_ids, help="Only those of this project.")
+@click.option("--project", shell_complete=project_ids, help="Only operations of this project.")
 @limit_option(20)
 @output_option
 def operations(name: str | None, project: str | None, limit: int, output: str | None) -> None:
-    """What was done, what goes on, and what waits. Newest first; or one operation."""
+    """List operations, newest first, or show one operation."""
     with connect() as client:
         if name is not None and name.startswith("gop_"):
             show_one(client.get(f"/git/operations/{segment(name)}"), FIELDS, output)
@@ -53,4 +53,4 @@ def operations(name: str | None, project: str | None, limit: int, output: str | 
         if name is not None:
             params["sandboxId" if name.startswith("sbx_") else "sessionId"] = name
         page = client.pages("/git/operations", limit, **params)
-    show_list(page, COLUMNS, output, nothing="Nothing was done yet.")
+    show_list(page, COLUMNS, output, nothing="No operations.")

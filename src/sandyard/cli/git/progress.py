@@ -1,4 +1,4 @@
-"""One line on a terminal's standard error that says how far something is; elsewhere, nothing."""
+"""A progress line on standard error, only if it is a terminal."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 DOING = {
     "clone": "cloning",
     "push": "pushing",
-    "update": "bringing it up to date",
-    "checkpoint": "keeping the work tree",
+    "update": "updating",
+    "checkpoint": "creating a checkpoint",
     "restore": "restoring",
 }
 
@@ -34,8 +34,8 @@ class Ticker:
         self.stop()
 
     def waiting(self, before: int | None) -> None:
-        """In line, with so many before it. None: the server does not know yet."""
-        self._say("waiting" if before is None else f"waiting: {ordinal(before + 1)} in line")
+        """Show the queue position. `before` is the number of operations ahead, or None if the server does not know it yet."""
+        self._say("waiting" if before is None else f"waiting: {ordinal(before + 1)} in the queue")
 
     def under_way(self, kind: str) -> None:
         self._say(DOING.get(kind) or printable(kind))
@@ -45,7 +45,7 @@ class Ticker:
         self._say(f"{text}  {percent} %" if isinstance(percent, int) else text)
 
     def stop(self) -> None:
-        """Take the line away; idempotent."""
+        """Remove the line. Idempotent."""
         if self._status is not None:
             self._status.stop()
             self._status = None

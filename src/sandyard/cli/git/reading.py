@@ -1,4 +1,4 @@
-"""`sandyard git status` and `log`: where a checkout is, without waking its sandbox."""
+"""`sandyard git status` and `log`: show the state of a checkout without waking its sandbox."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WORDS = {
     "renamed": "renamed",
     "copied": "copied",
     "type_changed": "type changed",
-    "conflicted": "both changed",
+    "conflicted": "conflict",
 }
 PAGE = 200
 WIDTH = max(len(word) for word in WORDS.values()) + 1
@@ -35,7 +35,7 @@ WIDTH = max(len(word) for word in WORDS.values()) + 1
 @workplace_argument
 @text_option
 def status(workplace: str, output: str) -> None:
-    """Which branch is checked out, and what has changed. Looking does not wake the sandbox."""
+    """Show the current branch and its changes. Does not wake the sandbox."""
     with connect() as client, advised(workplace):
         path = path_of(client, workplace)
         found = client.get(f"{path}/status")
@@ -48,49 +48,49 @@ def status(workplace: str, output: str) -> None:
 
 
 def described(found: Any, checkout: Any) -> Iterator[str]:
-    """As `git status` has it, in fewer words."""
+    """Yield a status like `git status`, but shorter."""
     branch = printable(found.get("branch") or "") or f"no branch, at {short(found.get('head'))}"
     yield f"On {f'branch {branch}' if found.get('branch') else branch}, from {printable(checkout['baseBranch'])}"
-    yield _pushed(found, checkout)
+    yield _describe_pushed(found, checkout)
     if not found.get("live", True):
         when = f", {ago(found['asOf'])}" if found.get("asOf") else ""
-        yield f"The sandbox does not run: this is how it was kept{when}."
+        yield f"The sandbox is paused. Showing its last saved state{when}."
     if found.get("underWay"):
-        yield f"A {printable(found['underWay'])} is under way."
+        yield f"A {printable(found['underWay'])} is in progress."
     entries = found["entries"]
     conflicts = [entry for entry in entries if "conflicted" in (entry.get("index"), entry.get("worktree"))]
     rest = [entry for entry in entries if entry not in conflicts]
-    staged = [_changed(entry, entry["index"]) for entry in rest if entry.get("index")]
+    staged = [_format_change(entry, entry["index"]) for entry in rest if entry.get("index")]
     unstaged = [
-        _changed(entry, entry["worktree"]) for entry in rest if entry.get("worktree") not in {None, "untracked"}
+        _format_change(entry, entry["worktree"]) for entry in rest if entry.get("worktree") not in {None, "untracked"}
     ]
     untracked = [visible(entry["path"]) for entry in rest if entry.get("worktree") == "untracked"]
-    yield from _section("Conflicts:", [_changed(entry, "conflicted") for entry in conflicts], "red")
-    yield from _section("To be committed:", staged, "green")
-    yield from _section("Changed, not staged:", unstaged, "red")
-    yield from _section("New, not staged:", untracked, "red")
+    yield from _format_section("Conflicts:", [_format_change(entry, "conflicted") for entry in conflicts], "red")
+    yield from _format_section("Staged:", staged, "green")
+    yield from _format_section("Not staged:", unstaged, "red")
+    yield from _format_section("Untracked:", untracked, "red")
     if found.get("truncated"):
-        yield "and more: the list is too long to be shown."
+        yield "… the list is too long to show all files."
     if not entries:
-        yield "Nothing has changed since the last commit."
+        yield "No changes since the last commit."
 
 
-def _pushed(found: Any, checkout: Any) -> str:
+def _describe_pushed(found: Any, checkout: Any) -> str:
     pushed, head = checkout.get("pushed"), found.get("head") or checkout.get("head")
     if pushed is None:
-        return f"At {short(head)}; the branch was not pushed yet."
+        return f"At {short(head)}, not pushed yet."
     if pushed == head:
-        return f"At {short(head)}, which is pushed."
-    return f"At {short(head)}; pushed is {short(pushed)}."
+        return f"At {short(head)}, pushed."
+    return f"At {short(head)}; the remote has {short(pushed)}."
 
 
-def _changed(entry: Any, change: str) -> str:
+def _format_change(entry: Any, change: str) -> str:
     path = visible(entry["path"])
     name = f"{visible(entry['oldPath'])} -> {path}" if entry.get("oldPath") else path
     return f"{WORDS.get(change, change) + ':':<{WIDTH}} {name}"
 
 
-def _section(title: str, lines: list[str], colour: str) -> Iterator[str]:
+def _format_section(title: str, lines: list[str], colour: str) -> Iterator[str]:
     if lines:
         yield title
         yield from (f"  {click.style(line, fg=colour) if in_colour() else line}" for line in lines)
@@ -98,12 +98,12 @@ def _section(title: str, lines: list[str], colour: str) -> Iterator[str]:
 
 @click.command()
 @workplace_argument
-@click.option("--full", is_flag=True, help="With authors, times and whole messages.")
-@click.option("--skip", type=click.IntRange(0), default=0, help="Leave out so many of the newest.")
+@click.option("--full", is_flag=True, help="Show authors, times and full messages.")
+@click.option("--skip", type=click.IntRange(0), default=0, help="Skip this many of the newest commits.")
 @limit_option(30)
 @text_option
 def log(workplace: str, full: bool, skip: int, limit: int, output: str) -> None:
-    """The branch's own commits, and those it began from. Newest first; looking does not wake the sandbox."""
+    """Show the commits of a branch. Newest first, followed by the ones it started from. Does not wake the sandbox."""
     with connect() as client, advised(workplace):
         found = _history(client, f"{path_of(client, workplace)}/history", limit, skip)
     if output == "json":
@@ -111,18 +111,18 @@ def log(workplace: str, full: bool, skip: int, limit: int, output: str) -> None:
         return
     own, base = found["items"], found["base"]
     if not own and not skip:
-        echo("No commits of its own yet." + (" It began from:" if base else ""), err=True)
+        echo("No commits on this branch yet." + (" It started from:" if base else ""), err=True)
     elif base and own:
-        _show(own, full=full)
-        echo("Before that, on its base:", err=True)
+        _print_commits(own, full=full)
+        echo("Earlier commits of the base branch:", err=True)
         own = []
-    _show([*own, *base], full=full)
+    _print_commits([*own, *base], full=full)
     if len(found["items"]) == limit:
-        echo(f"Only {counted(limit, 'commit')}: --limit shows more.", err=True)
+        echo(f"Showing {counted(limit, 'commit')}. Use --limit to see more.", err=True)
 
 
 def _history(client: Client, path: str, limit: int, skip: int) -> Any:
-    """Up to `limit` commits, in as few requests as that takes."""
+    """Return up to `limit` commits, in as few requests as possible."""
     items: list[Any] = []
     base: list[Any] = []
     while len(items) < limit:
@@ -135,16 +135,16 @@ def _history(client: Client, path: str, limit: int, skip: int) -> Any:
     return {"items": items, "base": base}
 
 
-def _show(commits: list[Any], *, full: bool) -> None:
+def _print_commits(commits: list[Any], *, full: bool) -> None:
     if full and commits:
-        echo("\n\n".join("\n".join(_commit(commit)) for commit in commits))
+        echo("\n\n".join("\n".join(_format_commit(commit)) for commit in commits))
     for commit in () if full else commits:
-        echo(f"{_hash(short(commit['id']))} {printable(commit['subject'])}")
+        echo(f"{_style_hash(short(commit['id']))} {printable(commit['subject'])}")
 
 
-def _commit(commit: Any) -> Iterator[str]:
-    yield _hash(f"commit {commit['id']}")
-    author, committer = _person(commit["author"]), _person(commit["committer"])
+def _format_commit(commit: Any) -> Iterator[str]:
+    yield _style_hash(f"commit {commit['id']}")
+    author, committer = _format_person(commit["author"]), _format_person(commit["committer"])
     yield f"Author:    {author}"
     if committer != author:
         yield f"Committer: {committer}"
@@ -154,9 +154,9 @@ def _commit(commit: Any) -> Iterator[str]:
     yield textwrap.indent("\n".join(visible(line) for line in message.split("\n")), "    ")
 
 
-def _person(identity: Any) -> str:
+def _format_person(identity: Any) -> str:
     return printable(f"{identity['name']} <{identity['email']}>" if isinstance(identity, dict) else str(identity))
 
 
-def _hash(text: str) -> str:
+def _style_hash(text: str) -> str:
     return click.style(text, fg="yellow") if in_colour() else text

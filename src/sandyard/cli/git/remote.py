@@ -1,4 +1,4 @@
-"""`sandyard git clone, push, update`: between a checkout and its remote."""
+"""`sandyard git clone, push, update`: exchange commits between a checkout and its remote."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from sandyard.cli.output import echo, output_option
 
 F = TypeVar("F", bound=Callable[..., Any])
 HOW = {
-    "rebase": "Put its commits on top of the base's newest.  [default]",
-    "merge": "Merge the base in: for branches that were pushed, which are not rebased any more.",
-    "check": "Only say what is new, and whether there would be conflicts.",
-    "agent": "Merge; conflicts are put into the files, and the session's agent is told to solve them.",
-    "give_up": "End a merge or rebase that is under way, and put everything back.",
+    "rebase": "Rebase the branch onto the latest base branch.  [default]",
+    "merge": "Merge the base branch instead. Needed for pushed branches, which cannot be rebased.",
+    "check": "Only report new commits and whether there would be conflicts.",
+    "agent": "Merge, write conflict markers and let the session's agent resolve them.",
+    "give_up": "Abort a merge or rebase that is in progress and restore the previous state.",
 }
 
 
 @click.command()
 @workplace_argument
 @click.option("--project", shell_complete=project_ids, help="Fail unless the sandbox belongs to this project.")
-@click.option("--base", help="The branch to start from.  [default: the project's]")
-@click.option("--branch", help="The branch to work on.  [default: a new one]")
+@click.option("--base", help="Branch to start from.  [default: the project's base branch]")
+@click.option("--branch", help="Branch to work on.  [default: a new branch]")
 @output_option
 def clone(workplace: str, project: str | None, base: str | None, branch: str | None, output: str | None) -> None:
-    """Check out the repository of a sandbox's project in it. Sessions of a project have their checkout already."""
+    """Check out the project's repository in a sandbox. Sessions of a project already have a checkout."""
     with connect() as client:
         project_id = project_of(client, project) if project else None
         done = carry_out(client, "clone", workplace, given(projectId=project_id, baseBranch=base, branch=branch))
@@ -47,24 +47,24 @@ def clone(workplace: str, project: str | None, base: str | None, branch: str | N
 @workplace_argument
 @output_option
 def push(workplace: str, output: str | None) -> None:
-    """Send the commits of a checkout's branch to the remote. Never by force: what others pushed there stays."""
+    """Push the commits of a checkout's branch to the remote. Never force-pushes."""
     with connect() as client:
         done = carry_out(client, "push", workplace)
     detail = done["detail"]
     told(done, pushed(detail), output)
     if found := detail.get("conflicts"):
-        echo("It cannot be merged as it is: its base has changed the same lines.", err=True)
+        echo("The branch has conflicts with its base branch.", err=True)
         for line in conflicts(found):
             echo(line, err=True)
-        echo(f"What can be done: sandyard git update {workplace} --agent", err=True)
+        echo(f"To resolve them: sandyard git update {workplace} --agent", err=True)
 
 
 def pushed(detail: dict[str, Any]) -> str:
     branch, commit = detail.get("branch"), short(detail.get("commit"))
     if detail.get("upToDate"):
-        return f"Nothing is new: {branch} is at {commit} on the remote already."
+        return f"Everything up to date: {branch} is already at {commit} on the remote."
     number = detail.get("commits")
-    size = f", {counted(number, 'commit')} from its base" if isinstance(number, int) else ""
+    size = f", {counted(number, 'commit')} ahead of its base" if isinstance(number, int) else ""
     return f"Pushed {branch}, now at {commit}{size}."
 
 
@@ -80,13 +80,13 @@ def _how(function: F) -> F:
 @click.option(
     "--source",
     type=click.Choice(["base", "branch"]),
-    help="branch: bring in what others have pushed to this very branch.  [default: base]",
+    help="branch: get commits that others pushed to this branch.  [default: base]",
 )
 @output_option
 def update(workplace: str, how: str | None, source: str | None, output: str | None) -> None:
-    """Bring in what is new on the base branch.
+    """Update a branch with new commits of its base branch.
 
-    On conflicts nothing is changed, and the choice is yours. With --check the exit code is 1 when there would be some.
+    On conflicts nothing is changed and the options are listed. With --check, the exit code is 1 if there would be conflicts.
     """
     with connect() as client:
         done = carry_out(client, "update", workplace, given(how=how, source=source))
@@ -104,13 +104,13 @@ def updated(how: str, detail: dict[str, Any]) -> str:
     shown, number = len(detail.get("conflicts") or []), detail.get("conflictCount")
     files = counted(number if isinstance(number, int) else shown, "file")
     if how == "give_up":
-        return "Everything is as it was before." if detail.get("ended") else "There was no merge or rebase under way."
+        return "Restored the previous state." if detail.get("ended") else "No merge or rebase is in progress."
     if behind == 0:
-        return f"Nothing is new on {source}."
-    news = counted(behind, "commit") if isinstance(behind, int) else "what is new"
+        return f"No new commits on {source}."
+    news = counted(behind, "commit") if isinstance(behind, int) else "new commits"
     if how == "check":
         would = f"There would be conflicts in {files}" if detail.get("conflicts") else "There would be no conflicts"
-        return f"{source} has {news} more. {would}."
+        return f"{source} is {news} ahead. {would}."
     if detail.get("conflicts"):
-        return f"The merge of {source} has stopped at conflicts in {files}, which the session's agent is told to solve."
-    return f"Brought in {news} of {source}; now at {short(detail.get('head'))}."
+        return f"Merging {source} caused conflicts in {files}. The session's agent was told to resolve them."
+    return f"Added {news} from {source}; now at {short(detail.get('head'))}."

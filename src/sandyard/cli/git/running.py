@@ -1,6 +1,6 @@
-"""Have something done to a checkout, and stay until it is over: in line, under way, done or failed with what to do next.
+"""Run a git operation on a checkout and wait until it is done, showing its queue position and progress.
 
-The server writes an operation down before it begins it: whoever leaves early, by Ctrl-C or a dropped line, stops nothing.
+The server records an operation before starting it, so Ctrl-C or a dropped connection does not stop it.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ if TYPE_CHECKING:
     from sandyard.cli.client import Client
 
 WAIT_SECONDS = 1
-"""What takes longer is followed by its events: they show how far it is, and a server that is restarted cuts off no answer."""
+"""Longer operations are followed through events, which show progress and survive a server restart."""
 LINE_SECONDS = 1.0
 GIVE_UP_SECONDS = 120.0
-"""How long a server may be away while its operation goes on."""
+"""How long the server may be unreachable while its operation continues."""
 INTERRUPTED = 130
 OVER = {"completed", "failed"}
 
 
 def carry_out(client: Client, verb: str, workplace: str, body: dict[str, object] | None = None) -> Any:
-    """`verb` of the API in the checkout of a session or sandbox. The operation, completed.
+    """Run the API's `verb` in the checkout of a session or sandbox. Return the completed operation.
 
-    Whatever else comes of it ends this process: with a sentence, what can be done about it, and the exit code for that.
+    On any other outcome, exits the process with a message, advice and the matching exit code.
     """
     sandbox_id = sandbox_of(client, workplace)
     return submit(client, verb, {"sandboxId": sandbox_id, **(body or {})}, workplace)
 
 
 def submit(client: Client, verb: str, body: dict[str, object], workplace: str) -> Any:
-    """As `carry_out`, for what is not asked of a sandbox. `workplace`: what the commands that are suggested then name."""
+    """Like `carry_out`, for operations without a sandbox. `workplace` is the name used in suggested commands."""
     operation: Any = None
     with Ticker() as ticker:
         try:
@@ -49,7 +49,7 @@ def submit(client: Client, verb: str, body: dict[str, object], workplace: str) -
             ticker.stop()
             leave(operation, workplace)
         except NoAnswerError as error:
-            look = f"`{_look(operation, workplace)}` shows what came of it."
+            look = f"To see the result: `{_inspect_command(operation, workplace)}`"
             raise NoAnswerError(f"{error.message} {look}") from None
         except ApiError as error:
             ticker.stop()
@@ -64,23 +64,23 @@ def note_warnings(operation: Any) -> None:
 
 
 def attend(client: Client, operation: Any, ticker: Ticker) -> Any:
-    """Stay with an operation until it is over: the operation then. ApiError when it has failed."""
+    """Wait until an operation is over and return it. Raises ApiError if it failed."""
     path = f"/git/operations/{segment(operation['id'])}"
     while operation["status"] == "queued":
         ticker.waiting(operation.get("position"))
         time.sleep(LINE_SECONDS)
-        operation = _ask(client, path)
+        operation = _get_operation(client, path)
     if operation["status"] not in OVER:
         ticker.under_way(operation["kind"])
-        _watch(client, operation, path, ticker)
-        operation = _ask(client, path)
+        _wait_for_end(client, operation, path, ticker)
+        operation = _get_operation(client, path)
     if operation["status"] == "failed":
         raise failure(operation)
     return operation
 
 
-def _ask(client: Client, path: str) -> Any:
-    """The operation now, also from a server that is just being started again."""
+def _get_operation(client: Client, path: str) -> Any:
+    """Return the operation. Retries while the server restarts."""
     deadline = time.monotonic() + GIVE_UP_SECONDS
     while True:
         try:
@@ -92,15 +92,16 @@ def _ask(client: Client, path: str) -> Any:
 
 
 def failure(operation: Any) -> ApiError:
-    """What the server would have answered, had it failed before the answer."""
+    """Return the error that the server would have returned if the operation had failed during the request."""
     told = (operation.get("detail") or {}).get("failure") or {}
     details = {**(told.get("extra") or {}), "operationId": operation["id"]}
-    sentence = printable(operation.get("error") or f"The operation {operation['id']} has failed.")
+    sentence = printable(operation.get("error") or f"The operation {operation['id']} failed.")
     return ApiError(sentence, int(told.get("status") or 409), operation.get("errorCode"), details)
 
 
-def _watch(client: Client, operation: Any, path: str, ticker: Ticker) -> None:
-    """Until it is over. Events show how far it is; that it is over is asked at each connection, so that none has to be seen."""
+def _wait_for_end(client: Client, operation: Any, path: str, ticker: Ticker) -> None:
+    """Wait until an operation is over. Events show its progress. Its status is checked on each connection, so missed events do not
+    matter."""
 
     def over() -> bool:
         return client.get(path)["status"] in OVER
@@ -121,10 +122,10 @@ def _watch(client: Client, operation: Any, path: str, ticker: Ticker) -> None:
 
 
 def leave(operation: Any, workplace: str) -> NoReturn:
-    """After Ctrl-C. `operation`: None when the server has not said yet which it is."""
-    echo(f"\nThis goes on without you. To look at it: {_look(operation, workplace)}", err=True)
+    """Exit after Ctrl-C. `operation` is None if the server has not returned it yet."""
+    echo(f"\nThe operation continues on the server. To see it: {_inspect_command(operation, workplace)}", err=True)
     sys.exit(INTERRUPTED)
 
 
-def _look(operation: Any, workplace: str) -> str:
+def _inspect_command(operation: Any, workplace: str) -> str:
     return f"sandyard git operations {operation['id'] if operation is not None else workplace}"

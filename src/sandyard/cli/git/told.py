@@ -1,4 +1,4 @@
-"""What a person is told of an operation that is over."""
+"""Print the result of an operation."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from sandyard.cli.output import as_json, echo, print_json, printable
 
 
 def told(operation: Any, sentence: str, output: str | None) -> None:
-    """A sentence for people, the operation itself for programs."""
+    """Print a sentence for people, or the operation as JSON for programs."""
     print_json(operation) if as_json(output) else echo(printable(sentence))
 
 
@@ -17,5 +17,5 @@ def short(commit: object) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """`1 commit`, `3 commits`"""
+    """Return `1 commit` or `3 commits`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

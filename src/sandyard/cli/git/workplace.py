@@ -1,4 +1,4 @@
-"""Which checkout is meant: a session's id does as well as a sandbox's."""
+"""Find the checkout for a session id or a sandbox id."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ workplace_argument = click.argument("workplace", metavar="SESSION", shell_comple
 
 
 def path_of(client: Client, workplace: str) -> str:
-    """Where the API has what can be read of this checkout."""
+    """Return the API path of a checkout."""
     return f"/git/{segment(sandbox_of(client, workplace))}"
 
 
 def session_of(client: Client, workplace: str) -> str:
-    """The id of the session that works there. ApiError when that is a sandbox of nobody's session."""
+    """Return the id of the session that uses a sandbox. Raises ApiError if no session does."""
     if not workplace.startswith("sbx_"):
         return workplace
     found = client.get(f"/sandboxes/{segment(workplace)}").get("sessionId")
     if not found:
-        raise ApiError(f"Sandbox {workplace} belongs to no session.", 404)
+        raise ApiError(f"Sandbox {workplace} does not belong to a session.", 404)
     return str(found)

@@ -1,1 +1,1 @@
-"""The yard for other agents, by the Model Context Protocol."""
+"""Connect other agents to the server with the Model Context Protocol."""

@@ -1,4 +1,4 @@
-"""From standard input and output to a server's /mcp. It knows no tool: it passes on what the server has."""
+"""Bridge from standard input and output to a server's /mcp. It forwards tools without knowing them."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from sandyard import __version__
 
 R = TypeVar("R", bound=BaseModel)
 VERSION = "2026-07-28"
-"""Without a greeting: each request stands for itself, and the server may be restarted between two of them."""
+"""A protocol version without a handshake: requests are independent, so the server may restart between two of them."""
 ANSWER_SECONDS = 900.0
-"""Longer than any tool waits; while one does, the server says now and then that it is there."""
+"""Longer than any tool waits. While a tool waits, the server sends progress now and then."""
 
 
 def serve(url: str, token: str) -> None:
-    """Until standard input ends."""
+    """Serve until standard input ends."""
     logging.getLogger("mcp").setLevel(logging.CRITICAL)
     anyio.run(_serve, url, token)
 
@@ -65,25 +65,25 @@ class Bridge:
     async def call_tool(
         self, context: ServerRequestContext[Any], params: wire.CallToolRequestParams
     ) -> wire.CallToolResult:
-        """Progress goes through, and so does a cancellation: it ends the request."""
+        """Call a tool. Progress and cancellation are forwarded."""
         asked = wire.CallToolRequestParams(name=params.name, arguments=params.arguments)
         return await self._ask(
             wire.CallToolRequest(params=asked), wire.CallToolResult, progress=context.session.report_progress
         )
 
     async def _ask(self, request: wire.Request[Any, Any], kind: type[R], progress: ProgressFnT | None = None) -> R:
-        """By a client of its own: a connection that broke takes no other request with it."""
+        """Send a request with its own client, so that a broken connection affects only one request."""
         transport = streamable_http_client(self._url, http_client=self._web, max_sse_event_size=None)
         try:
             async with Client(transport, mode=VERSION, cache=None) as server:
                 try:
                     return await server.session.send_request(request, kind, progress_callback=progress)
                 except MCPError as error:
-                    refusal = error  # raised in here, it would come out as one of a group
+                    refusal = error  # raising it here would wrap it in an exception group
         except BaseExceptionGroup as group:
             if group.subgroup(httpx2.HTTPError) is None:
                 raise
             refusal = MCPError(
-                code=wire.INTERNAL_ERROR, message=f"The server at {self._url} does not answer; try again."
+                code=wire.INTERNAL_ERROR, message=f"The server at {self._url} is not responding. Try again."
             )
         raise refusal

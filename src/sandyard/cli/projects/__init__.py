@@ -1,1 +1,1 @@
-"""`sandyard project`: a repository, what opens it, how it is worked on, and by whom."""
+"""`sandyard project`: repositories with their credentials, settings and members."""

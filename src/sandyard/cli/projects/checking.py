@@ -1,4 +1,4 @@
-"""The connection test of a project, as a check list."""
+"""Run a project's connection test and print its findings."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
 
 
 TEST_FAILED = "connection_test_failed"
-"""The code of an answer that refuses to store what does not work; its `findings` are those of a test."""
+"""Error code of a response that refuses to save settings that do not work. Its `findings` are those of the test."""
 
 
 def look(client: Client, project_id: str) -> Any:
-    """Asks the remote and the forge, and changes nothing there."""
+    """Test the connection to the remote and the forge. Changes nothing there."""
     return client.post(f"/projects/{segment(project_id)}/test")
 
 
 def tell(found: Any, *, err: bool) -> None:
-    """`✓ repository: https://… answers`"""
+    """Print findings such as `✓ repository: https://… responds`."""
     for finding in found["findings"]:
         mark = click.style("✓", fg="green") if finding["ok"] else click.style("✗", fg="red")
         echo(f"{mark} {printable(finding['what'].replace('_', ' '))}: {printable(finding['detail'])}", err=err)

@@ -1,6 +1,6 @@
-"""What opens a project's repository: read from a terminal, standard input or a file, never from the command line.
+"""Credentials of a project's repository. They are read from a terminal, standard input or a file, never from the command line.
 
-The command line of a process is seen by everybody on its machine.
+Every user of a machine can see the command line of a process.
 """
 
 from __future__ import annotations
@@ -21,16 +21,18 @@ KEY = click.Path(exists=True, dir_okay=False, readable=True, path_type=Path)
 
 
 def credential_options(function: F) -> F:
-    """The options of everything that takes credentials; `gather` makes a request's body of them."""
+    """Add the options of commands that accept credentials. `gather` builds a request body from them."""
     for option in (
         click.option(
-            "--webhook-secret-stdin", is_flag=True, help="Read the secret of the forge's webhook from standard input."
+            "--webhook-secret-stdin", is_flag=True, help="Read the forge's webhook secret from standard input."
         ),
-        click.option("--private-key", type=KEY, help="The file with the GitHub App's private key."),
-        click.option("--installation-id", type=click.IntRange(1), help="Of the GitHub App on this repository."),
-        click.option("--app-id", help="Act as this GitHub App instead of with a token."),
-        click.option("--ssh-key", type=KEY, help="The file with a private key that opens the repository by SSH."),
-        click.option("--username", help="Whom the token belongs to, for remotes that ask.  [default: x-access-token]"),
+        click.option("--private-key", type=KEY, help="File with the GitHub App's private key."),
+        click.option(
+            "--installation-id", type=click.IntRange(1), help="Installation id of the GitHub App for this repository."
+        ),
+        click.option("--app-id", help="Use this GitHub App instead of a token."),
+        click.option("--ssh-key", type=KEY, help="File with a private key for SSH access to the repository."),
+        click.option("--username", help="Username for the token, if the remote needs one.  [default: x-access-token]"),
         click.option("--token-stdin", is_flag=True, help="Read the token from standard input."),
     ):
         function = option(function)
@@ -49,31 +51,36 @@ def gather(
     private_key: Path | None,
     webhook_secret_stdin: bool,
 ) -> dict[str, Any]:
-    """The body of PUT …/credentials; empty when nothing was given. `ask`: on a terminal, ask for the token of an http remote."""
+    """Return the body of PUT …/credentials. Empty if nothing was given. With `ask`, prompts on a terminal for the token of an HTTP
+    remote."""
     if token_stdin and webhook_secret_stdin:
         raise click.UsageError(
-            "Standard input is either the token or the webhook's secret; `project token` takes the other."
+            "Standard input can be either the token or the webhook secret. Set the other with `sandyard project token`."
         )
     if len({app_id is None, installation_id is None, private_key is None}) > 1:
         raise click.UsageError("A GitHub App needs --app-id, --installation-id and --private-key.")
     body: dict[str, Any] = {}
     if token_stdin:
-        body["token"] = _line("token")
+        body["token"] = _read_line("token")
     if webhook_secret_stdin:
-        body["webhookSecret"] = _line("secret")
+        body["webhookSecret"] = _read_line("secret")
     if ssh_key is not None:
-        body["sshKey"] = _file(ssh_key)
+        body["sshKey"] = _read_key_file(ssh_key)
     if app_id is not None and private_key is not None:
-        body["app"] = {"appId": app_id, "installationId": str(installation_id), "privateKey": _file(private_key)}
+        body["app"] = {
+            "appId": app_id,
+            "installationId": str(installation_id),
+            "privateKey": _read_key_file(private_key),
+        }
     if not body and ask and _asks_for_token(repository) and sys.stdin.isatty():
         host = urlsplit(repository or "").hostname or "the repository"
         if typed := click.prompt(
-            f"Token for {host} (empty: none)", "", hide_input=True, show_default=False, err=True
+            f"Token for {host} (leave empty for none)", "", hide_input=True, show_default=False, err=True
         ).strip():
             body["token"] = typed
     if username is not None:
         if "token" not in body:
-            raise click.UsageError("--username goes with a token.")
+            raise click.UsageError("Use --username together with a token.")
         body["username"] = username
     return body
 
@@ -82,14 +89,14 @@ def _asks_for_token(repository: str | None) -> bool:
     return (repository or "").lower().startswith(("http://", "https://"))
 
 
-def _line(what: str) -> str:
+def _read_line(what: str) -> str:
     value = sys.stdin.readline(LARGEST).strip()
     if not value:
-        raise CommandError(f"Standard input has no {what}: it is empty.")
+        raise CommandError(f"No {what} on standard input: it is empty.")
     return value
 
 
-def _file(path: Path) -> str:
+def _read_key_file(path: Path) -> str:
     with path.open("rb") as stream:
         content = stream.read(LARGEST + 1)
     if len(content) > LARGEST or not content.strip():

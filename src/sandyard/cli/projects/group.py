@@ -26,21 +26,21 @@ KINDS = {"token": "token", "ssh-key": "ssh_key", "app": "app", "webhook-secret":
 
 @click.group()
 def project() -> None:
-    """Projects: a repository, what opens it, and who works on it. PROJECT is a name or an id."""
+    """Manage projects: a repository, its credentials and its members. PROJECT is a name or an id."""
 
 
 @project.command()
 @click.argument("name")
 @click.option(
-    "--repository", required=True, help="Its address: https://…, git@host:owner/name, or a path on the server."
+    "--repository", required=True, help="Repository: https://…, git@host:owner/name, or a path on the server."
 )
-@click.option("--base", help="The branch to start from and to merge into.  [default: the repository's own]")
-@click.option("--forge", type=click.Choice(["auto", "github", "plain"]), help="What it lies on.  [default: auto]")
-@click.option("--api-url", help="Of a GitHub Enterprise Server.")
-@click.option("--no-token", is_flag=True, help="Do not ask for a token: everybody may read it, or a key opens it.")
+@click.option("--base", help="Branch to start from and to merge into.  [default: the repository's default branch]")
+@click.option("--forge", type=click.Choice(["auto", "github", "plain"]), help="Type of forge.  [default: auto]")
+@click.option("--api-url", help="API URL of a GitHub Enterprise Server.")
+@click.option("--no-token", is_flag=True, help="Do not prompt for a token, for public repositories or SSH keys.")
 @credential_options
 @click.option(
-    "--test/--no-test", default=True, show_default=True, help="Test the connection first, and add nothing if it fails."
+    "--test/--no-test", default=True, show_default=True, help="Test the connection first and add nothing if it fails."
 )
 @output_option
 def add(
@@ -55,13 +55,13 @@ def add(
     output: str | None,
     **options: Any,
 ) -> None:
-    """Add a project, if its repository can be used.
+    """Add a project after testing its repository.
 
-    The token is asked for, or read from standard input with --token-stdin; it never is an argument, which others on this machine
-    could see.
+    The token is read from a prompt, or from standard input with --token-stdin. It is never an argument, because other users on this
+    machine could see it.
     """
     if no_token and options["token_stdin"]:
-        raise click.UsageError("Either --token-stdin or --no-token, not both.")
+        raise click.UsageError("Use either --token-stdin or --no-token, not both.")
     credentials = gather(repository=repository, ask=not no_token, **options)
     settings = given(forge=given(kind=forge, apiUrl=api_url))
     body = given(name=name, repository=located(repository), baseBranch=base, settings=settings, **credentials)
@@ -72,7 +72,7 @@ def add(
             if error.problem_code != TEST_FAILED:
                 raise
             tell(error.details, err=True)
-            raise CommandError(f"{name} was not added. To add it anyway: --no-test") from None
+            raise CommandError(f"{name} was not added. To add it anyway, use --no-test.") from None
     show_one(made, FIELDS, output)
     if note := made.get("forgeNote"):
         echo(
@@ -82,21 +82,21 @@ def add(
 
 
 @project.command("list")
-@click.option("--archived", is_flag=True, help="Those that were put away.")
+@click.option("--archived", is_flag=True, help="Only archived projects.")
 @limit_option()
 @output_option
 def list_projects(archived: bool, limit: int, output: str | None) -> None:
-    """Projects you own or work on, newest first."""
+    """List your projects, newest first."""
     with connect() as client:
         page = client.pages("/projects", limit, archived=True if archived else None)
-    show_list(page, COLUMNS, output, nothing="There is no project. `sandyard project add` adds one.")
+    show_list(page, COLUMNS, output, nothing="No projects. To add one: sandyard project add NAME")
 
 
 @project.command()
 @project_argument
 @output_option
 def show(project: str, output: str | None) -> None:
-    """One project, and which credentials it has. Nobody is shown their values."""
+    """Show a project and which credentials it has. Their values are never shown."""
     with connect() as client:
         path = f"/projects/{segment(project_of(client, project))}"
         found = client.get(path)
@@ -106,54 +106,55 @@ def show(project: str, output: str | None) -> None:
         try:
             credentials = client.get(f"{path}/credentials")
         except ApiError as error:
-            if error.http_status != 403:  # a member need not see them
+            if error.http_status != 403:  # members may not see credentials
                 raise
             return
     echo()
-    show_list(credentials, CREDENTIALS, "table", nothing="It has no credential.")
+    show_list(credentials, CREDENTIALS, "table", nothing="No credentials.")
 
 
 @project.command()
 @project_argument
 @credential_options
-@click.option("--remove", "removed", type=click.Choice(list(KINDS)), help="Take one away instead.")
+@click.option("--remove", "removed", type=click.Choice(list(KINDS)), help="Remove a credential instead.")
 @click.option(
     "--test/--no-test",
     default=True,
     show_default=True,
-    help="Test the connection first, and store nothing if it fails.",
+    help="Test the connection first and save nothing if it fails.",
 )
 def token(*, project: str, removed: str | None, test: bool, **options: Any) -> None:
-    """Give a project a new token, key, app or webhook secret.
+    """Set a project's credentials.
 
-    It takes the place of the one of its kind. Without an option, the token is asked for.
+    These are a token, an SSH key, a GitHub App or a webhook secret. Replaces the existing credential of the same kind. Without options,
+    prompts for the token.
     """
     with connect() as client:
         project_id = project_of(client, project)
         path = f"/projects/{segment(project_id)}"
         if removed is not None:
             client.delete(f"{path}/credentials/{KINDS[removed]}")
-            echo(f"{project} has no {removed} any more.", err=True)
+            echo(f"Removed {removed} from {project}.", err=True)
             return
         credentials = gather(repository=client.get(path).get("repository"), ask=True, **options)
         if not credentials:
-            raise CommandError("There is nothing to store: give a token with --token-stdin, or a key with --ssh-key.")
-        asked = test and set(credentials) != {"webhookSecret"}  # which no remote is shown
+            raise CommandError("Nothing to save. Give a token with --token-stdin, or a key with --ssh-key.")
+        asked = test and set(credentials) != {"webhookSecret"}  # the webhook secret is not sent to the remote
         try:
             client.request("PUT", f"{path}/credentials", body=credentials, params={"test": asked})
         except ApiError as error:
             if error.problem_code != TEST_FAILED:
                 raise
             tell(error.details, err=True)
-            raise CommandError("Nothing was stored. To store it anyway: --no-test") from None
-        echo("Stored.", err=True)
+            raise CommandError("Nothing was saved. To save it anyway, use --no-test.") from None
+        echo("Saved.", err=True)
 
 
 @project.command()
 @project_argument
 @output_option
 def test(project: str, output: str | None) -> None:
-    """Try whether a project's repository and forge work. The exit code is 1 when not."""
+    """Test a project's repository and forge. The exit code is 1 if a test fails."""
     with connect() as client:
         found = look(client, project_of(client, project))
     print_json(found) if as_json(output) else tell(found, err=False)
@@ -162,15 +163,15 @@ def test(project: str, output: str | None) -> None:
 
 @project.command()
 @click.argument("project", metavar="PROJECT", shell_complete=project_ids)
-@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
 def delete(project: str, yes: bool) -> None:
-    """Delete a project with its tasks and credentials. The repository itself stays as it is, sessions stay their owners'."""
+    """Delete a project with its tasks and credentials. Does not delete the repository or sessions."""
     with connect() as client:
         project_id = project_of(client, project)
         if not yes:
             click.confirm(f"Delete {project} with its tasks and credentials?", abort=True, err=True)
         client.delete(f"/projects/{segment(project_id)}")
-    echo(f"{project} is deleted.", err=True)
+    echo(f"Deleted {project}.", err=True)
 
 
 for command in (change, mcp, members, prepare, preparations):

@@ -1,4 +1,4 @@
-"""`sandyard project mcp`: the MCP servers that a project's agents are given."""
+"""`sandyard project mcp`: MCP servers for a project's agents."""
 
 from __future__ import annotations
 
@@ -35,21 +35,26 @@ server_argument = click.argument("server", metavar="SERVER")
 
 @click.group()
 def mcp() -> None:
-    """MCP servers for a project's agents: commands in the sandbox, and URLs whose keys stay outside. SERVER is a name or an id."""
+    """Manage MCP servers for a project's agents.
+
+    A server is a command in the sandbox, or a URL whose credentials stay on the platform. SERVER is a name or an id.
+    """
 
 
 @mcp.command("list")
 @project_argument
 @output_option
 def list_servers(project: str, output: str | None) -> None:
-    """The servers, oldest first. Nobody is shown the values of their headers."""
+    """List MCP servers, oldest first. Header values are never shown."""
     with connect() as client:
-        found = client.get(_path(client, project))
+        found = client.get(_servers_path(client, project))
     if as_json(output):
         print_json(found)
         return
-    rows = [_shown(one) for one in found["items"]]
-    show_list({"items": rows}, COLUMNS, output, nothing="There is no MCP server. `sandyard project mcp add` adds one.")
+    rows = [_to_row(one) for one in found["items"]]
+    show_list(
+        {"items": rows}, COLUMNS, output, nothing="No MCP servers. To add one: sandyard project mcp add PROJECT NAME"
+    )
 
 
 @mcp.command()
@@ -57,23 +62,19 @@ def list_servers(project: str, output: str | None) -> None:
 @click.argument("name")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 @click.option("--url", help="URL of a streamable HTTP server, instead of a COMMAND.")
-@click.option(
-    "--header", "headers", multiple=True, metavar="NAME", help="A header; its value is asked for. Repeatable."
-)
-@click.option(
-    "--headers-stdin", is_flag=True, help="Read headers from standard input, one a line, as in `Name: value`."
-)
+@click.option("--header", "headers", multiple=True, metavar="NAME", help="Header; prompts for its value. Repeatable.")
+@click.option("--headers-stdin", is_flag=True, help="Read headers from standard input, one `Name: value` per line.")
 @env_option
 @click.option(
     "--replace",
     is_flag=True,
-    help="Change the one of this name, if there is one. Without headers, those it has stay; without -e, its variables are removed.",
+    help="Update the server with this name if it exists. Without headers, existing headers are kept; without -e, variables are removed.",
 )
 @click.option(
     "--test/--no-test",
     default=True,
     show_default=True,
-    help="Test a URL before saving; store nothing if it fails.",
+    help="Test the URL first and save nothing if it fails.",
 )
 @output_option
 def add(
@@ -89,29 +90,29 @@ def add(
     test: bool,
     output: str | None,
 ) -> None:
-    """Give a project's agents an MCP server.
+    """Add an MCP server for a project's agents.
 
-    A COMMAND runs in the sandbox; write it behind `--`. Its variables are not secret: whatever runs in the sandbox sees them.
+    A COMMAND runs in the sandbox; write it after `--`. Its variables are not secret: everything in the sandbox can see them.
 
     \b
     sandyard project mcp add website notes -e LEVEL=info -- npx -y @example/notes@1.2.3
     sandyard project mcp add website issues --url https://mcp.example.org/mcp --header Authorization
 
-    Values of headers never are arguments, which others on this machine could see. They stay with the platform, which adds them to
-    requests: no sandbox ever has them.
+    Header values are never arguments, because other users on this machine could see them. They stay on the platform, which adds them to
+    requests, so they never enter a sandbox.
     """
     if bool(command) == bool(url):
-        raise click.UsageError("Give either a command, behind --, or --url.")
+        raise click.UsageError("Give either a command after --, or --url.")
     if url is None and (headers or headers_stdin):
-        raise click.UsageError("Headers go with --url.")
+        raise click.UsageError("Use headers together with --url.")
     if url is not None and envs:
-        raise click.UsageError("Variables go with a command.")
-    values = _headers(headers, read=headers_stdin)
+        raise click.UsageError("Use variables together with a command.")
+    values = _read_headers(headers, read=headers_stdin)
     with connect() as client:
-        path = _path(client, project)
-        known = _find(client.get(path)["items"], name) if replace else None
+        path = _servers_path(client, project)
+        known = _find_server(client.get(path)["items"], name) if replace else None
         if known is not None and (known["url"] is None) != (url is None):
-            raise CommandError(f"{known['name']} is a {'command' if known['url'] is None else 'URL'}; remove it first.")
+            raise CommandError(f"{known['name']} is a {'command' if known['url'] is None else 'URL'}. Remove it first.")
         body: dict[str, Any] = {"command": command[0], "args": list(command[1:]), "env": envs} if command else {}
         if url is not None:
             kept = {} if values or known is None else {one["name"]: None for one in known["headers"]}
@@ -125,19 +126,19 @@ def add(
             if error.problem_code != TEST_FAILED:
                 raise
             tell(error.details, err=True)
-            raise CommandError(f"{name} was not stored. To store it anyway: --no-test") from None
-    show_one(made if as_json(output) else _shown(made), FIELDS, output)
+            raise CommandError(f"{name} was not saved. To save it anyway, use --no-test.") from None
+    show_one(made if as_json(output) else _to_row(made), FIELDS, output)
 
 
 @mcp.command()
 @project_argument
 @server_argument
 def remove(project: str, server: str) -> None:
-    """Take a server away from a project's agents."""
+    """Remove an MCP server from a project."""
     with connect() as client:
-        path = _path(client, project)
-        client.delete(f"{path}/{segment(_id(client, path, server))}")
-    echo(f"{server} is removed.", err=True)
+        path = _servers_path(client, project)
+        client.delete(f"{path}/{segment(_server_id(client, path, server))}")
+    echo(f"Removed {server}.", err=True)
 
 
 @mcp.command()
@@ -145,10 +146,10 @@ def remove(project: str, server: str) -> None:
 @server_argument
 @output_option
 def test(project: str, server: str, output: str | None) -> None:
-    """Ask a server with a URL for its tools, from the platform and with its headers. The exit code is 1 if it does not work."""
+    """Test an MCP server with a URL. Lists its tools from the platform, with its headers. The exit code is 1 if that fails."""
     with connect() as client:
-        path = _path(client, project)
-        found = client.post(f"{path}/{segment(_id(client, path, server))}/test")
+        path = _servers_path(client, project)
+        found = client.post(f"{path}/{segment(_server_id(client, path, server))}/test")
     if as_json(output):
         print_json(found)
     else:
@@ -159,37 +160,37 @@ def test(project: str, server: str, output: str | None) -> None:
     sys.exit(0 if found["ok"] else FAILED)
 
 
-def _path(client: Client, project: str) -> str:
+def _servers_path(client: Client, project: str) -> str:
     return f"/projects/{segment(project_of(client, project))}/mcp-servers"
 
 
-def _find(items: list[dict[str, Any]], name: str) -> dict[str, Any] | None:
+def _find_server(items: list[dict[str, Any]], name: str) -> dict[str, Any] | None:
     return next((one for one in items if name in (one["name"], one["id"])), None)
 
 
-def _id(client: Client, path: str, name: str) -> str:
-    found = _find(client.get(path)["items"], name)
+def _server_id(client: Client, path: str, name: str) -> str:
+    found = _find_server(client.get(path)["items"], name)
     if found is None:
         raise ApiError(f"The project has no MCP server {name!r}.", 404)
     return str(found["id"])
 
 
-def _headers(names: tuple[str, ...], *, read: bool) -> dict[str, str]:
+def _read_headers(names: tuple[str, ...], *, read: bool) -> dict[str, str]:
     values = {}
     if read:
         for line in sys.stdin.read(LARGEST).splitlines():
             name, colon, value = line.partition(":")
             if not colon or not name.strip() or not value.strip():
-                raise CommandError("A line of standard input is not a header. Write `Name: value`.")
+                raise CommandError("A line of standard input is not a header. Use the format `Name: value`.")
             values[name.strip()] = value.strip()
         if not values:
-            raise CommandError("Standard input has no header: it is empty.")
+            raise CommandError("No headers on standard input: it is empty.")
     for name in names:
         values[name] = click.prompt(f"Value of {name}", hide_input=True, err=True).strip()
     return values
 
 
-def _shown(server: dict[str, Any]) -> dict[str, Any]:
+def _to_row(server: dict[str, Any]) -> dict[str, Any]:
     return {
         **server,
         "where": server["url"] or " ".join([server["command"], *server["args"]]),

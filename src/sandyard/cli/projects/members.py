@@ -1,4 +1,4 @@
-"""`sandyard project members`: who may work on a project, besides its owner."""
+"""`sandyard project members`: manage the members of a project."""
 
 from __future__ import annotations
 
@@ -21,44 +21,49 @@ user_argument = click.argument("user", metavar="USER")
 
 @click.group()
 def members() -> None:
-    """Who may see a project and what belongs to it, besides its owner."""
+    """Manage who may use a project, besides its owner."""
 
 
 @members.command("list")
 @project_argument
 @output_option
 def list_members(project: str, output: str | None) -> None:
-    """The members, without the owner."""
+    """List members, without the owner."""
     with connect() as client:
         page = client.get(f"/projects/{segment(project_of(client, project))}/members")
-    show_list(page, MEMBERS, output, nothing="Nobody but the owner. `sandyard project members add` adds somebody.")
+    show_list(
+        page,
+        MEMBERS,
+        output,
+        nothing="No members besides the owner. To add one: sandyard project members add PROJECT USER",
+    )
 
 
 @members.command()
 @project_argument
 @user_argument
 def add(project: str, user: str) -> None:
-    """Let USER, named by id (or by name, for administrators), work on a project. Again is no error."""
+    """Add USER to a project. USER is an id (or a name, for administrators). Idempotent."""
     with connect() as client:
-        project_id, user_id = project_of(client, project), _user(client, user)
+        project_id, user_id = project_of(client, project), _find_user_id(client, user)
         client.request("PUT", f"/projects/{segment(project_id)}/members/{segment(user_id)}")
-    echo(f"{user} works on {project} now.", err=True)
+    echo(f"Added {user} to {project}.", err=True)
 
 
 @members.command()
 @project_argument
 @user_argument
 def remove(project: str, user: str) -> None:
-    """Take USER off a project. Again is no error."""
+    """Remove USER from a project. Idempotent."""
     with connect() as client:
         project_id = project_of(client, project)
         path = f"/projects/{segment(project_id)}/members"
         known = {member["name"]: str(member["id"]) for member in client.get(path)["items"]}
-        client.delete(f"{path}/{segment(known.get(user) or _user(client, user))}")
-    echo(f"{user} does not work on {project} any more.", err=True)
+        client.delete(f"{path}/{segment(known.get(user) or _find_user_id(client, user))}")
+    echo(f"Removed {user} from {project}.", err=True)
 
 
-def _user(client: Client, name: str) -> str:
+def _find_user_id(client: Client, name: str) -> str:
     if name.startswith("usr_"):
         return name
     try:
@@ -66,8 +71,8 @@ def _user(client: Client, name: str) -> str:
     except ApiError as error:
         if error.exit_code != NOT_ALLOWED:
             raise
-        raise CommandError("Only administrators may look people up by name: give the id, usr_….") from None
+        raise CommandError("Only administrators may look up users by name. Use the id, usr_….") from None
     for user in users:
         if user["name"] == name:
             return str(user["id"])
-    raise ApiError(f"There is nobody by the name of {name!r}.", 404)
+    raise ApiError(f"There is no user {name!r}.", 404)

@@ -1,4 +1,4 @@
-"""`sandyard project prepare` and `sandyard project preparations`: what sessions and tasks of a project start from."""
+"""`sandyard project prepare` and `sandyard project preparations`: snapshots that a project's sessions and tasks start from."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 LOOK_SECONDS = 0.5
 PATIENCE = 900.0
-"""The repository may have to be fetched for the first time."""
+"""The repository may have to be fetched for the first time, which takes long."""
 COLUMNS = {
     "ID": "id",
     "STATUS": "status",
@@ -44,32 +44,34 @@ FIELDS = {
 
 @click.command()
 @project_argument
-@click.option("--agent", help="To be installed in it.  [default: the project's]")
-@click.option("--base", help="The branch whose newest commit is prepared.  [default: the project's]")
-@click.option("--wait/--no-wait", default=True, show_default=True, help="Stay until it is ready.")
+@click.option("--agent", help="Agent to install.  [default: the project's]")
+@click.option("--base", help="Branch whose latest commit is prepared.  [default: the project's base branch]")
+@click.option("--wait/--no-wait", default=True, show_default=True, help="Wait until it is ready.")
 @output_option
 def prepare(project: str, agent: str | None, base: str | None, wait: bool, output: str | None) -> None:
-    """Check out a project, run its setup and install the agent once, and keep that for later sessions to start from.
+    """Prepare a snapshot that later sessions start from.
 
-    The setup is the project's own command (`sandyard project set`), else .sandyard/setup.sh of the repository, else what its
-    devcontainer.json says. Tasks do this by themselves; done before, the first one does not wait for it. One that has failed is
-    tried again. Leaving early stops nothing. The exit code is 1 when it has failed.
+    Checks out the project, runs its setup and installs the agent once.
+
+    The setup is the project's own command (`sandyard project set`), or .sandyard/setup.sh of the repository, or what its
+    devcontainer.json defines. Tasks prepare automatically; preparing in advance spares the first task the wait. A failed preparation
+    is retried. Ctrl-C does not stop it. The exit code is 1 if it failed.
     """
     with connect(patience=PATIENCE) as client:
         path = f"/projects/{segment(project_of(client, project))}/preparations"
         made = client.post(path, given(agent=agent, baseBranch=base))
         if wait:
-            made = _attend(client, made)
+            made = _wait_until_ready(client, made)
     for warning in made.get("warnings") or []:
         echo(f"Note: {printable(str(warning))}", err=True)
     show_one(made, FIELDS, output)
     if made["status"] == "failed":
-        for line in f"Error: {made.get('error') or 'It has failed.'}".splitlines():
+        for line in f"Error: {made.get('error') or 'Preparation failed.'}".splitlines():
             echo(visible(line), err=True)
         sys.exit(FAILED)
 
 
-def _attend(client: Client, made: Any) -> Any:
+def _wait_until_ready(client: Client, made: Any) -> Any:
     said = None
     while made["status"] == "preparing":
         if made.get("step") != said:
@@ -86,11 +88,11 @@ def _attend(client: Client, made: Any) -> Any:
 @limit_option()
 @output_option
 def preparations(project: str, deleted: str | None, limit: int, output: str | None) -> None:
-    """What was prepared of a project, newest first. Unused ones go by themselves."""
+    """List a project's preparations, newest first. Unused ones are deleted automatically."""
     with connect() as client:
         if deleted is not None:
             client.delete(f"/preparations/{segment(deleted)}")
-            echo(f"{deleted} is gone.", err=True)
+            echo(f"Deleted {deleted}.", err=True)
             return
         page = client.pages(f"/projects/{segment(project_of(client, project))}/preparations", limit)
-    show_list(page, COLUMNS, output, nothing="Nothing was prepared. `sandyard project prepare` does that.")
+    show_list(page, COLUMNS, output, nothing="No preparations. To create one: sandyard project prepare PROJECT")

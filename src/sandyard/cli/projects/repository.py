@@ -1,4 +1,4 @@
-"""How people name a repository, and how the server is told."""
+"""Convert a repository as typed by the user to what the server expects."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def located(repository: str) -> str:
-    """A directory of this machine as an absolute path, everything else as it is: the server does not know where we are."""
+    """Return a local directory as an absolute path, because the server has another working directory. Anything else is unchanged."""
     if "://" in repository or not repository:
         return repository
     path = Path(repository).expanduser()

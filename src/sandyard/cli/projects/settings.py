@@ -1,4 +1,4 @@
-"""`sandyard project set`: change what a project is and how it is worked on. What is not named stays as it is."""
+"""`sandyard project set`: change a project and its settings. Options that are not given stay unchanged."""
 
 from __future__ import annotations
 
@@ -46,61 +46,65 @@ PLACES = {
     "idle_seconds": ("idleSeconds",),
     "template": ("template",),
 }
-"""Where in the project's settings an option belongs."""
+"""The path of each option in the project's settings."""
 PRESETS = ("forge", "debian", "pypi", "npm", "crates", "go", "maven", "rubygems")
 BUDGETS = {"budget_usd", "monthly_budget_usd"}
 
 
-def _identity(context: click.Context, parameter: click.Parameter, value: str | None) -> dict[str, str] | str | None:
+def _parse_identity(
+    context: click.Context, parameter: click.Parameter, value: str | None
+) -> dict[str, str] | str | None:
     if not value:
         return value
     if (match := IDENTITY.match(value)) is None:
-        raise click.BadParameter("It looks like `Maria Muster <maria@example.org>`.")
+        raise click.BadParameter("Use the format `Maria Muster <maria@example.org>`.")
     return {"name": match[1], "email": match[2]}
 
 
-def _list(name: str, text: str) -> Callable[[F], F]:
+def _list_option(name: str, text: str) -> Callable[[F], F]:
     return click.option(f"--{name}", f"{name}s", multiple=True, help=f"{text} Repeatable.")
 
 
 @click.command("set")
 @click.argument("project", metavar="PROJECT", shell_complete=project_ids)
-@click.option("--name", help="Another name.")
-@click.option("--repository", help="Another address of its repository.")
-@click.option("--base", help="The branch to start from and to merge into.")
-@click.option("--forge", type=click.Choice(["auto", "github", "plain"]), help="What the repository lies on.")
-@click.option("--api-url", help="Of a GitHub Enterprise Server.")
-@click.option("--verify", metavar="COMMAND", help="What must succeed before work is pushed, as `make test`.")
+@click.option("--name", help="New name.")
+@click.option("--repository", help="New address of the repository.")
+@click.option("--base", help="Branch to start from and to merge into.")
+@click.option("--forge", type=click.Choice(["auto", "github", "plain"]), help="Type of forge.")
+@click.option("--api-url", help="API URL of a GitHub Enterprise Server.")
+@click.option(
+    "--verify", metavar="COMMAND", help="Command that must succeed before changes are pushed, such as `make test`."
+)
 @click.option(
     "--setup",
     metavar="COMMAND",
-    help="What prepares a checkout, once for each base commit.  [default: .sandyard/setup.sh, else as devcontainer.json says]",
+    help="Command that prepares a checkout, once per base commit.  [default: .sandyard/setup.sh, or from devcontainer.json]",
 )
-@click.option("--agent", shell_complete=agent_names, help="Who does tasks that name nobody.")
-@click.option("--model", help="With which model, where a task names none.")
+@click.option("--agent", shell_complete=agent_names, help="Default agent for tasks.")
+@click.option("--model", help="Default model for tasks.")
 @click.option(
     "--permissions",
     type=click.Choice(["ask", "allow_reads", "allow_all"]),
-    help="What agents may do in their sandbox without asking you.",
+    help="What agents may do in their sandbox without asking.",
 )
 @click.option(
     "--deny",
     "deny_patterns",
     multiple=True,
     metavar="PATTERN",
-    help="What agents are always refused: a regular expression, searched for in what they ask for. Repeatable.",
+    help="Always refuse permission requests that match this regular expression. Repeatable.",
 )
 @click.option(
     "--network",
     type=click.Choice(["none", "listed", "all", ""]),
-    help="What its sandboxes may connect to: nothing, the presets and hosts below, or everything.",
+    help="What its sandboxes may connect to: nothing, the listed presets and hosts, or everything.",
 )
 @click.option(
     "--network-preset",
     "network_presets",
     multiple=True,
     type=click.Choice([*PRESETS, ""]),
-    help="With listed: the project's forge, or where packages come from. Repeatable.",
+    help="With listed: the project's forge or a package registry. Repeatable.",
 )
 @click.option(
     "--allow-host",
@@ -109,29 +113,33 @@ def _list(name: str, text: str) -> Callable[[F], F]:
     metavar="HOST",
     help="With listed: a domain name, *.example.org, an address or a CIDR. Repeatable.",
 )
-@click.option("--parallel", type=click.IntRange(1, 200), help="So many attempts may run at once.")
-@click.option("--budget-usd", type=BUDGET, help="A task stops when models have cost this much; 0: no limit.")
-@click.option("--monthly-budget-usd", type=BUDGET, help="The same for the whole project and month.")
-@click.option("--issue-label", help="Issues that get this label become tasks.")
-@click.option("--template", help="The root file system of its sandboxes.")
-@click.option("--idle-seconds", type=click.IntRange(5), help="Sandboxes unused this long are paused.")
-@click.option("--author", callback=_identity, help="Of commits: `Name <address>`.")
-@click.option("--committer", callback=_identity, help="Of commits, if not the author.")
-@click.option("--co-author", callback=_identity, help="Named in commits besides, if not the session's agent.")
-@click.option("--commit-messages", type=click.Choice(["conventional", "any"]), help="What messages commits must have.")
-@click.option("--draft/--ready", default=None, help="How pull requests are opened.")
-@_list("label", "Of pull requests.")
-@_list("reviewer", "Of pull requests.")
-@_list("assignee", "Of pull requests.")
+@click.option("--parallel", type=click.IntRange(1, 200), help="Maximum number of attempts that run at the same time.")
+@click.option("--budget-usd", type=BUDGET, help="Budget per task in US dollars; 0 means no limit.")
+@click.option(
+    "--monthly-budget-usd", type=BUDGET, help="Budget per month for the whole project in US dollars; 0 means no limit."
+)
+@click.option("--issue-label", help="Issues with this label become tasks.")
+@click.option("--template", help="Template of its sandboxes.")
+@click.option("--idle-seconds", type=click.IntRange(5), help="Pause sandboxes after this many idle seconds.")
+@click.option("--author", callback=_parse_identity, help="Author of commits: `Name <email>`.")
+@click.option("--committer", callback=_parse_identity, help="Committer, if different from the author.")
+@click.option("--co-author", callback=_parse_identity, help="Co-author of commits.  [default: the session's agent]")
+@click.option(
+    "--commit-messages", type=click.Choice(["conventional", "any"]), help="Required format of commit messages."
+)
+@click.option("--draft/--ready", default=None, help="Open pull requests as drafts or ready for review.")
+@_list_option("label", "Label of pull requests.")
+@_list_option("reviewer", "Reviewer of pull requests.")
+@_list_option("assignee", "Assignee of pull requests.")
 @click.option("--merge-method", type=click.Choice(["squash", "merge", "rebase"]), help="How pull requests are merged.")
-@click.option("--delete-branch/--keep-branch", default=None, help="What becomes of a branch that was merged.")
-@click.option("--archive/--unarchive", "archived", default=None, help="Put it away, or take it out again.")
+@click.option("--delete-branch/--keep-branch", default=None, help="Delete or keep branches after merging.")
+@click.option("--archive/--unarchive", "archived", default=None, help="Archive or unarchive the project.")
 @output_option
 def change(project: str, output: str | None, **options: Any) -> None:
-    """Change a project. An empty value takes away what was set: --template '' or --label ''."""
+    """Change a project's settings. An empty value resets a setting: --template '' or --label ''."""
     given = {name: value for name, value in options.items() if value not in (None, ())}
     if not given:
-        raise click.UsageError("There is nothing to change: name what, as `sandyard project set --help` shows.")
+        raise click.UsageError("Nothing to change. For the available options, see `sandyard project set --help`.")
     with connect() as client:
         path = f"/projects/{segment(project_of(client, project))}"
         body: dict[str, Any] = {
@@ -148,7 +156,7 @@ def change(project: str, output: str | None, **options: Any) -> None:
 
 
 def changed(settings: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-    """`settings` with what was given; the rest of it as it is."""
+    """Return `settings` updated with the given options."""
     settings = {**settings}
     for name, value in given.items():
         *parts, field = PLACES[name]

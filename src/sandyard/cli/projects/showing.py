@@ -1,4 +1,4 @@
-"""Which parts of a project people see."""
+"""Columns and fields shown for projects."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ FIELDS = {
     "repository": "repository",
     "base": "baseBranch",
     "problem": "connectionError",
-    "verified by": "settings.verify.command",
-    "set up by": "settings.setup.command",
+    "verify command": "settings.verify.command",
+    "setup command": "settings.setup.command",
     "agent": "defaultAgent",
     "model": "settings.agent.model",
     "permissions": "settings.agent.permissions.mode",
@@ -25,13 +25,13 @@ FIELDS = {
     "network": "settings.network.mode",
     "presets": "settings.network.presets",
     "hosts": "settings.network.allow",
-    "at once": "settings.tasks.parallel",
-    "task's $": "settings.tasks.budget.usd",
-    "month's $": "settings.tasks.monthlyBudget.usd",
+    "parallel attempts": "settings.tasks.parallel",
+    "task budget ($)": "settings.tasks.budget.usd",
+    "monthly budget ($)": "settings.tasks.monthlyBudget.usd",
     "issue label": "settings.tasks.issueLabel",
     "forge": "settings.forge.kind",
     "API": "settings.forge.apiUrl",
-    "merge by": "settings.forge.mergeMethod",
+    "merge method": "settings.forge.mergeMethod",
     "drafts": "settings.forge.draft",
     "labels": "settings.forge.labels",
     "reviewers": "settings.forge.reviewers",
@@ -43,5 +43,5 @@ FIELDS = {
     "created": "createdAt",
     "archived": "archivedAt",
 }
-CREDENTIALS = {"CREDENTIAL": "kind", "HINT": "hint", "SINCE": "updatedAt"}
+CREDENTIALS = {"CREDENTIAL": "kind", "HINT": "hint", "UPDATED": "updatedAt"}
 MEMBERS = {"ID": "id", "NAME": "name"}

@@ -1,1 +1,1 @@
-"""`sandyard ssh` and `sandyard ssh-config`: sandboxes as SSH hosts, for people and their editors."""
+"""`sandyard ssh` and `sandyard ssh-config`: sandboxes as SSH hosts, for people and editors."""

@@ -1,4 +1,4 @@
-"""`sandyard ssh`: a sandbox by SSH, for people; with --stdio, for OpenSSH itself. `sandyard ssh-config` tells OpenSSH so."""
+"""`sandyard ssh`: connect to a sandbox with SSH, or with --stdio be OpenSSH's proxy command. `sandyard ssh-config` configures OpenSSH."""
 
 from __future__ import annotations
 
@@ -17,52 +17,52 @@ from sandyard.cli.remote import settings
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
-@click.option("--stdio", is_flag=True, help="Carry the connection on standard input and output, for OpenSSH to start.")
+@click.option("--stdio", is_flag=True, help="Forward the connection on standard input and output. Started by OpenSSH.")
 @click.argument("name", metavar="SESSION_OR_SANDBOX", shell_complete=workplace_ids)
 @click.argument("command", nargs=-1)
 def ssh(*, stdio: bool, name: str, command: tuple[str, ...]) -> None:
-    """Log in to a session's sandbox by SSH, or run COMMAND there.
+    """Connect to a session's sandbox with SSH, or run COMMAND there.
 
-    A single argument is a line for the sandbox's shell; several are a command and its arguments, as they are. Standard input is passed on,
-    and the exit code is the command's own. A sandbox that sleeps is woken. After `sandyard ssh-config --write`, plain `ssh`, `scp`,
-    `rsync` and editors do the same with the host SESSION_OR_SANDBOX.sandyard.
+    A single argument is a line for the sandbox's shell; several are a command and its arguments. Standard input is forwarded, and the
+    exit code is the command's own. A paused sandbox is resumed. After `sandyard ssh-config --write`, plain `ssh`, `scp`, `rsync` and
+    editors can also use the host SESSION_OR_SANDBOX.sandyard.
     """
     asked = settings.name_of(name)
     if stdio:
-        sys.exit(_carry(asked))
+        sys.exit(_forward_stdio(asked))
     words = [settings.needed("ssh"), "-F", str(settings.write_settings()), f"{asked}{settings.SUFFIX}"]
     command = command[1:] if command[:1] == ("--",) else command
     if command:
         words += ["--", command[0] if len(command) == 1 else shlex.join(command)]
-    os.execv(words[0], words)  # noqa: S606 - ssh takes our place
+    os.execv(words[0], words)  # noqa: S606 - ssh replaces this process
 
 
 @click.command("ssh-config")
-@click.option("--write", is_flag=True, help="Write the settings, and have ~/.ssh/config include them.")
+@click.option("--write", is_flag=True, help="Write the settings to a file and include it in ~/.ssh/config.")
 def ssh_config(write: bool) -> None:
-    """Print the settings with which `ssh`, `scp`, `rsync` and editors reach sandboxes; or write them.
+    """Print or write the settings that let `ssh`, `scp`, `rsync` and editors reach sandboxes.
 
-    With --write they go into a file beside the login, with a key of their own, and ~/.ssh/config gets one line at its top. Running it
-    again changes nothing, or brings it up to date.
+    With --write, the settings and a new SSH key are stored next to the login, and one line is added at the top of ~/.ssh/config.
+    Running it again is safe and updates the settings.
     """
     if not write:
         echo(settings.settings(), nl=False)
         return
     path = settings.write_settings()
     file, added = settings.include(path)
-    echo(f"{path} has the settings. {file} {'now includes' if added else 'includes'} it.")
+    echo(f"Saved the settings to {path}. {file} {'now includes' if added else 'already includes'} it.")
     if os.environ.get("SANDYARD_TOKEN") or os.environ.get("SANDYARD_URL"):
         echo(
-            "The login is in this shell's environment: programs started elsewhere do not have it. `sandyard login` stores one.",
+            "The login is only in this shell's environment, so other programs cannot use it. To save it, run `sandyard login`.",
             err=True,
         )
     elif config.load().token is None:
-        echo("Nobody is logged in here yet: `sandyard login` does that.", err=True)
+        echo("Not logged in yet. Run `sandyard login`.", err=True)
 
 
-def _carry(name: str) -> int:
+def _forward_stdio(name: str) -> int:
     if sys.stdin.isatty():
-        raise CommandError("--stdio is for OpenSSH: it reads the protocol from its standard input.")
+        raise CommandError("--stdio must be started by OpenSSH: it reads the protocol from standard input.")
     key = settings.ensure_key()
     with connect() as client:
         sandbox_id = sandbox_of(client, name)

@@ -1,6 +1,6 @@
-"""What OpenSSH needs of us: a key of our own, settings for `*.sandyard`, and the hosts' keys as the server tells them.
+"""OpenSSH configuration: our own key, settings for `*.sandyard`, and host keys from the server.
 
-All of it lies beside the login, readable by its owner only. `~/.ssh/config` gets one line, which includes our settings.
+Everything is stored next to the login, readable only by its owner. `~/.ssh/config` gets one line that includes our settings.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from sandyard.kit.python import PYTHON, python_command
 
 SUFFIX = ".sandyard"
 SETTINGS = """\
-# Written by `sandyard ssh-config --write`, which writes it anew: changes belong into ~/.ssh/config, below the line that includes this.
-# A name with a quotation mark in it is no sandbox's: OpenSSH before 9.6 would hand it to your shell.
+# Written by `sandyard ssh-config --write`, which overwrites it. Put changes into ~/.ssh/config, below the line that includes this file.
+# Names with a quotation mark are never sandboxes: OpenSSH before 9.6 would pass them to your shell.
 Host *{suffix} "!*'*"
   User user
   ProxyCommand {command} ssh --stdio '%n'
   IdentityFile "{folder}/id_ed25519"
   IdentitiesOnly yes
   PreferredAuthentications publickey
-  # a sandbox's key comes with the connection, from the server you are logged in to: nothing is ever taken on trust
+  # the server you are logged in to sends each sandbox's host key, so no key is trusted on first use
   UserKnownHostsFile "{folder}/known_hosts/%n"
   GlobalKnownHostsFile /dev/null
   StrictHostKeyChecking yes
   CheckHostIP no
   UpdateHostKeys no
-  # what runs in a sandbox must not use your keys or your screen
+  # programs in a sandbox must not use your keys or your display
   ForwardAgent no
   ForwardX11 no
 """
@@ -45,22 +45,20 @@ def folder() -> Path:
 
 
 def name_of(host: str) -> str:
-    """The session or sandbox that a host name means. CommandError when it can be none."""
+    """Return the session or sandbox of a host name. Raises CommandError if it cannot be one."""
     name = host.removesuffix(SUFFIX)
     if not (name.isascii() and name.replace("_", "").isalnum()):
-        raise CommandError(
-            f"{host!r} is no session and no sandbox: their names look like ses_…{SUFFIX} and sbx_…{SUFFIX}."
-        )
+        raise CommandError(f"{host!r} is not a session or sandbox. Use a name such as ses_…{SUFFIX} or sbx_…{SUFFIX}.")
     return name
 
 
 def settings() -> str:
-    """For OpenSSH 8.4 or newer."""
-    return SETTINGS.format(suffix=SUFFIX, command=_own_command(), folder=_escaped(str(folder())))
+    """Return the settings, for OpenSSH 8.4 or newer."""
+    return SETTINGS.format(suffix=SUFFIX, command=_own_command(), folder=_escape_percent(str(folder())))
 
 
 def write_settings() -> Path:
-    """Our file and our key, as they should be. Idempotent."""
+    """Write our settings file and key. Idempotent."""
     ensure_key()
     path = folder() / "config"
     _replace(path, settings())
@@ -68,7 +66,7 @@ def write_settings() -> Path:
 
 
 def include(path: Path) -> tuple[Path, bool]:
-    """Have `~/.ssh/config` include it, before anything else: what comes first counts. False: it does already."""
+    """Include `path` at the top of `~/.ssh/config`, because the first match wins. The second value is False if it was already included."""
     file = Path.home() / ".ssh" / "config"
     line = f'Include "{path}"'
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -83,8 +81,8 @@ def include(path: Path) -> tuple[Path, bool]:
 
 
 def ensure_key() -> str:
-    """The public half of our key, made when there is none. CommandError when it cannot be."""
-    with _alone():
+    """Return our public key. Creates the key pair if it does not exist. Raises CommandError if that fails."""
+    with _exclusive_lock():
         key = folder() / "id_ed25519"
         public = key.with_name("id_ed25519.pub")
         if not (key.exists() and public.exists()):
@@ -93,40 +91,41 @@ def ensure_key() -> str:
                 half.unlink(missing_ok=True)
             done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
             if done.returncode:
-                raise CommandError(f"ssh-keygen could not make a key: {done.stderr.strip() or done.stdout.strip()}")
+                raise CommandError(f"ssh-keygen could not create a key: {done.stderr.strip() or done.stdout.strip()}")
         return public.read_text().strip()
 
 
 def know_host(host: str, key: str) -> None:
-    """From now on this is the key of that host."""
+    """Store the host key of a host, replacing an earlier one."""
     _replace(folder() / "known_hosts" / host, f"{host.lower()} {key}\n")
 
 
 def needed(program: str) -> str:
-    """CommandError when it is not there."""
+    """Return the path of a program. Raises CommandError if it is not installed."""
     path = shutil.which(program)
     if path is None:
         raise CommandError(
-            f"There is no {program} here. Install OpenSSH's client: on Debian and Ubuntu, openssh-client."
+            f"{program} is not installed. Install the OpenSSH client (openssh-client on Debian and Ubuntu)."
         )
     return path
 
 
 def _own_command() -> str:
-    """How OpenSSH and editors start us, whatever their PATH and wherever they are: a folder one works in holds other people's files."""
+    """Return the absolute command that OpenSSH and editors start, independent of PATH and of the working directory, which may hold
+    untrusted files."""
     script = Path(PYTHON).with_name("sandyard")
     words = [str(script)] if script.exists() else python_command("sandyard")
     home = os.environ.get("XDG_CONFIG_HOME")
-    return _escaped(shlex.join([*(["env", f"XDG_CONFIG_HOME={home}"] if home else []), *words]))
+    return _escape_percent(shlex.join([*(["env", f"XDG_CONFIG_HOME={home}"] if home else []), *words]))
 
 
-def _escaped(text: str) -> str:
+def _escape_percent(text: str) -> str:
     return text.replace("%", "%%")
 
 
 @contextlib.contextmanager
-def _alone() -> Iterator[None]:
-    """An editor opens several connections at once."""
+def _exclusive_lock() -> Iterator[None]:
+    """Hold a lock, because an editor opens several connections at once."""
     folder().mkdir(mode=0o700, parents=True, exist_ok=True)
     lock = os.open(folder() / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -137,7 +136,7 @@ def _alone() -> Iterator[None]:
 
 
 def _replace(path: Path, text: str) -> None:
-    """At once, so that whoever reads it meanwhile sees the old or the new one."""
+    """Replace a file atomically, so that readers see either the old or the new content."""
     with contextlib.suppress(FileNotFoundError):
         if path.read_text() == text:
             return

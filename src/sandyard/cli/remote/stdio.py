@@ -1,4 +1,4 @@
-"""The other side of the SSH WebSocket: standard input goes out, what comes in is standard output."""
+"""The client side of the SSH WebSocket: forwards standard input to it, and what it receives to standard output."""
 
 from __future__ import annotations
 
@@ -20,22 +20,23 @@ from sandyard.cli.errors import FAILED, ApiError, NoAnswerError, NotLoggedInErro
 from sandyard.cli.output import echo, printable
 
 OPEN_SECONDS = 120.0
-"""A sandbox may have to be made or woken first."""
+"""A sandbox may have to be created or resumed first."""
 CHUNK = 64 << 10
 
 
 def carry(login: Login, sandbox_id: str, public_key: str, know: Callable[[str], None]) -> int:
-    """Until either side ends; the exit code. `know` gets the host's key before a byte of it is passed on. ApiError, NoAnswerError."""
+    """Forward until either side ends and return the exit code. `know` gets the host key before any data is forwarded. Raises ApiError and
+    NoAnswerError."""
     try:
-        return asyncio.run(_carried(login, sandbox_id, public_key, know))
+        return asyncio.run(_forward(login, sandbox_id, public_key, know))
     except InvalidStatus as error:
-        raise _refusal(login, error) from None
+        raise _to_error(login, error) from None
     except (OSError, TimeoutError, WebSocketException) as error:
         reason = str(error).rstrip(".") or type(error).__name__
-        raise NoAnswerError(f"There is no SSH connection through {login.url}: {reason}.") from None
+        raise NoAnswerError(f"Could not open an SSH connection through {login.url}: {reason}.") from None
 
 
-async def _carried(login: Login, sandbox_id: str, public_key: str, know: Callable[[str], None]) -> int:
+async def _forward(login: Login, sandbox_id: str, public_key: str, know: Callable[[str], None]) -> int:
     base = "ws" + login.url.removeprefix("http")
     address = f"{base}/api/v1/sandboxes/{segment(sandbox_id)}/ssh?{urlencode({'key': public_key})}"
     headers = {"Authorization": f"Bearer {login.token.reveal()}"} if login.token else {}
@@ -44,7 +45,7 @@ async def _carried(login: Login, sandbox_id: str, public_key: str, know: Callabl
         address,
         additional_headers=headers,
         proxy=proxy,
-        compression=None,  # what is encrypted cannot be made smaller
+        compression=None,  # encrypted data cannot be compressed
         max_size=None,
         open_timeout=OPEN_SECONDS,
     ) as socket:
@@ -56,16 +57,16 @@ async def _carried(login: Login, sandbox_id: str, public_key: str, know: Callabl
                 said: Any = json.loads(message)
                 if said["type"] == "opened":
                     know(said["hostKey"])
-                    _read_on(socket, asyncio.get_running_loop())
+                    _start_reading(socket, asyncio.get_running_loop())
                 elif said["type"] == "closed":
-                    return _ended(said.get("reason"))
-        except BrokenPipeError:  # whoever started us has gone
+                    return _report_end(said.get("reason"))
+        except BrokenPipeError:  # the process that started this one is gone
             return 0
-        return _ended("The connection was closed.")
+        return _report_end("The connection was closed.")
 
 
-def _read_on(socket: ClientConnection, loop: asyncio.AbstractEventLoop) -> None:
-    """Send what comes on standard input, from a thread of its own: a file, a pipe and a terminal can all be read like this."""
+def _start_reading(socket: ClientConnection, loop: asyncio.AbstractEventLoop) -> None:
+    """Send standard input from a separate thread, which works for files, pipes and terminals."""
 
     def read() -> None:
         try:
@@ -73,7 +74,7 @@ def _read_on(socket: ClientConnection, loop: asyncio.AbstractEventLoop) -> None:
                 asyncio.run_coroutine_threadsafe(socket.send(data), loop).result()
             asyncio.run_coroutine_threadsafe(socket.send(json.dumps({"type": "eof"})), loop).result()
         except (ConnectionClosed, OSError, RuntimeError, asyncio.CancelledError):
-            return  # the loop says why, or has ended
+            return  # the loop reports the reason, or has ended
 
     threading.Thread(target=read, daemon=True).start()
 
@@ -84,19 +85,19 @@ def _write(data: bytes) -> None:
         view = view[os.write(1, view) :]
 
 
-def _ended(reason: str | None) -> int:
+def _report_end(reason: str | None) -> int:
     if reason is None:
         return 0
     echo(f"sandyard: {printable(reason)}", err=True)
     return FAILED
 
 
-def _refusal(login: Login, error: InvalidStatus) -> Exception:
+def _to_error(login: Login, error: InvalidStatus) -> Exception:
     status = error.response.status_code
     if status == 401 and login.token is None:
-        return NotLoggedInError(f"Nobody is logged in at {login.url}: `sandyard login {login.url}` does that.")
+        return NotLoggedInError(f"Not logged in to {login.url}. Run `sandyard login {login.url}`.")
     try:
         detail = json.loads(error.response.body or b"{}").get("detail")
     except (ValueError, AttributeError):
         detail = None
-    return ApiError(printable(detail or f"The server refused an SSH connection: {status}."), status)
+    return ApiError(printable(detail or f"The server refused the SSH connection with status {status}."), status)

@@ -1,1 +1,1 @@
-"""`sandyard sandbox`: a module for each verb that is more than one request."""
+"""`sandyard sandbox`: one module for each command that takes more than one request."""

@@ -1,5 +1,5 @@
-"""A directory as a stream of tar bytes and back. What comes out of a sandbox is not trusted: nothing of it lands outside of
-the directory it was copied to."""
+"""Pack a directory into a tar stream and unpack it. Data from a sandbox is not trusted: nothing is written outside the target
+directory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BLOCK = 512
 
 
 def size(folder: Path) -> int:
-    """About how many bytes `pack` gives."""
+    """Return roughly how many bytes `pack` yields."""
     total = 2 * BLOCK
     for root, folders, files in os.walk(folder):
         total += BLOCK * (len(folders) + len(files))
@@ -29,16 +29,16 @@ def size(folder: Path) -> int:
 
 
 def pack(folder: Path) -> Iterator[bytes]:
-    """The content of `folder`, itself as `.`: files, directories and links. Sockets and devices are left out."""
+    """Yield the contents of `folder` as a tar stream, with itself as `.`: files, directories and links. Sockets and devices are skipped."""
     reader, writer = os.pipe()
     failed: list[BaseException] = []
 
     def fill() -> None:
         try:
             with os.fdopen(writer, "wb") as sink, tarfile.open(fileobj=sink, mode="w|", bufsize=CHUNK) as tar:
-                tar.add(folder, arcname=".", filter=_plain)
+                tar.add(folder, arcname=".", filter=_keep_entry)
         except BrokenPipeError:
-            pass  # nobody reads on
+            pass  # the reader is gone
         except BaseException as error:  # raised again by the reader
             failed.append(error)
 
@@ -53,21 +53,21 @@ def pack(folder: Path) -> Iterator[bytes]:
 
 
 def unpack(chunks: Iterator[bytes], target: Path) -> None:
-    """Make `target` and put everything there. CommandError at something that would land elsewhere.
+    """Create `target` and unpack everything there. Raises CommandError for an entry that would be written elsewhere.
 
-    By hand: the filters of `tarfile` are younger than Debian 12's Python."""
+    Extracts entries itself, because Debian 12's Python does not have the filters of `tarfile`."""
     target.mkdir(exist_ok=True)
     root = target.resolve()
     try:
         with tarfile.open(fileobj=_Stream(chunks), mode="r|", bufsize=CHUNK) as tar:
             for entry in tar:
-                _put(tar, entry, root)
+                _extract_entry(tar, entry, root)
     except tarfile.TarError as error:
-        raise CommandError(f"What the sandbox sent is not a tar archive: {error}.") from None
+        raise CommandError(f"The sandbox did not send a valid tar archive: {error}.") from None
 
 
-def _put(tar: tarfile.TarFile, entry: tarfile.TarInfo, root: Path) -> None:
-    path = _inside(root, root / entry.name, entry.name)
+def _extract_entry(tar: tarfile.TarFile, entry: tarfile.TarInfo, root: Path) -> None:
+    path = _check_inside(root, root / entry.name, entry.name)
     if entry.isdir():
         path.mkdir(parents=True, exist_ok=True)
         return
@@ -75,10 +75,10 @@ def _put(tar: tarfile.TarFile, entry: tarfile.TarInfo, root: Path) -> None:
     if path.is_symlink() or path.is_file():
         path.unlink()
     if entry.issym():
-        _inside(root, path.parent / entry.linkname, entry.name)
+        _check_inside(root, path.parent / entry.linkname, entry.name)
         path.symlink_to(entry.linkname)
     elif entry.islnk():
-        path.hardlink_to(_inside(root, root / entry.linkname, entry.name))
+        path.hardlink_to(_check_inside(root, root / entry.linkname, entry.name))
     elif entry.isfile() and (content := tar.extractfile(entry)) is not None:
         with path.open("wb") as file:
             shutil.copyfileobj(content, file, CHUNK)
@@ -86,20 +86,20 @@ def _put(tar: tarfile.TarFile, entry: tarfile.TarInfo, root: Path) -> None:
         os.utime(path, (entry.mtime, entry.mtime))
 
 
-def _inside(root: Path, path: Path, name: str) -> Path:
-    """The path, if it is below `root` whatever links lead there. The last part itself may be a link that is replaced."""
+def _check_inside(root: Path, path: Path, name: str) -> Path:
+    """Return the path if it is below `root` after resolving links. The last component may be a link, which is replaced."""
     real = path.parent.resolve() / path.name if path.name not in ("", "..") else path.resolve()
     if real != root and root not in real.parents:
-        raise CommandError(f"The rest was not copied: {name!r} would land outside of {root}.")
+        raise CommandError(f"Copying stopped: {name!r} would be written outside {root}.")
     return real
 
 
-def _plain(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
+def _keep_entry(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
     return entry if entry.isfile() or entry.isdir() or entry.issym() or entry.islnk() else None
 
 
 class _Stream(io.RawIOBase):
-    """Chunks as a file that is read once."""
+    """A read-once file over chunks."""
 
     def __init__(self, chunks: Iterator[bytes]) -> None:
         self._chunks = chunks

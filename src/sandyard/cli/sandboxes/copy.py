@@ -1,4 +1,4 @@
-"""`sandyard sandbox cp`: files and directories, into a sandbox and out of it."""
+"""`sandyard sandbox cp`: copy files and directories into and out of a sandbox."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ REMOTE = re.compile(r"(?P<name>(?:sbx|ses)_[A-Za-z0-9]+):(?P<path>.*)", re.DOTAL
 
 @dataclass(frozen=True, slots=True)
 class Remote:
-    """A path in a sandbox. One that does not begin with a slash begins in the home directory there."""
+    """A path in a sandbox. A relative path starts in the home directory."""
 
     sandbox: str
     path: str
@@ -32,16 +32,17 @@ class Remote:
 @click.command()
 @click.argument("source", shell_complete=copy_ends)
 @click.argument("target", shell_complete=copy_ends)
-@click.option("-q", "--quiet", is_flag=True, help="No progress bar.")
+@click.option("-q", "--quiet", is_flag=True, help="Do not show a progress bar.")
 def cp(source: str, target: str, quiet: bool) -> None:
-    """Copy a file or a directory between this machine and a sandbox: one of the two is SANDBOX:PATH.
+    """Copy files between this machine and a sandbox.
 
-    As with cp -r: into TARGET when that is a directory or ends with a slash, else to that name. `-` is standard input
-    or output. Directories cross as one tar stream where the sandbox has tar, else file by file.
+    Either SOURCE or TARGET is SANDBOX:PATH. Directories are copied with their contents. Like cp -r, it copies into TARGET if that is a
+    directory or ends with a slash, otherwise to that name. `-` is standard input
+    or output. Directories are sent as one tar stream if the sandbox has tar, otherwise file by file.
     """
     here, there = end_of(source), end_of(target)
     if isinstance(here, Remote) == isinstance(there, Remote):
-        raise click.UsageError("One of the two must be SANDBOX:PATH, the other a path on this machine.")
+        raise click.UsageError("One path must be SANDBOX:PATH and the other one local.")
     from sandyard.cli.sandboxes.files import Files  # noqa: PLC0415 - slow to load
     from sandyard.cli.sandboxes.progress import Progress  # noqa: PLC0415
 
@@ -55,29 +56,30 @@ def cp(source: str, target: str, quiet: bool) -> None:
 
 
 def end_of(text: str) -> Remote | str:
-    """`sbx_…:path` or `ses_…:path` is in a sandbox; everything else is here, and `./` in front makes sure of it."""
+    """Parse one side of a copy. `sbx_…:path` or `ses_…:path` is in a sandbox; everything else is local. Prefix `./` to force a local
+    path."""
     found = REMOTE.fullmatch(text)
     if found is None:
         return text
     if not found["path"]:
-        raise click.UsageError(f"{text!r} names no path. The home directory is {found['name']}:./")
+        raise click.UsageError(f"{text!r} has no path. For the home directory, use {found['name']}:./")
     return Remote(found["name"], found["path"])
 
 
 def _upload(files: Files, source: str, target: str) -> None:
     if source == "-":
         if target.endswith("/") or files.kind(target) == "dir":
-            raise CommandError(f"{target} is a directory; standard input needs the name of a file.")
+            raise CommandError(f"{target} is a directory. To copy standard input, give a file name.")
         files.put_stream(sys.stdin.buffer, target)
         return
     local = Path(source)
     if not local.exists():
-        raise LocalNotFoundError(f"There is no {source} here.")
+        raise LocalNotFoundError(f"No such file or directory: {source}")
     if target.endswith("/") or files.kind(target) == "dir":
         target = posixpath.join(target, local.resolve().name)
     if local.is_dir():
         if files.kind(target) == "file":
-            raise CommandError(f"{target} is a file in the sandbox; a directory cannot take its place.")
+            raise CommandError(f"{target} is a file in the sandbox and cannot be replaced by a directory.")
         files.put_tree(local, target)
     elif local.is_file():
         files.put(local, target)
@@ -88,20 +90,20 @@ def _upload(files: Files, source: str, target: str) -> None:
 def _download(files: Files, source: str, target: str) -> None:
     kind = files.kind(source)
     if kind is None:
-        raise LocalNotFoundError(f"There is no {source} in the sandbox.")
+        raise LocalNotFoundError(f"No such file or directory in the sandbox: {source}")
     if target == "-":
         if kind == "dir":
-            raise CommandError(f"{source} is a directory; standard output takes a file.")
+            raise CommandError(f"{source} is a directory. Only a file can be copied to standard output.")
         files.get_stream(source, sys.stdout.buffer)
         return
     local = Path(target)
     if target.endswith("/") or local.is_dir():
         local = local / (posixpath.basename(posixpath.normpath(source)).lstrip(".") or "root")
     if not local.parent.is_dir():
-        raise LocalNotFoundError(f"There is no directory {local.parent} here.")
+        raise LocalNotFoundError(f"No such directory: {local.parent}")
     if kind == "dir":
         if local.is_file():
-            raise CommandError(f"{local} is a file; a directory cannot take its place.")
+            raise CommandError(f"{local} is a file and cannot be replaced by a directory.")
         files.get_tree(source, local)
     else:
         files.get(source, local)

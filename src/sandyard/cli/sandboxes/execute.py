@@ -1,4 +1,4 @@
-"""`sandyard sandbox exec`: a command there that feels like a command here."""
+"""`sandyard sandbox exec`: run a command in a sandbox like a local one."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
 
 TIMED_OUT, KILLED, INTERRUPTED = 124, 137, 130
 GIVE_UP_SECONDS = 120.0
-"""How long a server may be away while its command goes on."""
+"""How long the server may be unreachable while its command continues."""
 
 
 @click.command("exec", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @click.argument("sandbox_id", metavar="SANDBOX", shell_complete=sandbox_ids)
 @click.argument("command", nargs=-1, required=True)
-@click.option("--cwd", help="The directory to run it in.")
+@click.option("--cwd", help="Working directory.")
 @env_option
-@click.option("--timeout", type=click.FloatRange(0, min_open=True), help="Seconds it may take.  [default: 300]")
-@click.option("-d", "--detach", is_flag=True, help="Print its id and leave it running.")
-@click.option("-o", "--output", type=click.Choice(["json"]), help="Wait, and print the API's JSON.")
+@click.option("--timeout", type=click.FloatRange(0, min_open=True), help="Timeout in seconds.  [default: 300]")
+@click.option("-d", "--detach", is_flag=True, help="Print the command's id and leave it running.")
+@click.option("-o", "--output", type=click.Choice(["json"]), help="Wait for the command and print the API's JSON.")
 def execute(
     *,
     sandbox_id: str,
@@ -47,18 +47,20 @@ def execute(
     detach: bool,
     output: str | None,
 ) -> None:
-    """Run COMMAND in a sandbox; its output appears as it comes, and its exit code is this command's.
+    """Run COMMAND in a sandbox. Shows its output as it arrives and exits with its exit code.
 
-    A single argument is a line for the sandbox's shell; several are a command and its arguments, as they are. Options come
-    before SANDBOX. Standard input is not passed on: copy a file there instead. Ctrl-C kills the command. Exit codes: the
-    command's own, 124 on timeout, 137 when it was killed, 130 after Ctrl-C.
+    A single argument is a line for the sandbox's shell; several are a command and its arguments. Put options before
+    SANDBOX. Standard input is not forwarded: copy a file there instead. Ctrl-C kills the command. Exit codes: the
+    command's own, 124 on timeout, 137 if it was killed, 130 after Ctrl-C.
     """
     if command[0] == "--":
         command = command[1:]
     if not command:
-        raise click.UsageError("There is no command to run.")
+        raise click.UsageError("No command given.")
     if stat.S_ISFIFO(os.fstat(0).st_mode) or stat.S_ISREG(os.fstat(0).st_mode):
-        echo("Standard input is not passed on to the command: copy it there as a file (sandyard sandbox cp).", err=True)
+        echo(
+            "Standard input is not forwarded to the command. Copy it as a file instead (sandyard sandbox cp).", err=True
+        )
     line = command[0] if len(command) == 1 else shlex.join(command)
     body = given(command=line, cwd=cwd, envs=envs, timeout=timeout)
     with connect(patience=(timeout or 300) + 60) as client:
@@ -69,11 +71,11 @@ def execute(
         if detach:
             print_json(started) if output == "json" else echo(started["id"])
             return
-        sys.exit(_attend(client, started["id"]))
+        sys.exit(_follow_command(client, started["id"]))
 
 
 def _wait(client: Client, path: str, body: dict[str, object]) -> int:
-    """The answer says everything, at the end; until then the newest command of these words is the one that runs."""
+    """Run a command and wait for the response. After Ctrl-C, kill the newest running command with the same text."""
     try:
         done = client.post(f"{path}/execute", body)
     except KeyboardInterrupt:
@@ -86,8 +88,8 @@ def _wait(client: Client, path: str, body: dict[str, object]) -> int:
     return exit_code(done)
 
 
-def _attend(client: Client, number: str) -> int:
-    """Show a command's output until it ends; the exit code for this process."""
+def _follow_command(client: Client, number: str) -> int:
+    """Show a command's output until it ends. Return the exit code for this process."""
     interrupted = False
     offsets = {"stdout": 0, "stderr": 0}
     while True:
@@ -95,22 +97,22 @@ def _attend(client: Client, number: str) -> int:
             ended = copy_output(client, number, offsets)
             break
         except KeyboardInterrupt:
-            if interrupted:  # twice: whoever sits there will not wait
+            if interrupted:  # second Ctrl-C: do not wait any longer
                 return INTERRUPTED
             interrupted = True
             _kill(client, number)
-        except BrokenPipeError:  # nobody reads on
+        except BrokenPipeError:  # the reader is gone
             _kill(client, number)
             raise
         except NoAnswerError as error:
-            raise NoAnswerError(f"{error.message} The command {number} goes on without us.") from None
+            raise NoAnswerError(f"{error.message} The command {number} is still running.") from None
     if interrupted and ended["status"] == "killed":
         return INTERRUPTED
     return exit_code(ended)
 
 
 def copy_output(client: Client, number: str, offsets: dict[str, int]) -> Any:
-    """Write what a command writes, from `offsets` on, which are kept up to date, until it ends. The command then.
+    """Write a command's output, starting at `offsets`, which are updated, until it ends. Return the command.
 
     Survives dropped connections and restarts of the server.
     """
@@ -127,10 +129,10 @@ def copy_output(client: Client, number: str, offsets: dict[str, int]) -> Any:
 
 
 def exit_code(command: Any) -> int:
-    """Never a made-up one: an end that nobody saw is said and is a failure."""
+    """Return the exit code. If the end of the command is unknown, report that and return a failure."""
     status, code, number = command["status"], command.get("exitCode"), command.get("id") or command["commandId"]
     if status == "timed_out":
-        echo(f"sandyard: The command took too long and was ended ({number}).", err=True)
+        echo(f"sandyard: The command timed out and was killed ({number}).", err=True)
         return TIMED_OUT
     if status == "killed":
         return KILLED
@@ -145,7 +147,7 @@ def exit_code(command: Any) -> int:
 
 
 def _write(stream: str, data: bytes) -> None:
-    """As they are: what a command writes need not be text."""
+    """Write bytes unchanged: a command's output need not be text."""
     target = sys.stderr if stream == "stderr" else sys.stdout
     target.buffer.write(data)
     target.buffer.flush()

@@ -1,4 +1,4 @@
-"""Bytes between this machine and a sandbox, always streamed: no file is ever held in memory."""
+"""Transfer files between this machine and a sandbox. Everything is streamed: no file is held in memory."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Files:
         self._tar: bool | None = None
 
     def kind(self, path: str) -> Kind | None:
-        """What is at `path`: None when nothing is."""
+        """Return what is at `path`, or None if nothing is."""
         path = posixpath.normpath(path)
         if path in {"/", "."}:
             return "dir"
@@ -68,7 +68,7 @@ class Files:
         self._client.put(f"{self._base}/files", self._counted(_chunks(stream)), path=target)
 
     def get(self, source: str, target: Path) -> None:
-        """Into a file beside `target` that takes its place when it is complete."""
+        """Download into a temporary file next to `target`, which replaces it when it is complete."""
         descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:80]}-")
         try:
             with os.fdopen(descriptor, "wb") as stream:
@@ -86,7 +86,7 @@ class Files:
         stream.flush()
 
     def put_tree(self, source: Path, target: str) -> None:
-        """The content of a directory becomes that of `target`, which is made; files that are there are replaced."""
+        """Copy the contents of a directory to `target`, which is created if needed. Existing files are replaced."""
         if self._has_tar():
             with self._temporary() as name:
                 self._progress.begin(source.name, archive.size(source))
@@ -150,17 +150,20 @@ class Files:
             try:
                 self._tar = self._execute("command -v tar")["exitCode"] == 0
             except ApiError as error:
-                if error.http_status != 403:  # the project's policy: then one file after the other
+                if error.http_status != 403:  # refused by the project's policy: copy file by file
                     raise
                 self._tar = False
             if not self._tar:
-                echo("There is no tar in the sandbox: file by file, without modes, links and empty ones.", err=True)
+                echo(
+                    "The sandbox has no tar. Copying file by file, without modes, links and empty directories.",
+                    err=True,
+                )
         return self._tar
 
     @contextlib.contextmanager
     def _temporary(self) -> Iterator[str]:
-        """A name in the sandbox for a file that is gone afterwards."""
-        name = f"/tmp/{random_id('sandyard-cp-')}.tar"  # noqa: S108 - the sandbox's, and nobody can guess it
+        """Yield a path in the sandbox for a temporary file, which is deleted afterwards."""
+        name = f"/tmp/{random_id('sandyard-cp-')}.tar"  # noqa: S108 - in the sandbox, with an unguessable name
         try:
             yield name
         finally:
@@ -171,7 +174,7 @@ class Files:
         done = self._execute(command)
         if done["exitCode"] != 0:
             said = " ".join((done.get("stderr") or done["status"]).split())
-            raise CommandError(f"It could not be copied: {said[:500].rstrip('.')}.")
+            raise CommandError(f"Could not copy: {said[:500].rstrip('.')}.")
 
     def _execute(self, command: str) -> Any:
         return self._client.post(f"{self._base}/execute", {"command": command, "timeout": TAR_SECONDS})

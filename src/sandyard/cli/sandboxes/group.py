@@ -1,4 +1,4 @@
-"""`sandyard sandbox`: make, list, pause, resume, fork, kill. A sandbox may be named by its own id or its session's."""
+"""`sandyard sandbox`: create, list, pause, resume, fork and kill sandboxes, given by their own id or their session's."""
 
 from __future__ import annotations
 
@@ -50,18 +50,18 @@ sandbox_argument = click.argument("sandbox_id", metavar="SANDBOX", shell_complet
 
 @click.group()
 def sandbox() -> None:
-    """Sandboxes: run commands, copy files, pause, fork. Wherever SANDBOX is asked for, a session's id does as well."""
+    """Manage sandboxes: run commands, copy files, pause, fork. A session id can be used instead of SANDBOX."""
 
 
 @sandbox.command()
-@click.option("--template", help="The root file system it starts from.  [default: the project's]")
+@click.option("--template", help="Template to start from.  [default: the project's]")
 @click.option(
-    "--project", shell_complete=project_ids, help="Whose settings apply, and whose repository can be cloned into it."
+    "--project", shell_complete=project_ids, help="Project whose settings apply and whose repository can be cloned."
 )
 @env_option
-@click.option("--idle-seconds", type=click.IntRange(5), help="Unused this long, it is paused.  [default: 300]")
-@click.option("--agent", "agent_id", help="Who it is for.")
-@click.option("--task", "task_id", help="What it is for.")
+@click.option("--idle-seconds", type=click.IntRange(5), help="Pause after this many idle seconds.  [default: 300]")
+@click.option("--agent", "agent_id", help="Agent that it is for.")
+@click.option("--task", "task_id", help="Task that it is for.")
 @output_option
 def create(
     *,
@@ -73,7 +73,7 @@ def create(
     task_id: str | None,
     output: str | None,
 ) -> None:
-    """Make a sandbox, and return when it runs."""
+    """Create a sandbox and wait until it is running."""
     with connect() as client:
         body = given(
             template=template,
@@ -90,23 +90,27 @@ def create(
 
 
 @sandbox.command("list")
-@click.option("--all", "everyone", is_flag=True, help="Also those of others that you may see.")
-@click.option("--status", type=click.Choice(STATUSES), help="Only those; destroyed ones are shown no other way.")
+@click.option("--all", "everyone", is_flag=True, help="Include other users' sandboxes that you may see.")
+@click.option(
+    "--status",
+    type=click.Choice(STATUSES),
+    help="Only sandboxes with this status. Destroyed ones are only shown with this option.",
+)
 @limit_option()
 @output_option
 def list_sandboxes(everyone: bool, status: str | None, limit: int, output: str | None) -> None:
-    """Sandboxes, newest first."""
+    """List sandboxes, newest first."""
     with connect() as client:
         page = client.pages("/sandboxes", limit, all=True if everyone else None, status=status)
     columns = {"OWNER": "ownerId"} if everyone else {}
-    show_list(page, COLUMNS | columns, output, nothing="There is no sandbox. `sandyard sandbox create` makes one.")
+    show_list(page, COLUMNS | columns, output, nothing="No sandboxes. To create one: sandyard sandbox create")
 
 
 @sandbox.command()
 @sandbox_argument
 @output_option
 def show(sandbox_id: str, output: str | None) -> None:
-    """One sandbox. Looking does not wake it."""
+    """Show a sandbox. Does not wake it."""
     with connect() as client:
         show_one(client.get(f"/sandboxes/{segment(sandbox_of(client, sandbox_id))}"), FIELDS, output)
 
@@ -115,7 +119,7 @@ def show(sandbox_id: str, output: str | None) -> None:
 @sandbox_argument
 @output_option
 def denied(sandbox_id: str, output: str | None) -> None:
-    """Connections that were refused by the network settings of the sandbox's project. Looking does not wake it."""
+    """List blocked connections. The network settings of the sandbox's project blocked them. Does not wake it."""
     with connect() as client:
         found = client.get(f"/sandboxes/{segment(sandbox_of(client, sandbox_id))}/denied")
     if not found["available"] and not as_json(output):
@@ -127,7 +131,7 @@ def denied(sandbox_id: str, output: str | None) -> None:
 @sandbox.command()
 @click.argument("sandbox_ids", metavar="SANDBOX...", nargs=-1, required=True, shell_complete=sandbox_ids)
 def kill(sandbox_ids: tuple[str, ...]) -> None:
-    """End sandboxes, with everything in them. Those that have ended already are no error."""
+    """Delete sandboxes with everything in them. Sandboxes that are already deleted are not an error."""
     code = 0
     with connect() as client:
         for name in sandbox_ids:
@@ -139,7 +143,7 @@ def kill(sandbox_ids: tuple[str, ...]) -> None:
     sys.exit(code)
 
 
-def _verb(name: str, help_text: str) -> None:
+def _add_command(name: str, help_text: str) -> None:
     @sandbox.command(name, help=help_text)
     @sandbox_argument
     @output_option
@@ -148,8 +152,8 @@ def _verb(name: str, help_text: str) -> None:
             show_one(client.post(f"/sandboxes/{segment(sandbox_of(client, sandbox_id))}/{name}"), FIELDS, output)
 
 
-_verb("pause", "Pause a sandbox: processes and memory stay as they are. The next use wakes it.")
-_verb("resume", "Wake a sandbox.")
-_verb("fork", "Make another sandbox that goes on from where this one is.")
+_add_command("pause", "Pause a sandbox and keep its processes and memory. It is resumed on next use.")
+_add_command("resume", "Resume a sandbox.")
+_add_command("fork", "Create a copy of a sandbox in its current state.")
 for command in (execute, shell, cp, logs, ports, preview):
     sandbox.add_command(command)

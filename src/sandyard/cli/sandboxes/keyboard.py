@@ -1,4 +1,4 @@
-"""This side of a shell: the terminal somebody sits at, which is as before when the shell is over."""
+"""Attach the local terminal to a remote shell and restore it afterwards."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Protocol
 
 
 class Shell(Protocol):
-    """What is attached: `run` lasts as long as it does and gives its exit code."""
+    """A remote shell. `run` lasts until it ends and returns its exit code."""
 
     async def run(self) -> int: ...
     def type(self, data: bytes) -> None: ...
@@ -26,7 +26,7 @@ Size = Callable[[], tuple[int, int]]
 
 
 def attach(open_shell: Callable[[Write, Size], Shell]) -> int:
-    """Every key goes to the shell, Ctrl-C too, and everything it writes is shown, until it ends."""
+    """Send every key to the shell, including Ctrl-C, and show its output until it ends. Return its exit code."""
     with _raw():
         return asyncio.run(_attend(open_shell))
 
@@ -69,6 +69,6 @@ def _write(data: bytes) -> None:
 
 
 def _size() -> tuple[int, int]:
-    """Columns and rows; terminals that do not know theirs say 0."""
+    """Return columns and rows. Terminals that do not know their size report 0."""
     columns, rows = os.get_terminal_size(sys.stdout.fileno())
     return columns or 80, rows or 24

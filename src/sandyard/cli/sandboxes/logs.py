@@ -1,4 +1,4 @@
-"""`sandyard sandbox logs`: which commands ran in a sandbox, and what they wrote."""
+"""`sandyard sandbox logs`: show the commands that ran in a sandbox and their output."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ CHUNK = 256 * 1024
 
 @click.command()
 @click.argument("sandbox_id", metavar="SANDBOX", shell_complete=sandbox_ids)
-@click.option("--command", "number", metavar="CMD", help="Only this command's output, all of it.")
+@click.option("--command", "number", metavar="CMD", help="Show the complete output of this command only.")
 @limit_option(20)
 @click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
 def logs(sandbox_id: str, number: str | None, limit: int, output: str) -> None:
-    """Show the last commands of a sandbox and their output, oldest first. Looking does not wake it.
+    """Show the latest commands and their output. Oldest first. Does not wake the sandbox.
 
-    As JSON: the commands as the API lists them, newest first; `GET /commands/{id}/output` has what they wrote.
+    With JSON output, prints the commands as the API lists them, newest first; `GET /commands/{id}/output` returns their output.
     """
     with connect() as client:
         if number is not None:
@@ -49,7 +49,7 @@ def logs(sandbox_id: str, number: str | None, limit: int, output: str) -> None:
 
 
 def header(command: Any) -> str:
-    """`$ make test  (exited 0, 2.3 s, 5 min ago, cmd_…)`"""
+    """Return, for example, `$ make test  (exited 0, 2.3 s, 5 min ago, cmd_…)`."""
     ended = command.get("status", "")
     if command.get("exitCode") is not None:
         ended += f" {command['exitCode']}"
@@ -74,7 +74,7 @@ def _write(client: Client, command: Any) -> None:
 
 
 def pages(client: Client, number: str, stream: str) -> Iterator[bytes]:
-    """Everything a command wrote on one stream so far, a page at a time."""
+    """Yield everything a command has written to one stream, a page at a time."""
     offset = 0
     while True:
         page = client.get(f"/commands/{segment(number)}/output", stream=stream, offset=offset, limit=CHUNK)

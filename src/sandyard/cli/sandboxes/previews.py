@@ -1,4 +1,4 @@
-"""`sandyard sandbox ports` and `preview`: what listens in a sandbox, and how a browser sees it."""
+"""`sandyard sandbox ports` and `preview`: list open ports of a sandbox and show them in a browser."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from sandyard.cli.connection import connect, sandbox_of, segment
 from sandyard.cli.output import echo, output_option, print_json, show_list, text_option
 
 COLUMNS = {"PORT": "port", "ADDRESS": "address", "PROCESS": "process", "URL": "url"}
-_NOTHING = "Nothing listens in this sandbox."
-_ASLEEP = "The sandbox is asleep, and was not woken to look. `sandyard sandbox resume` wakes it."
+_NOTHING = "No open ports."
+_ASLEEP = "The sandbox is paused, so its ports are unknown. To resume it: sandyard sandbox resume SANDBOX"
 sandbox_argument = click.argument("sandbox_id", metavar="SANDBOX", shell_complete=sandbox_ids)
 
 
@@ -18,9 +18,9 @@ sandbox_argument = click.argument("sandbox_id", metavar="SANDBOX", shell_complet
 @sandbox_argument
 @output_option
 def ports(sandbox_id: str, output: str | None) -> None:
-    """TCP ports that something listens on, and their addresses for a browser. Looking does not wake the sandbox.
+    """List open TCP ports and their URLs. Does not wake the sandbox.
 
-    `sandyard sandbox preview` lets a browser in.
+    To open one in a browser, use `sandyard sandbox preview`.
     """
     with connect() as client:
         found = client.get(f"/sandboxes/{segment(sandbox_of(client, sandbox_id))}/ports")
@@ -30,12 +30,12 @@ def ports(sandbox_id: str, output: str | None) -> None:
 @click.command()
 @sandbox_argument
 @click.argument("port", type=click.IntRange(1, 65535))
-@click.option("--path", default="/", show_default=True, help="Where in it to begin.")
+@click.option("--path", default="/", show_default=True, help="Path to open.")
 @text_option
 def preview(sandbox_id: str, port: int, path: str, output: str) -> None:
-    """Print an address that shows a port of the sandbox in a browser.
+    """Print a URL that shows a port of the sandbox in a browser.
 
-    It lets in the first browser that opens it, within 30 seconds.
+    The URL works once, in the first browser that opens it within 30 seconds.
     """
     with connect() as client:
         made = client.post(

@@ -1,4 +1,4 @@
-"""A progress bar on a terminal's standard error; elsewhere, nothing."""
+"""A progress bar on standard error, only if it is a terminal."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Progress:
             self._bar.stop()
 
     def begin(self, name: str, total: int | None) -> None:
-        """The bar appears with the first transfer. `total` in bytes, None when nobody knows."""
+        """Start a transfer. The bar appears with the first one. `total` is in bytes, or None if unknown."""
         if self._bar is not None:
             self._bar.start()
             if self._task is not None:

@@ -1,4 +1,4 @@
-"""`sandyard sandbox shell`: a terminal in a sandbox, in this terminal."""
+"""`sandyard sandbox shell`: open a shell in a sandbox."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from sandyard.cli.connection import connect, sandbox_of, segment
 
 @click.command()
 @click.argument("sandbox_id", metavar="SANDBOX", shell_complete=sandbox_ids)
-@click.option("--terminal", help="Go back to this shell instead of starting one.")
+@click.option("--terminal", help="Reconnect to this shell instead of starting one.")
 def shell(sandbox_id: str, terminal: str | None) -> None:
-    """Open a shell in a sandbox. It ends when the shell does.
+    """Open a shell in a sandbox. Returns when the shell ends.
 
-    When the connection drops, the same shell is found again, and what it wrote meanwhile is shown; Ctrl-C gives up.
+    If the connection drops, it reconnects to the same shell and shows what was written meanwhile; Ctrl-C gives up.
     """
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise click.UsageError("A shell needs a terminal. `sandyard sandbox exec` runs a command without one.")
+        raise click.UsageError("A shell needs a terminal. To run a command without one, use `sandyard sandbox exec`.")
     with connect() as client:
         address = sandbox_of(client, sandbox_id)
-        client.get(f"/sandboxes/{segment(address)}")  # what is wrong is said before the terminal is taken
+        client.get(f"/sandboxes/{segment(address)}")  # report errors before the terminal is in raw mode
         login = client.login
     from sandyard.cli.sandboxes.keyboard import attach  # noqa: PLC0415 - slow to load
     from sandyard.cli.sandboxes.terminal import Terminal  # noqa: PLC0415

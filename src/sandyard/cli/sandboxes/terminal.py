@@ -1,4 +1,4 @@
-"""The other side of a shell's WebSocket: what is typed goes out, what is written comes in, and a drop is mended."""
+"""The client side of a shell's WebSocket: sends keys, receives output and reconnects after a drop."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ INTERRUPT = b"\x03"
 CLEAR = b"\x1b[H\x1b[2J"
 REPLAY_SECONDS = 0.5
 REFUSED = 4400
-"""A connection that the server ends with a reason: 4000 and the status it would have answered."""
+"""Close codes with a reason from the server: 4000 plus the HTTP status it would have returned."""
 TYPED_AHEAD = 64 * 1024
-"""Bytes kept while there is no connection."""
+"""How many bytes of typed input are kept while there is no connection."""
 
 
 class Terminal:
-    """One shell. `run` returns its exit code; until then `type` and `resized` may be called at any time."""
+    """One shell. `run` returns its exit code. Until then `type` and `resized` may be called at any time."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Terminal:
         self._outbox.put_nowait(json.dumps({"type": "resize", "cols": columns, "rows": rows}))
 
     async def run(self) -> int:
-        """Until the shell ends. NoAnswerError when the server stays away, ApiError when it refuses."""
+        """Run until the shell ends. Raises NoAnswerError if the server stays unreachable and ApiError if it refuses."""
         pause, lost_at = FIRST_PAUSE, None
         loop = asyncio.get_running_loop()
         while True:
@@ -70,13 +70,15 @@ class Terminal:
                     await self._converse(socket)
                 reason = "the connection was closed"
             except InvalidStatus as error:
-                refusal = _refusal(error)
+                refusal = _to_api_error(error)
                 if self._id is None or not refusal.passing:
                     raise refusal from None
                 reason = refusal.message
             except ConnectionClosed as error:
                 if error.rcvd is not None and REFUSED <= error.rcvd.code < REFUSED + 200:
-                    raise ApiError(error.rcvd.reason or "The server refused.", error.rcvd.code - 4000) from None
+                    raise ApiError(
+                        error.rcvd.reason or "The server refused the connection.", error.rcvd.code - 4000
+                    ) from None
                 reason = str(error)
             except (OSError, TimeoutError, WebSocketException, InvalidHandshake) as error:
                 reason = str(error) or type(error).__name__
@@ -84,11 +86,13 @@ class Terminal:
             if self._exit_code is not None:
                 return self._exit_code
             if self._id is None:
-                raise NoAnswerError(f"There is no shell: {reason.rstrip('.')}.")
+                raise NoAnswerError(f"Could not open a shell: {reason.rstrip('.')}.")
             lost_at = lost_at or loop.time()
             if self._given_up.is_set() or loop.time() - lost_at > GIVE_UP_SECONDS:
-                raise NoAnswerError(f"The connection is lost; the shell goes on as --terminal {self._id}.")
-            self._write(b"\r\n[the connection dropped; looking for the shell again, Ctrl-C gives up]\r\n")
+                raise NoAnswerError(
+                    f"The connection was lost. The shell is still running: reconnect with --terminal {self._id}."
+                )
+            self._write(b"\r\n[connection lost, reconnecting; press Ctrl-C to give up]\r\n")
             try:
                 async with asyncio.timeout(pause):
                     await self._given_up.wait()
@@ -127,7 +131,7 @@ class Terminal:
                 self._exit_code = message.get("exitCode") or 0
 
     def _show(self, data: bytes) -> None:
-        """What comes first after a return is all that was kept of the shell: it takes the place of what is shown."""
+        """Write output. After a reconnect, the first data is the shell's whole saved output, which replaces what is on the screen."""
         if self._replayed_by is not None:
             if asyncio.get_running_loop().time() < self._replayed_by:
                 self._write(CLEAR)
@@ -145,10 +149,10 @@ class Terminal:
                 return
 
 
-def _refusal(error: InvalidStatus) -> ApiError:
+def _to_api_error(error: InvalidStatus) -> ApiError:
     status = error.response.status_code
     try:
         detail = json.loads(error.response.body or b"{}").get("detail")
     except (ValueError, AttributeError):
         detail = None
-    return ApiError(detail or f"The server refused a terminal: {status}.", status)
+    return ApiError(detail or f"The server refused the terminal with status {status}.", status)

@@ -1,4 +1,4 @@
-"""Waiting for a sandbox that is being made."""
+"""Wait for a sandbox that is being created."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PATIENCE_SECONDS, PAUSE_SECONDS = 60.0, 0.1
 
 
 def until_settled(client: Client, sandbox_id: str, patience: float = PATIENCE_SECONDS) -> Any:
-    """The sandbox as soon as it is made. CommandError says why, when it will not be."""
+    """Return the sandbox once it is ready. Raises CommandError with the reason if it fails."""
     deadline = time.monotonic() + patience
     while True:
         sandbox = client.get(f"/sandboxes/{segment(sandbox_id)}")
@@ -23,7 +23,7 @@ def until_settled(client: Client, sandbox_id: str, patience: float = PATIENCE_SE
             return sandbox
         if sandbox["status"] != "provisioning":
             reason = sandbox.get("error") or f"it is {sandbox['status']}"
-            raise CommandError(f"Sandbox {sandbox_id} was not made: {str(reason).rstrip('.')}.")
+            raise CommandError(f"Could not create sandbox {sandbox_id}: {str(reason).rstrip('.')}.")
         if time.monotonic() > deadline:
-            raise CommandError(f"Sandbox {sandbox_id} is still being made after {patience:.0f} s.")
+            raise CommandError(f"Sandbox {sandbox_id} is not ready after {patience:.0f} s.")
         time.sleep(PAUSE_SECONDS)

@@ -1,1 +1,1 @@
-"""`sandyard task` and `sandyard schedule`: cards, the attempts at them, and what was said and done on the way."""
+"""`sandyard task` and `sandyard schedule`: tasks, their attempts and transcripts."""

@@ -1,4 +1,4 @@
-"""`sandyard task add`: write a card, and have it begun."""
+"""`sandyard task add`: create a task and start it."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ PRIORITY = click.IntRange(-100, 100)
 
 @click.command()
 @click.argument("text", required=False)
-@click.option("--project", required=True, shell_complete=project_ids, help="The project it belongs to.")
+@click.option("--project", required=True, shell_complete=project_ids, help="Project of the task.")
 @click.option(
     "-F",
     "--file",
     type=click.Path(exists=True, dir_okay=False, allow_dash=True),
-    help="Read TEXT from a file of this machine; `-` is standard input.",
+    help="Read TEXT from a local file; `-` reads standard input.",
 )
-@click.option("--agent", shell_complete=agent_names, help="Who does it.  [default: as the project says]")
-@click.option("--model", help="With which model.  [default: as the project says]")
+@click.option("--agent", shell_complete=agent_names, help="Agent to use.  [default: the project's]")
+@click.option("--model", help="Model to use.  [default: the project's]")
 @click.option(
-    "--attempts", type=click.IntRange(1, MOST_ATTEMPTS), help="So many sessions do it side by side; you pick one."
+    "--attempts", type=click.IntRange(1, MOST_ATTEMPTS), help="Number of parallel attempts, of which you pick one."
 )
 @click.option(
     "--attempt",
@@ -43,16 +43,16 @@ PRIORITY = click.IntRange(-100, 100)
     multiple=True,
     metavar="AGENT[:MODEL]",
     shell_complete=agent_names,
-    help="One of several attempts. Repeatable.",
+    help="Agent and model of one of several attempts. Repeatable.",
 )
-@click.option("--base", help="The branch to start from and to merge into.  [default: the project's]")
-@click.option("--priority", type=PRIORITY, help="Higher ones start first.  [default: 0]")
-@click.option("--needs", multiple=True, shell_complete=task_ids, help="Not begun before this task is done. Repeatable.")
+@click.option("--base", help="Branch to start from and to merge into.  [default: the project's base branch]")
+@click.option("--priority", type=PRIORITY, help="Tasks with a higher priority start first.  [default: 0]")
+@click.option("--needs", multiple=True, shell_complete=task_ids, help="Task that must be done first. Repeatable.")
 @click.option(
-    "--budget-usd", type=click.FloatRange(min=0, min_open=True), help="It stops when models have cost this much."
+    "--budget-usd", type=click.FloatRange(min=0, min_open=True), help="Stop when models have cost this many US dollars."
 )
-@click.option("--backlog", is_flag=True, help="Do not begin it yet.")
-@click.option("-f", "--follow", "following", is_flag=True, help="Stay, and show what happens.")
+@click.option("--backlog", is_flag=True, help="Add it to the backlog without starting it.")
+@click.option("-f", "--follow", "following", is_flag=True, help="Follow the progress.")
 @text_option
 def add(
     *,
@@ -69,12 +69,12 @@ def add(
 ) -> None:
     """Add a task. The first line of TEXT is its title, the rest its description; `-` reads it from standard input.
 
-    It is begun at once, unless --backlog keeps it. Its id is printed on standard output, with --follow before everything else.
+    It starts immediately, unless --backlog is given. Its id is printed on standard output, first of all with --follow.
     """
     if attempts is not None and wanted:
-        raise click.UsageError("Either --attempts or --attempt, not both.")
+        raise click.UsageError("Use either --attempts or --attempt, not both.")
     if backlog and following:
-        raise click.UsageError("Nothing happens to a task in the backlog: either --backlog or --follow.")
+        raise click.UsageError("A task in the backlog makes no progress. Use either --backlog or --follow, not both.")
     title, description = titled(read(text, file))
     with connect() as client:
         body = body_of(title, description, attempts=attempts, wanted=wanted, **options)
@@ -97,18 +97,18 @@ def add(
 
 def read(text: str | None, file: str | None) -> str:
     if (text is None) == (file is None):
-        raise click.UsageError("Say what is to be done: TEXT, `-` for standard input, or --file.")
+        raise click.UsageError("Give the task as TEXT, as `-` for standard input, or with --file.")
     if text == "-" or file == "-":
         return sys.stdin.read()
     return text if text is not None else Path(file or "").read_text()
 
 
 def titled(text: str) -> tuple[str, str]:
-    """The first line that is not empty, and what follows. A title that is too long also begins the description."""
+    """Return the first non-empty line as the title, and the rest. A title that is too long is also part of the description."""
     title, _, rest = text.strip().partition("\n")
     title = title.strip()
     if not title:
-        raise CommandError("The task is empty: its first line is its title.")
+        raise CommandError("The task is empty. Its first line must be the title.")
     if len(title) > 300:
         return f"{title[:297]}…", text.strip()
     return title, rest.strip("\n").rstrip()
@@ -126,7 +126,7 @@ def body_of(
     priority: int | None = None,
     budget_usd: float | None = None,
 ) -> dict[str, Any]:
-    """The request for a new task, but for where it belongs."""
+    """Return the request body for a new task, without its project."""
     several: list[dict[str, Any]] = [given(agent=agent, model=model) for _ in range(attempts or 0)]
     for one in wanted:
         name, _, its_model = one.partition(":")
@@ -146,17 +146,17 @@ def body_of(
 
 
 def next_steps(client: Client, task: Any) -> list[str]:
-    """What a person may want to do with it now."""
+    """Return suggestions for what to do next."""
     name = task["id"]
     if task["status"] == "backlog":
         if task.get("startWhenReady"):
             blocked = ", ".join(task.get("blockedBy") or [])
-            return [f"It begins by itself when {f'{blocked} is done' if blocked else 'its column has room'}."]
-        return [f"To begin it: sandyard task move {name} in_progress"]
+            return [f"It starts automatically when {f'{blocked} is done' if blocked else 'its column has room'}."]
+        return [f"To start it: sandyard task move {name} in_progress"]
     agents = Agents(client)
     who = ", ".join(agents.label(one["agent"]) for one in task.get("attempts") or [])
     return [
-        f"Begun: {printable(task['title'])}{f', by {who}' if who else ''}.",
+        f"Started: {printable(task['title'])}{f', by {who}' if who else ''}.",
         f"To follow it: sandyard task logs {name} --follow",
-        f"To look at it: sandyard task show {name}",
+        f"To see it: sandyard task show {name}",
     ]

@@ -1,4 +1,4 @@
-"""What a person decides about a task: answer, stop, retry, move, pick, remove; and where its pull request is."""
+"""Commands for decisions about a task: answer, stop, retry, move, pick, remove. Also shows its pull request."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from sandyard.cli.tasks.listing import COLUMNS, state_of
 if TYPE_CHECKING:
     from sandyard.cli.client import Client
 
-follow_option = click.option("-f", "--follow", "following", is_flag=True, help="Stay, and show what happens.")
+follow_option = click.option("-f", "--follow", "following", is_flag=True, help="Follow the progress.")
 
 
 @click.command()
@@ -30,10 +30,10 @@ follow_option = click.option("-f", "--follow", "following", is_flag=True, help="
 @answer_options
 @text_option
 def answer(task: str, output: str, **given: Any) -> None:
-    """Answer what the agent asks; without ANSWER, show it.
+    """Answer the agent's question or permission request. Without ANSWER, show it.
 
-    ANSWER is an option's number or name, or allow or reject; for a question it is your words.
-    Several questions at once are answered by NAME=ANSWER for each, or by one answer for each in their order.
+    ANSWER is an option's number or name, or allow or reject; for a question it is free text.
+    For several questions at once, use NAME=ANSWER for each, or one answer for each in order.
     """
     with connect() as client:
         found = find_task(client, task)
@@ -45,7 +45,7 @@ def answer(task: str, output: str, **given: Any) -> None:
 @follow_option
 @text_option
 def allow(task: str, following: bool, output: str) -> None:
-    """Allow what the project's policy refused the agent, for this session, and continue."""
+    """Allow what the project's policy refused, and continue. Applies to the rest of the session."""
     with connect() as client:
         found = find_task(client, task)
         seen = known(client, found) if following else None
@@ -59,7 +59,7 @@ def allow(task: str, following: bool, output: str) -> None:
 @task_argument
 @output_option
 def stop(task: str, output: str | None) -> None:
-    """End all work on a task. What was done stays: its branch and its transcript."""
+    """Stop all work on a task. Its branch and its transcript are kept."""
     with connect() as client:
         done = client.post(f"/tasks/{segment(find_task(client, task)['id'])}/stop")
     told(done, output)
@@ -67,15 +67,15 @@ def stop(task: str, output: str | None) -> None:
 
 @click.command()
 @task_argument
-@click.option("-m", "--message", help="What the agent is told when it goes on.")
-@click.option("--agent", shell_complete=agent_names, help="Who goes on with it.  [default: the task's]")
-@click.option("--model", help="With which model.")
+@click.option("-m", "--message", help="Message to the agent.")
+@click.option("--agent", shell_complete=agent_names, help="Agent that continues.  [default: the task's]")
+@click.option("--model", help="Model to use.")
 @follow_option
 @output_option
 def retry(
     task: str, *, message: str | None, agent: str | None, model: str | None, following: bool, output: str | None
 ) -> None:
-    """Once more what has failed or was stopped, from where it was, by the same agent or another one. A task that is done starts over."""
+    """Retry a failed or stopped task. It continues where it was, with the same or another agent. A task that is done starts over."""
     with connect() as client:
         found = find_task(client, task)
         if agent is not None or model is not None:
@@ -90,35 +90,38 @@ def retry(
 
 def _change_agent(client: Client, task: Any, agent: str | None, model: str | None) -> None:
     if len(task.get("wanted") or []) > 1:
-        raise click.UsageError("Several agents work on this task side by side. Change them on its page, with Edit.")
+        raise click.UsageError(
+            "This task has several parallel agents. Change them in the web, with Edit on the task's page."
+        )
     wanted = {"agent": task.get("agent"), "model": task.get("model"), **((task.get("wanted") or [{}])[0])}
     if agent is not None and agent != wanted["agent"]:
-        wanted = {"agent": agent, "model": None}  # a model of another agent's
+        wanted = {"agent": agent, "model": None}  # the old model belongs to another agent
     change = {"agent": wanted["agent"], "model": model or wanted["model"], "attempts": []}
     client.patch(f"/tasks/{segment(task['id'])}", change)
 
 
-def _column(context: click.Context, parameter: click.Parameter, value: str) -> str:
-    """`in_review`, also as people write it: in-review, "In review"."""
+def _parse_column(context: click.Context, parameter: click.Parameter, value: str) -> str:
+    """Parse a column such as `in_review`, also written in-review or "In review"."""
     name = "_".join(value.lower().replace("-", " ").replace("_", " ").split())
     if name not in COLUMNS:
-        raise click.BadParameter(f"there is no column {value!r}. There are: {', '.join(COLUMNS)}.")
+        raise click.BadParameter(f"there is no column {value!r}. Use one of {', '.join(COLUMNS)}.")
     return name
 
 
 @click.command()
 @task_argument
-@click.argument("column", metavar="COLUMN", callback=_column)
-@click.option("--feedback", help="What the agent is told; needed to send a task back from review.")
-@click.option("--position", type=click.IntRange(0), help="Before which card of the column; 0 is the first.")
+@click.argument("column", metavar="COLUMN", callback=_parse_column)
+@click.option("--feedback", help="Message to the agent. Required to move a task back from review.")
+@click.option("--position", type=click.IntRange(0), help="Position in the column; 0 is the top.")
 @follow_option
 @output_option
 def move(
     *, task: str, column: str, feedback: str | None, position: int | None, following: bool, output: str | None
 ) -> None:
-    """Move a task to COLUMN: backlog, in_progress, in_review, done or cancelled.
+    """Move a task to COLUMN.
 
-    To in_progress begins it; back from in_review needs --feedback.
+    COLUMN is backlog, in_progress, in_review, done or cancelled. Moving to in_progress starts the task. Moving back from in_review needs
+    --feedback.
     """
     with connect() as client:
         found = find_task(client, task)
@@ -137,7 +140,7 @@ def move(
 @follow_option
 @output_option
 def pick(task: str, attempt: int, following: bool, output: str | None) -> None:
-    """Take one of several attempts. It becomes the pull request, the others are put away."""
+    """Choose one of several attempts. It becomes the pull request, and the others are archived."""
     with connect() as client:
         found = find_task(client, task)
         chosen = find_attempt(found, attempt)
@@ -151,9 +154,9 @@ def pick(task: str, attempt: int, following: bool, output: str | None) -> None:
 
 @click.command()
 @task_argument
-@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
 def remove(task: str, yes: bool) -> None:
-    """Delete a task with its attempts. Branches and pull requests stay."""
+    """Delete a task with its attempts. Branches and pull requests are kept."""
     with connect() as client:
         found = find_task(client, task)
         if not yes:
@@ -165,7 +168,7 @@ def remove(task: str, yes: bool) -> None:
 @task_argument
 @text_option
 def pull_request(task: str, output: str) -> None:
-    """Its pull request. How that stands goes to standard error, its address to standard output."""
+    """Show a task's pull request. Prints its state on standard error and its URL on standard output."""
     with connect() as client:
         found = find_task(client, task)
         try:
@@ -173,7 +176,7 @@ def pull_request(task: str, output: str) -> None:
         except ApiError as error:
             if error.http_status != 404:
                 raise
-            raise ApiError(f"{found['id']} has no pull request{_why(found)}.", 404) from None
+            raise ApiError(f"{found['id']} has no pull request{_explain_missing(found)}.", 404) from None
     if output == "json":
         print_json(pull)
         return
@@ -183,10 +186,10 @@ def pull_request(task: str, output: str) -> None:
     echo(printable(pull["url"]))
 
 
-def _why(task: Any) -> str:
+def _explain_missing(task: Any) -> str:
     ready = [str(one["number"]) for one in task.get("attempts") or [] if one["status"] == "ready"]
     if len(ready) > 1:
-        return f": pick one of its attempts first, `sandyard task pick {task['id']} {ready[0]}`"
+        return f": pick one of its attempts first with `sandyard task pick {task['id']} {ready[0]}`"
     return " yet" if task["status"] in {"backlog", "in_progress"} else ""
 
 
@@ -194,11 +197,11 @@ def told(task: Any, output: str | None) -> None:
     if as_json(output):
         print_json(task)
         return
-    for line in _sentences(task):
+    for line in _describe_task(task):
         echo(line)
 
 
-def _sentences(task: Any) -> Iterator[str]:
+def _describe_task(task: Any) -> Iterator[str]:
     state = state_of(task)
     yield printable(f"{task['id']} {task['title']}: {task['status'].replace('_', ' ')}{f' ({state})' if state else ''}")
     if task.get("error"):

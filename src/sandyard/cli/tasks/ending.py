@@ -1,4 +1,4 @@
-"""How following a task ends: with what came of it, and an exit code that says whether that is good."""
+"""The end of following a task: print the outcome and exit with a matching code."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def follow_to_the_end(
     as_json: bool = False,
     seen: Mapping[str, Known] | None = None,
 ) -> None:
-    """Stay with a task until it rests, say how, and end this process with 1 when that is no success. `seen`: what not to tell."""
+    """Follow a task until its attempts stop, print the outcome, and exit with 1 if it was not successful. `seen` is not printed again."""
     with Screen() as screen:
         try:
             task = Following(client, task, screen, number=number, as_json=as_json, seen=seen).run()
@@ -48,45 +48,45 @@ def follow_to_the_end(
 
 
 def ended(task: Any, number: int | None = None) -> Iterator[str]:
-    """What came of each attempt, and what can be done now."""
+    """Yield the outcome of each attempt and suggestions for what to do next."""
     name = shlex.quote(task["id"])
     attempts = chosen(task, number)
     for attempt in attempts:
-        yield from _outcome(attempt, several=len(attempts) > 1)
+        yield from _describe_outcome(attempt, several=len(attempts) > 1)
     if len(ready := [one for one in attempts if one["status"] == "ready"]) > 0:
         numbers = ", ".join(str(one["number"]) for one in ready)
         yield f"To compare them: sandyard task compare {name}"
-        yield f"To take one (of {numbers}): sandyard task pick {name} NUMBER"
+        yield f"To pick one (of {numbers}): sandyard task pick {name} NUMBER"
     elif attempts and all(one["status"] in {"failed", "cancelled"} for one in attempts):
         if any(one.get("errorCode") == "permission_refused" for one in attempts):
-            yield f"To allow it and continue: sandyard task allow {name}"
+            yield f"To allow this and continue: sandyard task allow {name}"
         yield from dict.fromkeys(filter(None, (advice_for(one.get("errorCode")) for one in attempts)))
         if any(one.get("errorCode") == "verify_failed" for one in attempts):
-            yield f"To see what the check said: sandyard task logs {name}"
+            yield f"To see the output of the check: sandyard task logs {name}"
             yield f"To change the check: sandyard project set {shlex.quote(str(task.get('projectId')))} --verify COMMAND"
-            yield f"To let another agent go on: sandyard task retry {name} --agent NAME"
-        yield f"To try again: sandyard task retry {name}"
+            yield f"To continue with another agent: sandyard task retry {name} --agent NAME"
+        yield f"To retry: sandyard task retry {name}"
     if task.get("error") and not any(one.get("error") for one in attempts):
         yield printable(str(task["error"]))
 
 
 def where(task: Any, repository: str) -> Iterator[str]:
-    """How to look at a branch that was pushed to where there are no pull requests."""
+    """Yield how to review a branch that was pushed to a remote without pull requests."""
     pull = pull_of(task)
     if not pull or pull.get("number") is not None or not pull.get("headBranch") or not repository:
         return
     head, base = str(pull["headBranch"]), str(pull.get("baseBranch") or "HEAD")
     if Path(repository).is_dir():
         words = ["git", "-C", repository, "diff", f"{base}...{head}"]
-        yield f"To look at it: {shlex.join(words)}"
+        yield f"To review it: {shlex.join(words)}"
     else:
         fetch = shlex.join(["git", "fetch", repository, head])
-        yield f"To look at it, in a clone: {fetch} && git diff {shlex.quote(base)}...FETCH_HEAD"
+        yield f"To review it in a clone: {fetch} && git diff {shlex.quote(base)}...FETCH_HEAD"
     yield f"To merge it: {merge_command(task, repository, base, head)}"
 
 
 def merge_command(task: Any, repository: str, base: str, head: str) -> str:
-    """In a folder where the base branch is checked out, git does it; the platform everywhere else."""
+    """Return a git command if the base branch is checked out in a local directory, otherwise the platform's command."""
     with contextlib.suppress(OSError):
         if (Path(repository) / ".git" / "HEAD").read_text().strip() == f"ref: refs/heads/{base}":
             merge = shlex.join(["git", "-C", repository, "merge", head])
@@ -94,25 +94,25 @@ def merge_command(task: Any, repository: str, base: str, head: str) -> str:
     return f"sandyard pr merge {shlex.quote(task['id'])}"
 
 
-def _outcome(attempt: Any, *, several: bool) -> Iterator[str]:
-    who = f"Attempt {attempt['number']}" if several else "It"
+def _describe_outcome(attempt: Any, *, several: bool) -> Iterator[str]:
+    who = f"Attempt {attempt['number']}" if several else "The task"
     status = attempt["status"]
     if status == "failed":
-        yield f"{who} failed: {printable(str(attempt.get('error') or 'nobody knows why'))}"
+        yield f"{who} failed: {printable(str(attempt.get('error') or 'unknown error'))}"
     elif status == "cancelled":
         yield f"{who} was stopped."
     elif status == "in_review":
         pull = attempt.get("pullRequest") or {}
-        yield f"{who} is done, and waits for review{_sizes(attempt)}."
+        yield f"{who} is ready for review{_diff_size(attempt)}."
         if pull and pull.get("number") is None:
-            yield f"Pushed as the branch {printable(str(pull.get('headBranch') or ''))}: this remote has no pull requests."
+            yield f"Pushed branch {printable(str(pull.get('headBranch') or ''))}, because this remote does not support pull requests."
     elif status == "ready":
-        yield f"{who} is done{_sizes(attempt)}."
+        yield f"{who} is done{_diff_size(attempt)}."
     else:
         yield f"{who} is {printable(status.replace('_', ' '))}."
 
 
-def _sizes(attempt: Any) -> str:
+def _diff_size(attempt: Any) -> str:
     diff = attempt.get("diff") or {}
     if not diff.get("files"):
         return ""
@@ -121,7 +121,7 @@ def _sizes(attempt: Any) -> str:
 
 
 def repository_of(client: Client, task: Any) -> str:
-    """Of a task that ended at a pushed branch, where to find that; else nothing is asked, and nothing is known."""
+    """Return the repository of a task that ended with a pushed branch. Empty otherwise."""
     pull = pull_of(task)
     if not pull or pull.get("number") is not None:
         return ""
@@ -131,7 +131,7 @@ def repository_of(client: Client, task: Any) -> str:
 
 
 def pull_of(task: Any) -> Any:
-    """Its pull request, or what a plain remote has instead. None: not yet."""
+    """Return a task's pull request, or its counterpart on a plain git remote. None if there is none yet."""
     if task.get("pullRequest"):
         return task["pullRequest"]
     return next((one["pullRequest"] for one in task.get("attempts") or [] if one.get("pullRequest")), None)

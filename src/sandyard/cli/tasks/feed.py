@@ -1,7 +1,7 @@
-"""Word of what happens, from a thread of its own, so that its reader can do something else meanwhile.
+"""Receive events in a separate thread, so that the caller can do other work meanwhile.
 
-What comes is word only: a reader asks the server how things are. So nothing is missed and nothing is told twice, whatever the line
-does: after each connection, broken or new, `again` says that anything may have changed.
+Events only tell that something changed: the caller fetches the current state from the server. So nothing is missed or reported
+twice when connections drop: after each new connection, `again` means that anything may have changed.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from sandyard.cli.client import Client
 
 GIVE_UP_SECONDS = 600.0
-"""How long a server may be away."""
+"""How long the server may be unreachable."""
 BREATH_SECONDS = 0.15
-"""What comes within that of the first is taken together."""
+"""Events within this time of the first one are handled together."""
 
 
 @dataclass(slots=True)
 class News:
-    """`again`: a connection was made; whatever was known before may be old. `lost`: why there is none now."""
+    """Received events. `again`: there is a new connection, and earlier state may be outdated. `lost`: why there is no connection now."""
 
     again: bool = False
     lost: str | None = None
@@ -39,7 +39,7 @@ class News:
         return self.again or bool(self.events)
 
     def has(self, *nouns: str) -> bool:
-        """Whether anything has happened to one of these nouns: `task`, `ask` …"""
+        """Return whether there is an event for one of these nouns: `task`, `ask` …"""
         return any(str(event.get("kind")).startswith(tuple(f"{noun}." for noun in nouns)) for event in self.events)
 
     def of(self, session_id: str) -> News:
@@ -47,7 +47,7 @@ class News:
 
 
 class Feed:
-    """Use as a context manager. `params`: whose events, as the API's filters are called."""
+    """A feed of events. Use it as a context manager. `params` are the API's filters."""
 
     def __init__(self, client: Client, params: Mapping[str, object]) -> None:
         self._client = client
@@ -65,7 +65,9 @@ class Feed:
         self._left = True
 
     def wait(self, seconds: float) -> News:
-        """What has come, after at most that many seconds. Raises what ends the feed: a refusal, or a server gone for too long."""
+        """Return what was received, after at most that many seconds. Raises the error that ended the feed: an API error, or a server that
+        was
+        unreachable for too long."""
         news = News()
         for item in self._taken(seconds):
             if isinstance(item, Exception):
@@ -99,8 +101,8 @@ class Feed:
                 if self._left:
                     return
                 event = json.loads(message.data)
-                self._queue.put(event if "kind" in event else True)  # what is no event says that some are gone
-        except Exception as error:  # it is raised where somebody waits
+                self._queue.put(event if "kind" in event else True)  # other messages mean that events were deleted
+        except Exception as error:  # raised in `wait`
             self._queue.put(error)
 
     def _opened(self) -> bool:

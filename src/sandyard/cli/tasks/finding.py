@@ -1,4 +1,4 @@
-"""Which task, which attempt, and which agent is meant."""
+"""Find tasks, attempts and agents by name."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ PREFIX = "tsk_"
 SHORTEST = 3
 NAMED = 5
 ALIVE = ("in_review", "merged", "ready", "running", "queued")
-"""Of several attempts, those that somebody may want to see, best first."""
+"""Statuses of attempts worth showing, best first."""
 task_argument = click.argument("task", metavar="TASK", shell_complete=task_ids)
-attempt_option = click.option("--attempt", type=click.IntRange(1), help="Which of its attempts, by number.")
+attempt_option = click.option("--attempt", type=click.IntRange(1), help="Number of the attempt.")
 
 
 def find_task(client: Client, name: str) -> Any:
-    """The task of that id, of an id that begins or ends like that, or whose title has it, when it is the only one."""
+    """Return the task with this id, or the only one whose id starts or ends with it or whose title contains it."""
     if name.startswith(PREFIX):
         try:
             return client.get(f"/tasks/{segment(name)}")
         except ApiError as error:
             if error.http_status != 404:
                 raise
-    found = _matching(client.pages("/tasks", MANY)["items"], name)
+    found = _match_tasks(client.pages("/tasks", MANY)["items"], name)
     if not found:
-        raise ApiError(f"There is no task {printable(name)!r}. `sandyard task list` shows which there are.", 404)
+        raise ApiError(f"There is no task {printable(name)!r}. To list tasks, run `sandyard task list`.", 404)
     if len(found) > 1:
         names = "; ".join(f"{task['id']} {printable(task['title'])[:40]}" for task in found[:NAMED])
         more = f" and {len(found) - NAMED} more" if len(found) > NAMED else ""
-        raise CommandError(f"There are several tasks {printable(name)!r}: name one by its id: {names}{more}.")
+        raise CommandError(f"Several tasks match {printable(name)!r}. Use an id instead: {names}{more}.")
     return client.get(f"/tasks/{segment(found[0]['id'])}")
 
 
-def _matching(tasks: Sequence[Any], name: str) -> list[Any]:
+def _match_tasks(tasks: Sequence[Any], name: str) -> list[Any]:
     wanted = name.strip().lower()
     bare = wanted.removeprefix(PREFIX)
     if not bare:
@@ -57,39 +57,39 @@ def _matching(tasks: Sequence[Any], name: str) -> list[Any]:
 
 
 def find_attempt(task: Any, number: int | None) -> Any:
-    """That attempt; without a number the only one, or the only one that is worth a look."""
+    """Return the attempt with this number. Without a number, return the only one, or the only one worth showing."""
     attempts = task.get("attempts") or []
     if not attempts:
         raise CommandError(
-            f"{task['id']} was not begun yet. `sandyard task move {task['id']} in_progress` begins it."
+            f"{task['id']} has not started yet. To start it: sandyard task move {task['id']} in_progress"
             if task["status"] == "backlog"
-            else f"{task['id']} has no attempt."
+            else f"{task['id']} has no attempts."
         )
     if number is not None:
         for attempt in attempts:
             if attempt["number"] == number:
                 return attempt
         numbers = ", ".join(str(attempt["number"]) for attempt in attempts)
-        raise ApiError(f"{task['id']} has no attempt {number}; there are: {numbers}.", 404)
+        raise ApiError(f"{task['id']} has no attempt {number}. Its attempts are: {numbers}.", 404)
     for status in ALIVE:
         alive = [attempt for attempt in attempts if attempt["status"] == status]
         if len(alive) > 1:
             numbers = ", ".join(str(attempt["number"]) for attempt in alive)
-            raise CommandError(f"{task['id']} has several attempts: name one with --attempt, of {numbers}.")
+            raise CommandError(f"{task['id']} has several attempts. Choose one with --attempt: {numbers}.")
         if alive:
             return alive[0]
     return attempts[-1]
 
 
 class Agents:
-    """What agents are called wherever one is shown: a demo says that it is one."""
+    """Display names of agents. Demo agents are marked as such."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
         self._demos: set[str] | None = None
 
     def label(self, name: object) -> str:
-        """`demo (no model)`"""
+        """Return, for example, `demo (no model)`."""
         if not name:
             return ""
         return f"{printable(str(name))} (no model)" if self.is_demo(name) else printable(str(name))
@@ -98,13 +98,13 @@ class Agents:
         return name in self.load()
 
     def load(self) -> set[str]:
-        """Ask the server which are demos, once: their names."""
+        """Return the names of the demo agents. Asks the server once."""
         if self._demos is None:
-            self._demos = _demos(self._client)
+            self._demos = _load_demos(self._client)
         return self._demos
 
 
-def _demos(client: Client) -> set[str]:
+def _load_demos(client: Client) -> set[str]:
     try:
         found = client.get("/agents")
         return {agent["name"] for agent in found["items"] if agent.get("demo")}

@@ -1,6 +1,6 @@
-"""Stay with a task until its attempts rest: what is said, each step, and what the agent wants to know.
+"""Follow a task until its attempts stop: show messages, steps, questions and permission requests.
 
-How things are is asked of the server, whenever its feed says that something has happened: see `feed.py`.
+The state is fetched from the server whenever its feed reports an event: see `feed.py`.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ WELL = {"in_review", "ready", "merged"}
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What somebody has seen of an attempt before they follow it: so it is not told again."""
+    """What was already shown of an attempt, so that it is not repeated."""
 
     steps: tuple[Any, ...] = ()
     message: str = ""
 
 
 def known(client: Client, task: Any) -> dict[str, Known]:
-    """All that there is of a task now, by attempt."""
+    """Return the current state of a task, by attempt."""
     found = {}
     for attempt in task.get("attempts") or []:
         try:
@@ -51,7 +51,7 @@ def known(client: Client, task: Any) -> dict[str, Known]:
 
 
 class Watching:
-    """One attempt: its steps and its transcript."""
+    """Shows one attempt: its steps and its transcript."""
 
     def __init__(
         self, client: Client, attempt: Any, screen: Screen, *, prefix: str, as_json: bool, known: Known
@@ -66,11 +66,11 @@ class Watching:
         )
 
     def hear(self, news: News) -> None:
-        """Tell what is new in its transcript."""
+        """Show what is new in the transcript."""
         try:
             self.transcript.hear(news.of(self.attempt["sessionId"]), over=self.attempt["status"] not in WORKING)
         except ApiError as error:
-            if error.http_status != 404:  # its session is not there yet
+            if error.http_status != 404:  # its session does not exist yet
                 raise
 
     def tell_steps(self) -> None:
@@ -78,7 +78,9 @@ class Watching:
             if step["status"] != "running":
                 colour = STEP_COLOURS.get(state_of(step))
                 fatal = self.attempt["status"] == "failed" and step.get("error") == self.attempt.get("error")
-                self._screen.note(f"{self._prefix}{described(step, error=not fatal)}", fg=colour)  # the end says it
+                self._screen.note(
+                    f"{self._prefix}{described(step, error=not fatal)}", fg=colour
+                )  # the final message includes it
             elif not self._screen.terminal:
                 self._screen.note(f"{self._prefix}… {name_of(step)}")
         detail = self.attempt.get("stepDetail")
@@ -88,11 +90,11 @@ class Watching:
 
     @property
     def doing(self) -> str:
-        """For the last line."""
+        """The text for the status line."""
         attempt = self.attempt
         if attempt["status"] == "queued":
             place = attempt.get("queuePosition")
-            return f"waiting in the queue, as number {place}" if place else "waiting in the queue"
+            return f"waiting in the queue, position {place}" if place else "waiting in the queue"
         step = attempt.get("step")
         words = DOING.get(str(step), str(step or "starting").replace("_", " "))
         if detail := attempt.get("stepDetail"):
@@ -103,7 +105,8 @@ class Watching:
 
 
 class Following:
-    """`number`: only that attempt. `as_json`: each message when it is whole, and nothing else. `seen`: by attempt."""
+    """Follows a task. `number` selects one attempt. `as_json` prints only complete messages. `seen` is what was already shown, by
+    attempt."""
 
     def __init__(
         self,
@@ -128,11 +131,12 @@ class Following:
         self._answering = Answering(client, screen, {"taskId": task["id"]}, f"task answer {task['id']}", typing=typing)
 
     def run(self) -> Any:
-        """The task, when all its attempts rest. Leaving with Ctrl-C is the caller's to handle: it raises KeyboardInterrupt."""
+        """Return the task once all its attempts have stopped. Ctrl-C raises KeyboardInterrupt."""
         return stay(self._client, {"taskId": self._task["id"]}, self._screen, self._answering, self._look)
 
     def _look(self, news: News) -> Any:
-        """How the task is now; then what was said up to there; then the steps, which are over with what was said in them."""
+        """Fetch the task, show new messages and then the steps, because a step ends after its messages. Return the task if it has
+        stopped."""
         if news.again or news.has("task", "attempt", "preparation"):
             self._task = self._client.get(self._path)
             self._watch()
@@ -184,18 +188,18 @@ class Following:
             self._screen.status("   ".join(f"{one.attempt['number']} {one.doing}" for one in working))
         else:
             blocked = ", ".join(self._task.get("blockedBy") or [])
-            self._screen.status(f"waiting for {blocked}" if blocked else "waiting to be begun")
+            self._screen.status(f"waiting for {blocked}" if blocked else "waiting to start")
 
 
 def well(task: Any, number: int | None = None) -> bool:
-    """Whether what it rests in is what somebody wanted."""
+    """Return whether the outcome is a success."""
     if task["status"] == "done":
         return True
     return any(one["status"] in WELL for one in chosen(task, number))
 
 
 def chosen(task: Any, number: int | None) -> list[Any]:
-    """The attempt of that number; without one, all that were not put away."""
+    """Return the attempt with this number; without a number, all that are not archived."""
     attempts = task.get("attempts") or []
     if number is not None:
         return [one for one in attempts if one["number"] == number]
@@ -203,9 +207,9 @@ def chosen(task: Any, number: int | None) -> list[Any]:
 
 
 def leave(screen: Screen, task: Any) -> NoReturn:
-    """After Ctrl-C."""
+    """Exit after Ctrl-C."""
     screen.clear()
-    echo("\nThis goes on without you.", err=True)
-    echo(f"To look at it again: sandyard task logs {task['id']} --follow", err=True)
-    echo(f"To end it:           sandyard task stop {task['id']}", err=True)
+    echo("\nThe task continues on the server.", err=True)
+    echo(f"To follow it: sandyard task logs {task['id']} --follow", err=True)
+    echo(f"To stop it:   sandyard task stop {task['id']}", err=True)
     sys.exit(INTERRUPTED)

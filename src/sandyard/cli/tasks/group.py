@@ -1,4 +1,4 @@
-"""`sandyard task`: cards, and the agents that work on them."""
+"""`sandyard task`: tasks and the agents that work on them."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from sandyard.cli.tasks.showing import show
 
 @click.group(cls=InOrder)
 def task() -> None:
-    """Tasks: what agents are to do, from a card to a pull request.
+    """Manage tasks: work for agents, from a card to a pull request.
 
-    TASK is an id, the beginning or end of one, or part of a title, as long as only one task is meant.
+    TASK is an id, the start or end of an id, or part of a title, if it matches only one task.
     """
 
 

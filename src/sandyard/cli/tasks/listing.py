@@ -1,4 +1,4 @@
-"""`sandyard task list`, `queue` and `compare`: many tasks, those that wait, and attempts side by side."""
+"""`sandyard task list`, `queue` and `compare`: list tasks, show the queue and compare attempts."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 COLUMNS = ["backlog", "in_progress", "in_review", "done", "cancelled"]
 ORDER = {"in_progress": 0, "in_review": 1, "backlog": 2, "done": 3, "cancelled": 4}
-"""What somebody looks for comes first."""
+"""Sort order of the columns: active tasks first."""
 LIST = {
     "ID": "id",
     "COLUMN": "column",
@@ -47,9 +47,9 @@ LIST = {
 }
 NARROW = {"ID": "id", "STATUS": "short", "TITLE": "title", "PR": "pull", "CHANGED": "updatedAt"}
 WIDE = 120
-"""Columns of a terminal from which on there is room for all of it."""
+"""Minimum terminal width for showing all columns."""
 SHORTEST_TITLE = 12
-QUEUE = {"PLACE": "position", "TASK": "taskId", "ATTEMPT": "number", "TITLE": "title", "WHY": "reason"}
+QUEUE = {"POSITION": "position", "TASK": "taskId", "ATTEMPT": "number", "TITLE": "title", "REASON": "reason"}
 COMPARED = {
     "ATTEMPT": "number",
     "AGENT": "agent",
@@ -65,42 +65,42 @@ COMPARED = {
 
 
 @click.command("list")
-@click.option("--project", shell_complete=project_ids, help="Only those of this project.")
+@click.option("--project", shell_complete=project_ids, help="Only tasks of this project.")
 @click.option(
-    "--status", "statuses", type=click.Choice(COLUMNS), multiple=True, help="Only of this column. Repeatable."
+    "--status", "statuses", type=click.Choice(COLUMNS), multiple=True, help="Only tasks in this column. Repeatable."
 )
-@click.option("-q", "--search", "words", help="Only those that have this in their title or description.")
+@click.option("-q", "--search", "words", help="Only tasks whose title or description contains this.")
 @limit_option()
 @output_option
 def list_tasks(
     project: str | None, statuses: tuple[str, ...], words: str | None, limit: int, output: str | None
 ) -> None:
-    """Tasks: those that are under way first."""
+    """List tasks, active ones first."""
     with connect() as client:
         project_id = project_of(client, project) if project else None
         if as_json(output):
-            print_json(_pages(client, limit, statuses, projectId=project_id, q=words))
+            print_json(_fetch_tasks(client, limit, statuses, projectId=project_id, q=words))
             return
         agents = Agents(client)
-        with ThreadPoolExecutor(4) as pool:  # all at once: a busy server takes its time for each
-            named = pool.submit(_projects, client) if project_id is None else None
+        with ThreadPoolExecutor(4) as pool:  # in parallel, because a busy server is slow
+            named = pool.submit(_project_names, client) if project_id is None else None
             asked, demos = pool.submit(pending, client, {}), pool.submit(agents.load)
-            page = _pages(client, limit, statuses, projectId=project_id, q=words)
+            page = _fetch_tasks(client, limit, statuses, projectId=project_id, q=words)
             demos.result()
             names, asks = named.result() if named else {}, asked.result()
         tasks = sorted(page["items"], key=lambda task: ORDER.get(task["status"], 9))
-        asking = _asking(tasks, asks)
-        rows = [_row(task, names, agents, asking) for task in tasks]
+        asking = _tasks_needing_input(tasks, asks)
+        rows = [_format_row(task, names, agents, asking) for task in tasks]
     columns = LIST
     if is_terminal():
         width = console().width
         columns = LIST if width >= WIDE else NARROW
         rows = fitted(rows, columns, width)
-    show_list({**page, "items": rows}, columns, "table", nothing="There is no task. `sandyard task add` adds one.")
+    show_list({**page, "items": rows}, columns, "table", nothing="No tasks. To add one: sandyard task add TEXT")
 
 
-def _pages(client: Client, limit: int, statuses: tuple[str, ...], **params: object) -> Any:
-    """The API has one column at a time."""
+def _fetch_tasks(client: Client, limit: int, statuses: tuple[str, ...], **params: object) -> Any:
+    """Return tasks of several columns. The API only filters by one column at a time."""
     if len(statuses) < 2:
         return client.pages("/tasks", limit, status=statuses[0] if statuses else None, **params)
     items: list[Any] = []
@@ -113,12 +113,12 @@ def _pages(client: Client, limit: int, statuses: tuple[str, ...], **params: obje
     return {"items": items, "nextCursor": more}
 
 
-def _row(task: Any, projects: dict[str, str], agents: Agents, asking: set[str]) -> dict[str, Any]:
+def _format_row(task: Any, projects: dict[str, str], agents: Agents, asking: set[str]) -> dict[str, Any]:
     attempts = task.get("attempts") or []
     pull = pull_of(task) or {}
     names = dict.fromkeys(agents.label(one.get("agent")) for one in attempts if one.get("agent"))
     number = pull.get("number")
-    column, state = str(task["status"]).replace("_", " "), "asks you" if task["id"] in asking else state_of(task)
+    column, state = str(task["status"]).replace("_", " "), "needs input" if task["id"] in asking else state_of(task)
     return {
         **task,
         "column": column,
@@ -131,8 +131,8 @@ def _row(task: Any, projects: dict[str, str], agents: Agents, asking: set[str]) 
     }
 
 
-def _asking(tasks: list[Any], asks: list[Any]) -> set[str]:
-    """Those whose agent waits for a person."""
+def _tasks_needing_input(tasks: list[Any], asks: list[Any]) -> set[str]:
+    """Return the tasks whose agent waits for an answer."""
     running = {
         str(attempt["sessionId"]): str(task["id"])
         for task in tasks
@@ -143,7 +143,7 @@ def _asking(tasks: list[Any], asks: list[Any]) -> set[str]:
 
 
 def fitted(rows: list[Any], columns: dict[str, str], width: int) -> list[Any]:
-    """With titles cut to what the other columns leave them, so that none of those has to give way."""
+    """Shorten titles so that the other columns fit."""
     taken = 0
     for heading, field in columns.items():
         values = [ago(row[field]) if field.endswith("At") else str(row.get(field) or "") for row in rows]
@@ -160,7 +160,7 @@ def shortened(text: str, room: int) -> str:
 
 
 def state_of(task: Any) -> str:
-    """In a word what goes on in its column: `agent`, `waiting`, `failed` …"""
+    """Return a word for the state within the column: `agent`, `waiting`, `failed` …"""
     if task["status"] == "backlog":
         return "blocked" if task.get("blockedBy") else "waiting" if task.get("startWhenReady") else ""
     if task["status"] != "in_progress":
@@ -177,24 +177,24 @@ def state_of(task: Any) -> str:
     return ""
 
 
-def _projects(client: Client) -> dict[str, str]:
+def _project_names(client: Client) -> dict[str, str]:
     return {project["id"]: printable(project["name"]) for project in client.pages("/projects", MANY)["items"]}
 
 
 @click.command()
 @output_option
 def queue(output: str | None) -> None:
-    """Attempts that wait, in their order, and why."""
+    """List waiting attempts in order, and what they wait for."""
     with connect() as client:
         found = client.get("/queue")
-    show_list(found, QUEUE, output, nothing="Nothing waits.")
+    show_list(found, QUEUE, output, nothing="The queue is empty.")
 
 
 @click.command()
 @task_argument
 @output_option
 def compare(task: str, output: str | None) -> None:
-    """Its attempts side by side. What they changed, whether it was verified, what it cost and how long it took."""
+    """Compare attempts side by side. Shows changes, verification, cost and time."""
     with connect() as client:
         found = find_task(client, task)
         attempts = found.get("attempts") or []
@@ -203,11 +203,11 @@ def compare(task: str, output: str | None) -> None:
             return
         agents = Agents(client)
         rows = [compared(attempt, agents) for attempt in attempts]
-    show_list({"items": rows}, COMPARED, "table", nothing=f"{found['id']} was not begun yet.")
+    show_list({"items": rows}, COMPARED, "table", nothing=f"{found['id']} has not started yet.")
     _show_errors(attempts)
     if len([one for one in attempts if one["status"] == "ready"]) > 1:
-        echo(f"To read one: sandyard task diff {found['id']} --attempt N", err=True)
-        echo(f"To take one: sandyard task pick {found['id']} N", err=True)
+        echo(f"To see one:  sandyard task diff {found['id']} --attempt N", err=True)
+        echo(f"To pick one: sandyard task pick {found['id']} N", err=True)
 
 
 def compared(attempt: Any, agents: Agents) -> dict[str, Any]:
@@ -228,7 +228,7 @@ def compared(attempt: Any, agents: Agents) -> dict[str, Any]:
 
 
 def _show_errors(attempts: list[Any]) -> None:
-    """Below the table, where there is room for sentences."""
+    """Print errors below the table, where there is room for sentences."""
     from rich.padding import Padding  # noqa: PLC0415 - slow to load
     from rich.text import Text  # noqa: PLC0415
 
@@ -241,7 +241,7 @@ def _show_errors(attempts: list[Any]) -> None:
 
 
 def cost(spent: Any) -> str | None:
-    """None when no model was asked, or nobody knows what it cost."""
+    """Return None if no model was used or its price is unknown."""
     found = spent.get("costUsd")
     if found is None or not spent.get("calls"):
         return None

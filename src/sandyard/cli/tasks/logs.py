@@ -1,4 +1,4 @@
-"""`sandyard task logs` and `diff`: what was said and done, and what came of it in the files."""
+"""`sandyard task logs` and `diff`: show transcripts and changes."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from sandyard.cli.tasks.telling import tell
 
 @click.command()
 @task_argument
-@click.option("-f", "--follow", "following", is_flag=True, help="Go on with what happens, until it rests.")
+@click.option("-f", "--follow", "following", is_flag=True, help="Follow the progress until the task stops.")
 @attempt_option
 @text_option
 def logs(task: str, following: bool, attempt: int | None, output: str) -> None:
-    """What was said and done. Prompts, answers, thoughts, tool calls and what they changed.
+    """Show the transcript. Includes prompts, replies, thoughts, tool calls and their changes.
 
-    --follow survives dropped connections and restarts of the server without missing or repeating anything. It ends when the task
-    rests: with 0 in review, ready or done, with 1 when it failed or was stopped. As JSON, each message is a line.
+    --follow survives dropped connections and server restarts without missing or repeating anything. It ends when the task
+    stops: with exit code 0 if it is in review, ready or done, with 1 if it failed or was stopped. With JSON output, each message is a line.
     """
     with connect() as client:
         found = find_task(client, task)
@@ -35,7 +35,7 @@ def logs(task: str, following: bool, attempt: int | None, output: str) -> None:
             return
         attempts = [one for one in found.get("attempts") or [] if attempt in {None, one["number"]}]
         if not attempts:
-            find_attempt(found, None)  # says why there is none
+            find_attempt(found, None)  # reports why there is none
         agents = Agents(client)
         with Screen() as screen:
             for one in attempts:
@@ -48,11 +48,11 @@ def logs(task: str, following: bool, attempt: int | None, output: str) -> None:
 @task_argument
 @attempt_option
 @click.argument("paths", metavar="[PATH]...", nargs=-1)
-@click.option("--stat", "shape", flag_value="stat", type=str, help="Only how much has changed in which file.")
-@click.option("--name-only", "shape", flag_value="names", type=str, help="Only which files have changed.")
+@click.option("--stat", "shape", flag_value="stat", type=str, help="Show only the number of changed lines per file.")
+@click.option("--name-only", "shape", flag_value="names", type=str, help="Show only the names of changed files.")
 @text_option
 def diff(task: str, attempt: int | None, paths: tuple[str, ...], shape: str | None, output: str) -> None:
-    """What an attempt has changed since its base. Looking does not wake its sandbox."""
+    """Show what an attempt has changed since its base. Does not wake its sandbox."""
     with connect() as client:
         found = find_task(client, task)
         one = find_attempt(found, attempt)
@@ -74,4 +74,4 @@ def diff(task: str, attempt: int | None, paths: tuple[str, ...], shape: str | No
     else:
         git_diff.show(changed)
     if changed.get("truncated"):
-        echo("There are more files than are shown here: name those you want to see.", err=True)
+        echo("Not all files are shown. To see others, give their PATHs.", err=True)

@@ -1,4 +1,4 @@
-"""The parts of messages as lines: what was asked, said, thought, planned and done. Nothing in them steers a terminal."""
+"""Format the parts of messages as lines: prompts, replies, thoughts, plans and tool calls. Control characters are escaped."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ MARKS = {"completed": "✓", "failed": "✗", "cancelled": "⊘", "in_progress":
 PLAN_MARKS = {"completed": "☑", "in_progress": "▶", "pending": "☐"}
 TITLE, SHOWN_CHANGES, SHOWN_ERRORS = 160, 8, 4
 WORKSPACE = "/home/user/workspace/"
-"""Where checkouts are: it need not be said each time."""
+"""The directory of checkouts, omitted from displayed paths."""
 LONGEST_COMPARED = 200_000
-"""Longer texts are not compared line by line: that takes longer than anybody waits."""
+"""Longer texts are not compared line by line, because that takes too long."""
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """`style`: as click.style has it."""
+    """A styled line. `style` holds arguments of click.style."""
 
     text: str
     style: Mapping[str, Any] = field(default_factory=dict)
@@ -34,7 +34,7 @@ TOOL_STYLES: dict[str, dict[str, Any]] = {"completed": {"fg": "cyan"}, "failed":
 
 
 def prompt(text: str) -> Iterator[Line]:
-    """What the agent was told: `» Mend the login.`"""
+    """Yield the prompt to the agent: `» Mend the login.`"""
     first, *rest = text.strip().split("\n") or [""]
     yield Line(f"» {visible(first)}", STRONG)
     yield from (Line(f"  {visible(line)}".rstrip(), STRONG) for line in rest)
@@ -59,21 +59,21 @@ def image(part: Mapping[str, Any]) -> Line:
 
 def plan_entry(entry: Mapping[str, Any]) -> Line:
     mark = PLAN_MARKS.get(str(entry.get("status")), "☐")
-    return Line(f"  {mark} {_cut(printable(str(entry.get('content') or '')))}", DIM if mark == "☑" else {})
+    return Line(f"  {mark} {_truncate(printable(str(entry.get('content') or '')))}", DIM if mark == "☑" else {})
 
 
 def tool_name(part: Mapping[str, Any]) -> str:
-    """`edit src/login.py`"""
+    """Return, for example, `edit src/login.py`."""
     title = printable(str(part.get("title") or ""))
     if not title:
         title = ", ".join(printable(str(place.get("path"))) for place in part.get("locations") or [])
     kind = str(part.get("kind") or "")
     plain = kind in {"", "other"} or title.lower().startswith(kind)
-    return _cut(title if plain else f"{printable(kind)}  {title}".rstrip())
+    return _truncate(title if plain else f"{printable(kind)}  {title}".rstrip())
 
 
 def tool_call(part: Mapping[str, Any]) -> Iterator[Line]:
-    """One line, what it changed in a few, and of one that failed what it said last."""
+    """Yield a line for the call, a few for its changes and, if it failed, the end of its output."""
     status = str(part.get("status") or "")
     tail = "" if status in {"completed", "failed"} else f"  ({printable(status.replace('_', ' '))})" if status else ""
     yield Line(f"{MARKS.get(status, '·')} {tool_name(part)}{tail}", TOOL_STYLES.get(status, {}))
@@ -81,11 +81,11 @@ def tool_call(part: Mapping[str, Any]) -> Iterator[Line]:
         if content.get("type") == "diff":
             yield from changes(content)
     if status == "failed":
-        yield from (Line(f"    {visible(line)}", DIM) for line in _last_words(part))
+        yield from (Line(f"    {visible(line)}", DIM) for line in _last_output(part))
 
 
 def changes(content: Mapping[str, Any]) -> Iterator[Line]:
-    """`    src/login.py  +3 -1`, and the first of those lines."""
+    """Yield `    src/login.py  +3 -1` and the first changed lines."""
     path = printable(str(content.get("path") or "")).removeprefix(WORKSPACE)
     old, new = content.get("oldText"), str(content.get("newText") or "")
     if old is None:
@@ -104,11 +104,11 @@ def changes(content: Mapping[str, Any]) -> Iterator[Line]:
         yield Line(f"    … {len(changed) - SHOWN_CHANGES} more", DIM)
 
 
-def _last_words(part: Mapping[str, Any]) -> list[str]:
+def _last_output(part: Mapping[str, Any]) -> list[str]:
     texts = [str(content.get("text") or "") for content in part.get("content") or [] if content.get("type") == "text"]
     lines = [line for text in texts for line in text.strip().splitlines() if line.strip()]
     return lines[-SHOWN_ERRORS:]
 
 
-def _cut(text: str) -> str:
+def _truncate(text: str) -> str:
     return text if len(text) <= TITLE else f"{text[: TITLE - 1]}…"

@@ -1,4 +1,4 @@
-"""`sandyard schedule`: what makes a task again and again."""
+"""`sandyard schedule`: create tasks repeatedly."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ COLUMNS = {
     "ID": "id",
     "NAME": "name",
     "CRON": "cron",
-    "ZONE": "timezone",
-    "ON": "enabled",
+    "TIME ZONE": "timezone",
+    "ENABLED": "enabled",
     "TITLE": "task.title",
     "NEXT": "next",
     "LAST": "lastAt",
@@ -34,8 +34,8 @@ FIELDS = {
     "name": "name",
     "project": "projectId",
     "cron": "cron",
-    "zone": "timezone",
-    "on": "enabled",
+    "time zone": "timezone",
+    "enabled": "enabled",
     "title": "task.title",
     "agent": "task.agent",
     "next": "next",
@@ -49,30 +49,32 @@ schedule_argument = click.argument("schedule", metavar="SCHEDULE", shell_complet
 
 @click.group(cls=InOrder)
 def schedule() -> None:
-    """Schedules: tasks that are made again and again. SCHEDULE is a name or an id."""
+    """Manage schedules: tasks that are created repeatedly. SCHEDULE is a name or an id."""
 
 
 @schedule.command()
 @click.argument("cron")
 @click.argument("text", required=False)
-@click.option("--project", required=True, shell_complete=project_ids, help="The project its tasks belong to.")
-@click.option("--name", help="What it is called.  [default: the title of its tasks]")
-@click.option("--zone", "timezone", help="In which time zone, as Europe/Vienna.  [default: UTC]")
+@click.option("--project", required=True, shell_complete=project_ids, help="Project of its tasks.")
+@click.option("--name", help="Name.  [default: the title of its tasks]")
+@click.option("--zone", "timezone", help="Time zone, such as Europe/Vienna.  [default: UTC]")
 @click.option(
     "-F",
     "--file",
     type=click.Path(exists=True, dir_okay=False, allow_dash=True),
-    help="Read TEXT from a file of this machine; `-` is standard input.",
+    help="Read TEXT from a local file; `-` reads standard input.",
 )
-@click.option("--agent", shell_complete=agent_names, help="Who does it.  [default: as the project says]")
-@click.option("--model", help="With which model.  [default: as the project says]")
-@click.option("--attempts", type=click.IntRange(1, MOST_ATTEMPTS), help="So many sessions do it side by side.")
-@click.option("--base", help="The branch to start from and to merge into.  [default: the project's]")
-@click.option("--priority", type=PRIORITY, help="Higher ones start first.  [default: 0]")
+@click.option("--agent", shell_complete=agent_names, help="Agent to use.  [default: the project's]")
+@click.option("--model", help="Model to use.  [default: the project's]")
+@click.option("--attempts", type=click.IntRange(1, MOST_ATTEMPTS), help="Number of parallel attempts.")
+@click.option("--base", help="Branch to start from and to merge into.  [default: the project's base branch]")
+@click.option("--priority", type=PRIORITY, help="Tasks with a higher priority start first.  [default: 0]")
 @click.option(
-    "--budget-usd", type=click.FloatRange(min=0, min_open=True), help="It stops when models have cost this much."
+    "--budget-usd",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Stop a task when models have cost this many US dollars.",
 )
-@click.option("--disabled", is_flag=True, help="Do not begin with it yet.")
+@click.option("--disabled", is_flag=True, help="Create the schedule disabled.")
 @output_option
 def add(
     *,
@@ -86,13 +88,15 @@ def add(
     output: str | None,
     **options: Any,
 ) -> None:
-    """Make a task of TEXT whenever CRON says so.
+    """Create a task from TEXT on a CRON schedule.
 
     \b
     sandyard schedule add "0 6 * * 1-5" "Update the dependencies" --project website
     """
     if len(cron.split()) != 5:
-        raise CommandError(f"{printable(cron)!r} is no cron expression: it has five fields, as in 0 6 * * MON-FRI.")
+        raise CommandError(
+            f"{printable(cron)!r} is not a cron expression. It needs five fields, such as 0 6 * * MON-FRI."
+        )
     title, description = titled(read(text, file))
     with connect() as client:
         body = given(
@@ -108,37 +112,37 @@ def add(
 
 
 @schedule.command("list")
-@click.option("--project", shell_complete=project_ids, help="Only those of this project.")
+@click.option("--project", shell_complete=project_ids, help="Only schedules of this project.")
 @limit_option()
 @output_option
 def list_schedules(project: str | None, limit: int, output: str | None) -> None:
-    """Schedules, and when they make their next task."""
+    """List schedules and when they create their next task."""
     with connect() as client:
         page = client.pages("/schedules", limit, projectId=project_of(client, project) if project else None)
     if not as_json(output):
-        page = {**page, "items": [_row(one) for one in page["items"]]}
-    show_list(page, COLUMNS, output, nothing="There is no schedule. `sandyard schedule add` adds one.")
+        page = {**page, "items": [_with_next_time(one) for one in page["items"]]}
+    show_list(page, COLUMNS, output, nothing="No schedules. To add one: sandyard schedule add CRON TEXT")
 
 
 @schedule.command()
 @schedule_argument
-@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
 def remove(schedule: str, yes: bool) -> None:
-    """Delete a schedule. The tasks it has made stay."""
+    """Delete a schedule. Its tasks are kept."""
     with connect() as client:
         found = find(client, schedule)
         if not yes:
             click.confirm(f"Delete the schedule {printable(found['name'])}?", abort=True, err=True)
         client.delete(f"/schedules/{segment(found['id'])}")
-    echo(f"{printable(found['name'])} is removed.", err=True)
+    echo(f"Removed {printable(found['name'])}.", err=True)
 
 
 @schedule.command()
 @schedule_argument
-@click.option("-f", "--follow", "following", is_flag=True, help="Stay, and show what happens.")
+@click.option("-f", "--follow", "following", is_flag=True, help="Follow the progress.")
 @text_option
 def run(schedule: str, following: bool, output: str) -> None:
-    """Make its task now, besides the times it says. The task's id is printed."""
+    """Create its task now, in addition to the schedule. Prints the task's id."""
     with connect() as client:
         task = client.post(f"/schedules/{segment(find(client, schedule)['id'])}/run")
         if output == "json":
@@ -149,7 +153,7 @@ def run(schedule: str, following: bool, output: str) -> None:
             follow_to_the_end(client, task, as_json=output == "json")
 
 
-def _switch(name: str, enabled: bool, help_text: str) -> None:
+def _add_switch_command(name: str, enabled: bool, help_text: str) -> None:
     @schedule.command(name, help=help_text)
     @schedule_argument
     @output_option
@@ -159,8 +163,8 @@ def _switch(name: str, enabled: bool, help_text: str) -> None:
             _show(client.patch(path, {"enabled": enabled}), output)
 
 
-_switch("enable", True, "Let a schedule make tasks again, from its next time on.")
-_switch("disable", False, "Let a schedule make no tasks until it is enabled again.")
+_add_switch_command("enable", True, "Enable a schedule, starting with its next time.")
+_add_switch_command("disable", False, "Disable a schedule until it is enabled again.")
 
 
 def find(client: Client, name: str) -> Any:
@@ -169,19 +173,19 @@ def find(client: Client, name: str) -> Any:
     found = [one for one in client.pages("/schedules", MANY)["items"] if one["name"] == name]
     if not found:
         raise ApiError(
-            f"There is no schedule {printable(name)!r}. `sandyard schedule list` shows which there are.", 404
+            f"There is no schedule {printable(name)!r}. To list schedules, run `sandyard schedule list`.", 404
         )
     if len(found) > 1:
         ids = ", ".join(one["id"] for one in found)
-        raise CommandError(f"There are several schedules {printable(name)!r}: name one by its id: {ids}.")
+        raise CommandError(f"There are several schedules named {printable(name)!r}. Use an id instead: {ids}.")
     return found[0]
 
 
 def _show(made: Any, output: str | None) -> None:
-    show_one(made if as_json(output) else _row(made), FIELDS, output)
+    show_one(made if as_json(output) else _with_next_time(made), FIELDS, output)
 
 
-def _row(one: Any) -> dict[str, Any]:
-    """With the next time as a time, because it lies ahead."""
+def _with_next_time(one: Any) -> dict[str, Any]:
+    """Add the next time as an absolute time, because it lies in the future."""
     when = one.get("nextAt") if one.get("enabled") else None
     return {**one, "next": str(when)[:16].replace("T", " ") + " UTC" if when else None}

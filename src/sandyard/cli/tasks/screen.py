@@ -1,4 +1,4 @@
-"""What a command that stays shows: lines, and below them, on a terminal, one that says what goes on right now."""
+"""Output of commands that follow something: lines and, on a terminal, a status line below them."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ CLEAR = "\r\x1b[2K"
 
 
 class Screen:
-    """Lines go to standard output, remarks and the last line to standard error. Nothing that is shown steers a terminal but our own
-    colours: whoever calls has made its text printable."""
+    """Lines go to standard output, notes and the status line to standard error. The caller must escape control characters, apart from our
+    own colours."""
 
     def __init__(self) -> None:
         self.terminal = sys.stderr.isatty()
         self.colour = in_colour()
         self.held = False
-        """While somebody types, the last line is theirs."""
+        """While the user types, the last line belongs to the input."""
         self._status = ""
         self._since = 0.0
         self._drawn = False
@@ -43,17 +43,17 @@ class Screen:
         (sys.stderr if err else sys.stdout).flush()
 
     def note(self, text: str, **style: object) -> None:
-        """Of the way, not of the result."""
+        """Print progress information, which is not part of the result."""
         self.line(text, err=True, **style)
 
     def status(self, text: str) -> None:
-        """What goes on. Shown at the next `tick`, on terminals only."""
+        """Set the status line. Shown at the next `tick`, only on terminals."""
         text = printable(text)
         if text != self._status:
             self._status, self._since = text, time.monotonic()
 
     def tick(self) -> None:
-        """Draw the last line anew."""
+        """Redraw the status line."""
         if not self.terminal or self.held or not self._status:
             return
         from rich.cells import set_cell_size  # noqa: PLC0415 - slow to load
@@ -68,7 +68,7 @@ class Screen:
         self._drawn = True
 
     def clear(self) -> None:
-        """Take the last line away; idempotent."""
+        """Remove the status line. Idempotent."""
         if self._drawn:
             sys.stderr.write(CLEAR)
             sys.stderr.flush()
@@ -76,10 +76,10 @@ class Screen:
 
 
 def duration(seconds: float) -> str:
-    """`0.4 s`, `12 s`, `3 min 5 s`, `2 h 10 min`"""
+    """Format a duration: `0.4 s`, `12 s`, `3 min 5 s`, `2 h 10 min`."""
     if seconds < 10 and seconds != int(seconds):
         return f"{seconds:.1f} s"
-    whole = int(seconds + 0.5)  # as the web rounds it
+    whole = int(seconds + 0.5)  # rounded like in the web
     if whole < 60:
         return f"{whole} s"
     if whole < 3600:

@@ -1,4 +1,4 @@
-"""`sandyard task show`: the card, its attempts with every step, what is asked, and what came of it."""
+"""`sandyard task show`: show a task, its attempts with every step, open questions and the pull request."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ FIELDS = {
     "priority": "priority",
     "budget": "budget",
     "needs": "needs",
-    "waits for": "blockedBy",
-    "made by": "source",
+    "blocked by": "blockedBy",
+    "created by": "source",
     "created": "createdAt",
     "started": "startedAt",
     "finished": "finishedAt",
@@ -48,7 +48,7 @@ FIELDS = {
 @task_argument
 @output_option
 def show(task: str, output: str | None) -> None:
-    """One task. Its card, its attempts with every step, what is asked of you, and its pull request."""
+    """Show a task. Includes its attempts with every step, open questions and its pull request."""
     with connect() as client:
         found = find_task(client, task)
         if as_json(output):
@@ -58,7 +58,7 @@ def show(task: str, output: str | None) -> None:
         asks = _asks(client, found["id"])
         card = {**_card(found, agents), "project": _project(client, found["projectId"])}
         show_one(card, FIELDS, output)
-        for line in _rest(found, agents):
+        for line in _details(found, agents):
             echo(line)
         for line in where(found, repository_of(client, found)):
             echo(f"  {line}")
@@ -71,7 +71,7 @@ def show(task: str, output: str | None) -> None:
 
 
 def _project(client: Any, project_id: str) -> str:
-    """`website (prj_…)`"""
+    """Return, for example, `website (prj_…)`."""
     with contextlib.suppress(ApiError):
         return f"{client.get(f'/projects/{segment(project_id)}')['name']} ({project_id})"
     return project_id
@@ -110,7 +110,7 @@ def _source(source: Any) -> str | None:
     return printable(f"{kind} {name}".strip())
 
 
-def _rest(task: Any, agents: Agents) -> Iterator[str]:
+def _details(task: Any, agents: Agents) -> Iterator[str]:
     if task.get("description"):
         yield ""
         yield textwrap.indent("\n".join(visible(line) for line in task["description"].split("\n")), "  ")
@@ -133,7 +133,7 @@ def _pull(pull: Any) -> str:
 def _attempt(attempt: Any, agents: Agents) -> Iterator[str]:
     model = f", {printable(attempt['model'])}" if attempt.get("model") else ""
     status = str(attempt["status"]).replace("_", " ")
-    place = f", {attempt['queuePosition']}. in the queue" if attempt.get("queuePosition") else ""
+    place = f", position {attempt['queuePosition']} in the queue" if attempt.get("queuePosition") else ""
     head = f"Attempt {attempt['number']}: {agents.label(attempt['agent'])}{model}: {status}{place}"
     yield click.style(head, bold=True) if in_colour() else head
     if facts := list(_facts(attempt)):
@@ -158,7 +158,7 @@ def _facts(attempt: Any) -> Iterator[str]:
     if attempt.get("sessionId"):
         yield str(attempt["sessionId"])
     if attempt.get("startedAt"):
-        yield f"begun {ago(attempt['startedAt'])}"
+        yield f"started {ago(attempt['startedAt'])}"
     if attempt.get("seconds") is not None:
         yield duration(attempt["seconds"])
     if diff.get("files"):

@@ -1,4 +1,4 @@
-"""The loop of every command that stays: word comes, a look is taken, and somebody may type an answer."""
+"""The loop of commands that follow something: wait for events, refresh, read input."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 TICK_SECONDS, TYPING_SECONDS = 0.25, 0.1
 INTERRUPTED = 130
-"""The exit code of who leaves with Ctrl-C."""
+"""Exit code after Ctrl-C."""
 
 
 def stay(
@@ -26,15 +26,15 @@ def stay(
     answering: Answering,
     look: Callable[[News], T | None],
 ) -> T:
-    """What `look` gives at last. It is called with all that has happened since it last came back; when the server is away in the
-    middle of it, it is called again later, and must not mind. Ctrl-C is the caller's to handle."""
+    """Call `look` until it returns a result, and return that. `look` gets all events since its last success. If the server becomes
+    unreachable during a call, `look` is called again later and must tolerate that. Ctrl-C raises KeyboardInterrupt."""
     owed = News()
     with Feed(client, whose) as feed:
         while True:
             news = feed.wait(TYPING_SECONDS if answering.open else TICK_SECONDS)
             owed = News(owed.again or news.again, None, owed.events + news.events)
             if news.lost:
-                screen.status(f"the server is away: {news.lost}")
+                screen.status(f"the server is not responding: {news.lost}")
             elif owed:
                 try:
                     found = look(owed)
@@ -53,5 +53,5 @@ def stay(
 
 
 def _passing(error: CommandError) -> bool:
-    """Whether a server that is being started again explains it."""
+    """Return whether the error may be caused by a server restart."""
     return isinstance(error, NoAnswerError) or (isinstance(error, ApiError) and error.passing)

@@ -1,4 +1,4 @@
-"""The steps of an attempt, in words and with marks."""
+"""Format the steps of an attempt."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ MARKS = {
 STEP_COLOURS = {"succeeded": "green", "completed": "green", "failed": "red", "fixed": "yellow", "running": "cyan"}
 WHY_NOT = {
     ("verify", "skipped"): "skipped: the project has no check",
-    ("pull_request", "not_applicable"): "not applicable: the remote has no pull requests",
+    ("pull_request", "not_applicable"): "not applicable: the remote does not support pull requests",
 }
 DOING = {
     "setup": "preparing the repository and the agent",
     "provision": "starting a sandbox",
     "checkout": "checking out a branch",
-    "agent": "the agent works",
+    "agent": "the agent is working",
     "verify": "verifying",
     "commit": "committing",
     "push": "pushing",
@@ -40,12 +40,12 @@ def name_of(step: Any) -> str:
 
 
 def state_of(step: Any) -> str:
-    """What came of it: running, succeeded, failed, fixed, skipped or not_applicable."""
-    return str(step.get("outcome") or step["status"])  # an older platform has only that
+    """Return the outcome: running, succeeded, failed, fixed, skipped or not_applicable."""
+    return str(step.get("outcome") or step["status"])  # older platforms only send the status
 
 
 def described(step: Any, now: datetime | None = None, *, error: bool = True) -> str:
-    """`✓ verify  12 s  (tried 2 times)`, with what went wrong behind it, unless it is said elsewhere."""
+    """Format a step: `✓ verify  12 s  (started 2 times)`, followed by its error if `error` is set."""
     state = state_of(step)
     words = f"{MARKS.get(state, '·')} {name_of(step)}"
     if state in ("skipped", "not_applicable"):
@@ -53,7 +53,7 @@ def described(step: Any, now: datetime | None = None, *, error: bool = True) -> 
     if (seconds := seconds_of(step, now)) is not None and seconds >= 0.05:
         words += f"  {duration(seconds)}"
     if int(step.get("tries") or 1) > 1:
-        words += f"  (begun {step['tries']} times)"
+        words += f"  (started {step['tries']} times)"
     if state in ("failed", "fixed") and (step.get("detail") or {}).get("exitCode") is not None:
         words += f"  exit code {step['detail']['exitCode']}"
     if state == "fixed":
@@ -73,7 +73,7 @@ def seconds_of(step: Any, now: datetime | None = None) -> float | None:
 
 
 class StepLog:
-    """Steps of one attempt as they come: each is told once when it begins and once when it is over."""
+    """Yields each step of an attempt once when it starts and once when it ends."""
 
     def __init__(self, past: Iterable[Any] = ()) -> None:
         self._told: dict[tuple[int, int], tuple[int, str]] = {}

@@ -1,4 +1,4 @@
-"""A transcript on a screen: lines for people, or each message as a line of JSON for programs."""
+"""Show a transcript: lines for people, or each message as a line of JSON for programs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def telling(
     start: str = "",
     after: str = "",
 ) -> Transcript:
-    """`prefix`: before each line. `start`, `after`: as Transcript has them."""
+    """Return a transcript that prints to the screen. `prefix` is put before each line. For `start` and `after`, see Transcript."""
 
     def line(one: Line) -> None:
         if not as_json:
@@ -38,10 +38,10 @@ def telling(
 
 
 def tell(client: Client, session_id: str, screen: Screen, *, as_json: bool) -> None:
-    """All of it so far."""
+    """Show the complete transcript so far."""
     try:
         telling(client, session_id, screen, as_json=as_json).sync(over=True)
     except ApiError as error:
         if error.http_status != 404:
             raise
-        screen.note("Nothing was said yet.")
+        screen.note("No messages yet.")

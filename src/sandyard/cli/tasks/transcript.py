@@ -1,4 +1,4 @@
-"""A session's transcript, told as it grows: each line once, whatever is asked how often."""
+"""Show a session's transcript while it grows. Each line is shown once, however often the server is asked."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Whole = Callable[[Any], None]
 
 @dataclass(slots=True)
 class _Told:
-    """How much of a message was told: of its text so many characters, of its plan these entries."""
+    """How much of a message was shown: a number of characters of its text, or entries of its plan."""
 
     message: Any
     characters: int = 0
@@ -31,8 +31,8 @@ class _Told:
 
 
 class Transcript:
-    """`tell` hears each line as soon as it is whole; `whole` each message when it will not change any more. `start`: the id of the
-    message to begin with; `after`: of the last one that is known already."""
+    """Calls `tell` with each complete line and `whole` with each message that will not change any more. `start` is the id of the first
+    message to show; `after` is the id of the last message that is already known."""
 
     def __init__(
         self,
@@ -49,13 +49,13 @@ class Transcript:
         self._tell = tell
         self._whole = whole
         self._told: dict[str, _Told] = {}
-        self._newest = f"{after}~" if after else start  # behind it, and before all that come
+        self._newest = f"{after}~" if after else start  # sorts after it and before all later messages
         self._looked = False
         self._begun = False
 
     @property
     def doing(self) -> str | None:
-        """What the agent does right now, in a few words."""
+        """What the agent is doing right now, in a few words."""
         for told in reversed(self._told.values()):
             part = _part(told.message)
             if told.settled:
@@ -68,7 +68,7 @@ class Transcript:
         return None
 
     def hear(self, news: News, *, over: bool) -> None:
-        """Tell what is new, by word of what has happened in the session. `over`: nobody is writing any more."""
+        """Show what is new, given the session's events. `over` means that no more messages are being written."""
         over = over or any(event["kind"] in TURN_OVER for event in news.events)
         thorough = news.again or over or not self._looked
         for event in news.events:
@@ -79,7 +79,8 @@ class Transcript:
             self.sync(thorough=thorough, over=over)
 
     def sync(self, *, thorough: bool = True, over: bool = False) -> None:
-        """Tell what is new. `thorough`: also look whether older messages have changed. `over`: nobody is writing any more."""
+        """Show what is new. `thorough` also checks whether older messages have changed. `over` means that no more messages are being
+        written."""
         found = self._read(thorough)
         self._looked = True
         for message in found:
@@ -90,7 +91,7 @@ class Transcript:
         self._tell_all(over)
 
     def _updated(self, message_id: str, part: Any) -> bool:
-        """Take word that a message's part is now like this. False: it is not known, or the word is not all of it, so look."""
+        """Apply an update of a message's part. Return False if the message is unknown or the update is incomplete, so it must be fetched."""
         told = self._told.get(message_id)
         if told is None or not isinstance(part, dict) or part.get("cut"):
             return told is not None and told.settled
@@ -100,7 +101,7 @@ class Transcript:
         return True
 
     def _read(self, thorough: bool) -> Sequence[Any]:
-        """Oldest first. Messages before the first that may still change are not asked for again."""
+        """Return messages, oldest first. Messages before the first one that may still change are not fetched again."""
         floor = self._floor() if thorough else self._newest
         found: list[Any] = []
         cursor: str | None = None
@@ -123,7 +124,7 @@ class Transcript:
                     self._begun = True
                 if told.settled:
                     self._whole(told.message)
-                    told.message = {"id": number}  # long ones need not be kept
+                    told.message = {"id": number}  # free the memory of long messages
 
     def _lines(self, told: _Told, *, last: bool, over: bool) -> Iterator[Line]:
         message = told.message
@@ -138,14 +139,14 @@ class Transcript:
         elif kind in {"text", "thought"}:
             told.settled = last
             make = parts.said if kind == "text" else parts.thought
-            yield from (make(line) for line in _grown(told, str(part.get("text") or ""), last))
+            yield from (make(line) for line in _new_lines(told, str(part.get("text") or ""), last))
         elif kind == "tool_call":
             told.settled = over or part.get("status") in parts.OVER
             if told.settled:
                 yield from parts.tool_call(part)
         elif kind == "plan":
             told.settled = over
-            yield from _plan(told, part)
+            yield from _changed_plan_entries(told, part)
         else:
             told.settled = True
             for one in message["parts"]:
@@ -155,8 +156,8 @@ class Transcript:
                     yield from parts.notice(one)
 
 
-def _grown(told: _Told, text: str, last: bool) -> Iterator[str]:
-    """The lines that are whole now and were not told; at its end also one that nobody has ended."""
+def _new_lines(told: _Told, text: str, last: bool) -> Iterator[str]:
+    """Yield complete lines that were not shown yet. At the end, also the last line without a line break."""
     end = len(text) if last else text.rfind("\n") + 1
     if end > told.characters:
         fresh = text[told.characters : end]
@@ -164,8 +165,8 @@ def _grown(told: _Told, text: str, last: bool) -> Iterator[str]:
         yield from fresh.removesuffix("\n").split("\n")
 
 
-def _plan(told: _Told, part: Any) -> Iterator[Line]:
-    """Entries that are new, or are not as they were."""
+def _changed_plan_entries(told: _Told, part: Any) -> Iterator[Line]:
+    """Yield entries that are new or changed."""
     for entry in part.get("entries") or []:
         content, status = str(entry.get("content")), str(entry.get("status"))
         if told.entries.get(content) != status:

@@ -1,4 +1,4 @@
-"""What `sandyard run` needs before there is a task: a platform, and a project for the repository."""
+"""Prepare `sandyard run`: find or start a platform, and find or create a project for the repository."""
 
 from __future__ import annotations
 
@@ -26,27 +26,28 @@ if TYPE_CHECKING:
 DEFAULT_PORT = 8700
 GIT_SECONDS = 20
 HARMLESS = {"core.fsmonitor": "false", "core.hooksPath": "/dev/null"}
-"""It may be anybody's repository, and its configuration names programs."""
+"""Git settings that make it safe to inspect an untrusted repository, whose configuration may name programs."""
 PROGRAMS = (b".clean", b".process", b".required")
-"""What git would run for a filter."""
+"""Settings that name programs which git would run for a filter."""
 STATUS = ("status", "--porcelain", "--ignore-submodules=all")
 
 
 @contextlib.contextmanager
 def platform(screen: Screen, *, keep: bool) -> Iterator[tuple[Client, Background | None]]:
-    """The platform that runs, or one that is started for now: then also what keeps it running, until the end of this."""
+    """Yield a client for the running platform, or for one that is started now and stopped afterwards. In that case also yield its
+    background process."""
     login = config.load()
-    if _answers(login):
+    if _is_running(login):
         with connect(login) as client:
             yield client, None
         return
     port = urlsplit(login.url).port or DEFAULT_PORT
-    with _started(login, port, screen, keep=keep) as (login, background), connect(login) as client:
+    with _start_platform(login, port, screen, keep=keep) as (login, background), connect(login) as client:
         yield client, background
 
 
-def _answers(login: config.Login) -> bool:
-    """False when there is no platform, and one can be started there."""
+def _is_running(login: config.Login) -> bool:
+    """Return False if there is no platform at this address and one can be started there."""
     try:
         with connect(login) as client:
             client.get("/me")
@@ -57,19 +58,19 @@ def _answers(login: config.Login) -> bool:
     except ApiError as error:
         if error.http_status != 401:
             raise
-        raise NotLoggedInError(f"{error.message} `sandyard login {login.url}` logs in.") from None
+        raise NotLoggedInError(f"{error.message} To log in, run `sandyard login {login.url}`.") from None
     return True
 
 
 @contextlib.contextmanager
-def _started(
+def _start_platform(
     login: config.Login, port: int, screen: Screen, *, keep: bool
 ) -> Iterator[tuple[config.Login, Background]]:
-    from sandyard.cli.up.background import Background  # noqa: PLC0415 - only where none runs
+    from sandyard.cli.up.background import Background  # noqa: PLC0415 - only needed if no platform is running
 
     background = Background(port, keep=keep)
     known = login.token is not None
-    screen.note(f"There is no platform at {login.url}: one is started, with its data in {background.data_dir}.")
+    screen.note(f"No platform is running at {login.url}. Starting one with its data in {background.data_dir}.")
     screen.status("starting the engine")
     screen.tick()
 
@@ -82,70 +83,72 @@ def _started(
         if background.token is not None:
             login = config.Login(background.url, background.token)
             if not os.environ.get("SANDYARD_TOKEN"):
-                screen.note(f"Logged in as its administrator; stored in {config.save(login)}.")
+                screen.note(f"Logged in as its administrator. Saved to {config.save(login)}.")
         with connect(login) as client:
             client.get("/me")
         yield login, background
     finally:
         if keep:
-            screen.note("The platform goes on running. To stop it: kill its process, " + _process(background))
+            screen.note("The platform keeps running. To stop it, kill its process: " + _describe_process(background))
         else:
             screen.status("stopping the platform")
             screen.tick()
             background.stop()
-            screen.note("The platform was started for this only, and is stopped. To keep one running: sandyard up")
+            screen.note(
+                "Stopped the platform, which was started only for this command. To keep one running: sandyard up"
+            )
 
 
-def _process(background: Background) -> str:
+def _describe_process(background: Background) -> str:
     with contextlib.suppress(OSError):
-        return f"{(background.data_dir / 'up.lock').read_text().strip()}. What it says is in {background.log}."
+        return f"{(background.data_dir / 'up.lock').read_text().strip()}. Its output is in {background.log}."
     return f"see {background.log}."
 
 
 def repository_of(text: str, *, local: bool) -> str:
-    """The address of a repository as the platform wants it; a path is made absolute. CommandError when there is nothing."""
+    """Return the repository address for the platform. Paths are made absolute. Raises CommandError if there is no repository."""
     if "://" in text or not text.strip():
         found = text.strip()
         if not found:
-            raise CommandError("--repo is empty: give a path or an address.")
+            raise CommandError("--repo is empty. Give a path or a URL.")
         return found
     path = Path(text).expanduser()
     if path.exists():
         if not local:
             raise CommandError(
-                f"{text} is on this machine, and the platform is not: give the address of a repository it can reach."
+                f"{text} is a local path, but the platform runs on another machine. Give the URL of a repository that it can reach."
             )
         path = path.resolve()
         folder = next((one for one in (path, *path.parents) if (one / ".git").exists()), None)
         if (path / "HEAD").exists() and (path / "objects").is_dir():
-            folder = path  # a bare one
+            folder = path  # a bare repository
         if folder is None:
-            raise CommandError(f"{path} is not a git repository. `git init` makes one.")
+            raise CommandError(f"{path} is not a git repository. Create one with `git init`.")
         if folder != path:
-            raise CommandError(f"{path} lies in the repository {folder}: say --repo {shlex.quote(str(folder))}.")
+            raise CommandError(f"{path} is inside the repository {folder}. Use --repo {shlex.quote(str(folder))}.")
         if _git(folder, "for-each-ref", "--count=1", "refs/heads") == "":
             raise CommandError(
-                f"{folder} has no commit yet, and an agent needs one to begin with: git -C {shlex.quote(str(folder))} commit "
+                f"{folder} has no commit yet. Create one to start from: git -C {shlex.quote(str(folder))} commit "
                 "--allow-empty -m 'chore: begin'"
             )
         return str(folder)
     if ":" in text and not text.startswith(("/", ".", "~")):
         return text  # user@host:path
-    raise CommandError(f"There is no directory {text}, and it is no address of a repository.")
+    raise CommandError(f"{text} is neither a directory nor the address of a repository.")
 
 
 def left_out(repository: str) -> str | None:
-    """What to say of changes in a directory of this machine that an agent will not see."""
+    """Return a note about uncommitted changes in a local repository, which the agent will not see. None if there are none."""
     if "://" in repository or not (Path(repository) / ".git").exists():
         return None
     if not (lines := (_git(Path(repository), *STATUS) or "").splitlines()):
         return None
     what = "1 file is" if len(lines) == 1 else f"{len(lines)} files are"
-    return f"{what} not committed in {printable(repository)}: the agent begins with what is committed, without them."
+    return f"{what} not committed in {printable(repository)}. The agent only sees committed changes."
 
 
 def _git(folder: Path, *words: str) -> str | None:
-    """What git says; None when it does not know either. Nothing that the repository's own configuration names is run or asked."""
+    """Return git's output, or None if it fails. Programs that the repository's configuration names are never run."""
     names = (_ask_git(folder, {}, "config", "-z", "--name-only", "--list") or b"").split(b"\0")
     filters = [name for name in names if name.startswith(b"filter.") and name.endswith(PROGRAMS)]
     said = _ask_git(folder, HARMLESS | {os.fsdecode(name): "" for name in filters}, *words)
@@ -153,7 +156,7 @@ def _git(folder: Path, *words: str) -> str | None:
 
 
 def _ask_git(folder: Path, settings: Mapping[str, str], *words: str) -> bytes | None:
-    """`settings` go by variables: `-c` cannot set a name with `=` in it."""
+    """Run git. `settings` are passed as environment variables, because `-c` cannot set a name that contains `=`."""
     first = os.environ.get("GIT_CONFIG_COUNT", "")
     number = int(first) if first.isdigit() else 0
     variables = {"GIT_CONFIG_COUNT": str(number + len(settings))}
@@ -179,20 +182,23 @@ def _ask_git(folder: Path, settings: Mapping[str, str], *words: str) -> bytes | 
 
 
 def project_for(client: Client, repository: str, *, token: str | None, verify: str | None, screen: Screen) -> Any:
-    """The project that has this repository, or a new one, tried. CommandError says why it can't be used."""
+    """Return the project of this repository, or a new one, after testing its connection. Raises CommandError with the reason if that
+    fails."""
     projects = client.pages("/projects", MANY)["items"]
-    same = [one for one in projects if one.get("repository") and _bare(one["repository"]) == _bare(repository)]
+    same = [
+        one for one in projects if one.get("repository") and _normalise(one["repository"]) == _normalise(repository)
+    ]
     if same:
         project = same[0]
         settings = project.get("settings") or {}
         if verify is not None and (settings.get("verify") or {}).get("command") != (verify or None):
             settings = {**settings, "verify": {**(settings.get("verify") or {}), "command": verify or None}}
             project = client.patch(f"/projects/{segment(project['id'])}", {"settings": settings})
-            how = f"with `{printable(verify)}`" if verify else "with nothing"
-            screen.note(f"Project {printable(project['name'])} is verified {how} from now on.")
+            how = f"`{printable(verify)}`" if verify else "none"
+            screen.note(f"Changed the verify command of project {printable(project['name'])}: {how}")
     else:
         body = given(
-            name=_name(repository, {one["name"] for one in projects}),
+            name=_choose_name(repository, {one["name"] for one in projects}),
             repository=repository,
             settings={"verify": {"command": verify}} if verify else None,
             token=token,
@@ -203,31 +209,31 @@ def project_for(client: Client, repository: str, *, token: str | None, verify: s
         except ApiError as error:
             if error.problem_code != TEST_FAILED:
                 raise
-            raise _unusable(error.details, repository, token) from None
-        screen.note(f"Project {printable(project['name'])} was added for {printable(repository)}.")
+            raise _unusable_error(error.details, repository, token) from None
+        screen.note(f"Added project {printable(project['name'])} for {printable(repository)}.")
         return project
     path = f"/projects/{segment(project['id'])}"
     if token is not None:
         client.request("PUT", f"{path}/credentials", body={"token": token})
     found = look(client, project["id"])
     if not found["ok"]:
-        raise _unusable(found, repository, token)
+        raise _unusable_error(found, repository, token)
     return project
 
 
-def _unusable(found: Any, repository: str, token: str | None) -> CommandError:
+def _unusable_error(found: Any, repository: str, token: str | None) -> CommandError:
     wrong = "; ".join(printable(one["detail"]).rstrip(".") for one in found["findings"] if not one["ok"])
-    hint = "" if token is not None else " --token-from NAME gives it the token that the variable NAME has."
-    return CommandError(f"The repository cannot be used: {wrong}.{hint if '://' in repository else ''}")
+    hint = "" if token is not None else " To pass a token from the environment variable NAME, use --token-from NAME."
+    return CommandError(f"Cannot use the repository: {wrong}.{hint if '://' in repository else ''}")
 
 
-def _bare(repository: str) -> str:
+def _normalise(repository: str) -> str:
     return repository.strip().rstrip("/").removesuffix(".git").rstrip("/")
 
 
-def _name(repository: str, taken: set[str]) -> str:
-    """`website`, and `website-2` when there is one."""
-    first = _bare(repository).replace(":", "/").rpartition("/")[2] or "repository"
+def _choose_name(repository: str, taken: set[str]) -> str:
+    """Return, for example, `website`, or `website-2` if that is taken."""
+    first = _normalise(repository).replace(":", "/").rpartition("/")[2] or "repository"
     name, number = first, 1
     while name in taken:
         number += 1
@@ -240,5 +246,5 @@ def token_from(variable: str | None) -> str | None:
         return None
     value = os.environ.get(variable, "").strip()
     if not value:
-        raise CommandError(f"The variable {variable} is not set, or empty.")
+        raise CommandError(f"The environment variable {variable} is not set or empty.")
     return value

@@ -1,1 +1,1 @@
-"""`sandyard up`: the engine and the platform, kept running by one process that never leaves them behind."""
+"""`sandyard up`: run the engine and the platform under one supervisor that never leaves them behind."""

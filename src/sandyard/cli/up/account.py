@@ -1,4 +1,4 @@
-"""The user that the platform runs as when root starts it: somebody who owns the platform's data, and nothing else on the machine."""
+"""The user that the platform runs as if root starts it. It owns the platform's data and nothing else on the machine."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ SECONDS = 30
 
 
 def chosen(name: str | None) -> pwd.struct_passwd | None:
-    """Whom the platform runs as; None: the one who starts it. CommandError when that cannot be."""
+    """Return the user to run the platform as, or None for the current user. Raises CommandError if that is not possible."""
     if os.geteuid() != 0:
         if name is not None:
-            raise CommandError("--platform-user is for root: only root can start a process as another user.")
+            raise CommandError("--platform-user needs root: only root can start a process as another user.")
         return None
     if name == ROOT:
         return None
@@ -36,14 +36,14 @@ def chosen(name: str | None) -> pwd.struct_passwd | None:
     except KeyError:
         if name is not None:
             raise CommandError(f"There is no user {name!r} on this machine.") from None
-    return _made()
+    return _create_user()
 
 
-def _made() -> pwd.struct_passwd:
+def _create_user() -> pwd.struct_passwd:
     words = ["--system", "--user-group", "--no-create-home", "--home-dir", "/nonexistent"]
     shell = shutil.which("nologin", path="/usr/sbin:/sbin:/usr/bin:/bin") or "/bin/false"
     program = shutil.which("useradd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
-    said = "there is no program `useradd`"
+    said = "`useradd` is not installed"
     if program is not None:
         command = [program, *words, "--shell", shell, "--comment", "Sandyard's platform", NAME]
         done = subprocess.run(
@@ -51,7 +51,7 @@ def _made() -> pwd.struct_passwd:
         )
         said = done.stderr.strip()
     try:
-        return pwd.getpwnam(NAME)  # perhaps another one has made it meanwhile
+        return pwd.getpwnam(NAME)  # another process may have created it meanwhile
     except KeyError:
         raise CommandError(
             f"Could not create the system user {NAME!r} that the platform runs as: {said}. Create a user and pass --platform-user NAME, "
@@ -60,7 +60,8 @@ def _made() -> pwd.struct_passwd:
 
 
 def compile_code() -> None:
-    """While the engine starts: the platform's user could not keep what it compiles. Nothing where it is kept elsewhere, or nowhere."""
+    """Compile the code while the engine starts, because the platform's user cannot write bytecode next to it. Does nothing if bytecode is
+    stored elsewhere or not at all."""
     if sys.pycache_prefix is None and not sys.dont_write_bytecode:
         subprocess.Popen(
             python_command("compileall", "-q", str(Path(sandyard.__file__).parent)),
@@ -75,8 +76,8 @@ def compile_code() -> None:
 def stepping_down(
     user: pwd.struct_passwd, command: list[str], environment: Mapping[str, str], writable: Path
 ) -> list[str]:
-    """The command that runs `command` as that user, with this program's code to read and `writable` to write to, wherever they lie,
-    and with a socket at the port that its settings name, if only root may have that."""
+    """Return the command that runs `command` as that user, with read access to this program's code and write access to `writable`,
+    wherever they are, and with a listening socket if the configured port is reserved for root."""
     named = [path for name in ("SSL_CERT_FILE", "SSL_CERT_DIR") if (path := environment.get(name))]
     shown = dict.fromkeys(code_folders(*named), False)
     order: dict[str, Any] = {"uid": user.pw_uid, "gid": user.pw_gid, "shown": shown | {str(writable): True}}
@@ -86,14 +87,16 @@ def stepping_down(
 
 
 def code_folders(*more: str) -> list[str]:
-    """The folders that Python and this program are in, and `more`, under the names they are looked for and under their real ones; none
-    that lies in another."""
-    searched = sys.path if sys.flags.safe_path else sys.path[1:]  # the first is the script's, or the caller's
+    """Return the directories of Python and of this program, and `more`, by their names and by their real paths, without directories inside
+    others."""
+    searched = (
+        sys.path if sys.flags.safe_path else sys.path[1:]
+    )  # the first entry is the script's or the caller's directory
     named = [sys.prefix, sys.base_prefix, str(Path(sandyard.__file__).parents[1]), *searched, *more]
     named += [str(Path(PYTHON).resolve().parents[1])]
-    there = {path for name in named for path in (name, os.path.realpath(name)) if _is_there(name)}
+    there = {path for name in named for path in (name, os.path.realpath(name)) if _exists(name)}
     return sorted(path for path in there if not any(str(above) in there for above in Path(path).parents))
 
 
-def _is_there(path: str) -> bool:
+def _exists(path: str) -> bool:
     return Path(path).is_absolute() and Path(path).exists() and os.path.realpath(path) != SAFE_FOLDER

@@ -1,4 +1,4 @@
-"""`sandyard up` in the background: for as long as the process lives that has started it, or for longer when it is to stay."""
+"""Run `sandyard up` in the background, for the lifetime of this process or, with `keep`, for longer."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ LOOK_SECONDS = 0.1
 LAST_LINES = 15
 TOKEN = re.compile(rb"^admin token: (\S+)$", re.MULTILINE)
 SPELLED = re.compile(rb"(?:^admin token: |#token=)(\S+)$", re.MULTILINE)
-"""Wherever it is said."""
+"""All places where the token is printed."""
 READY = re.compile(rb"^Sandyard is at (\S+);", re.MULTILINE)
 DOING = re.compile(rb"^(engine|platform) +(ready|still starting.*)", re.MULTILINE)
 
 
 class Background:
-    """What it says goes to a file in its data directory, without the token that it may say at its start."""
+    """A background `sandyard up`. Its output goes to a file in its data directory, without the token that it may print."""
 
     def __init__(self, port: int, *, keep: bool) -> None:
         self.port = port
@@ -45,11 +45,12 @@ class Background:
 
     @property
     def fresh(self) -> bool:
-        """Whether nothing was ever started there, so that it will say its token."""
+        """Whether the platform was never started there, so that it will print its token."""
         return not (self.data_dir / "platform" / "platform.db").exists()
 
     def start(self, doing: Callable[[str], None], *, new_token: bool) -> None:
-        """Returns when it is ready. `new_token`: have one made, because nobody knows one. CommandError says what went wrong."""
+        """Start and return when it is ready. `new_token` creates a token, because none is known. Raises CommandError with the reason on
+        failure."""
         self._launch(new_token)
         try:
             while not self._ready(doing):
@@ -70,13 +71,13 @@ class Background:
             self.url = ready[1].decode()
             return True
         if ended:
-            raise CommandError(f"`sandyard up` did not start. It said:\n{_last(said)}\nAll of it: {self.log}")
+            raise CommandError(f"`sandyard up` did not start. Its output:\n{_last_lines(said)}\nFull log: {self.log}")
         if progress := DOING.findall(said):
             doing(b" ".join(progress[-1]).decode(errors="replace"))
         return False
 
     def stop(self) -> None:
-        """SIGTERM, and wait until it is gone; idempotent."""
+        """Send SIGTERM and wait until it is gone. Idempotent."""
         process, self._process = self._process, None
         if process is not None and process.poll() is None:
             process.send_signal(signal.SIGTERM)
@@ -95,13 +96,13 @@ class Background:
             self.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
             log = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise CommandError(f"The data directory {self.data_dir} cannot be used: {error.strerror}.") from None
+            raise CommandError(f"Cannot use the data directory {self.data_dir}: {error.strerror}.") from None
         self._begin = os.fstat(log).st_size
         environment = python_environment(anchored(os.environ, EngineSettings, PlatformSettings))
         environment["SANDYARD_DATA_DIR"] = str(self.data_dir)
         environment.pop("SANDYARD_NEW_ADMIN_TOKEN", None)
         if new_token:
-            environment["SANDYARD_NEW_ADMIN_TOKEN"] = "true"  # noqa: S105 - it asks for one
+            environment["SANDYARD_NEW_ADMIN_TOKEN"] = "true"  # noqa: S105 - not a secret
         inherited: tuple[int, ...] = ()
         if not self.keep:
             reader, self._pipe = os.pipe()
@@ -116,7 +117,7 @@ class Background:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 pass_fds=inherited,
-                start_new_session=True,  # Ctrl-C is for whoever has started it
+                start_new_session=True,  # Ctrl-C is handled by the parent
             )
         finally:
             os.close(log)
@@ -129,7 +130,7 @@ class Background:
             return stream.read()
 
     def _forget_token(self) -> None:
-        """Strike it out where it was said."""
+        """Overwrite the token in the log."""
         with self.log.open("r+b") as stream:
             stream.seek(self._begin)
             for found in SPELLED.finditer(stream.read()):
@@ -137,7 +138,7 @@ class Background:
                 stream.write(b"*" * len(found[1]))
 
 
-def _last(said: bytes) -> str:
+def _last_lines(said: bytes) -> str:
     said = SPELLED.sub(lambda found: found[0].removesuffix(found[1]) + b"***", said)
     lines = [line for line in said.decode(errors="replace").splitlines() if line.strip()]
     return "\n".join(f"  {line}" for line in lines[-LAST_LINES:])

@@ -1,4 +1,4 @@
-"""One process that is kept running: started, waited for, started again when it dies, stopped when asked."""
+"""A child process: start it, wait until it is ready, restart it when it dies, stop it."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from sandyard.cli.up.health import answers
 from sandyard.kit.python import SAFE_FOLDER
 
 FIRST_PAUSE, LONGEST_PAUSE, SETTLED_SECONDS = 0.5, 10.0, 60.0
-"""A process that dies is started again after growing pauses; one that has lived for a minute starts over with them."""
+"""Pauses before restarts. They grow, and are reset after the process has run for a minute."""
 PATIENCE_SECONDS, REMINDER_SECONDS = 660.0, 15.0
-"""An engine may have a template to unpack before it serves."""
+"""An engine may have to unpack a template before it serves."""
 LOOK_SECONDS = 1.0
 
 Say = Callable[[str], None]
@@ -27,8 +27,8 @@ Say = Callable[[str], None]
 
 @dataclass(slots=True)
 class Child:
-    """`url` with `expected` as its status is how it says that it is ready. `heard` gets each line of its output. `patient`: it can be
-    started early, and waits for its turn (`lifeline.wait_for_turn`)."""
+    """A child process. It is ready when `url` returns the status `expected`. `heard` is called with each line of its output. A `patient`
+    child can be started early and waits for its turn (`lifeline.wait_for_turn`)."""
 
     name: str
     command: Sequence[str]
@@ -45,32 +45,32 @@ class Child:
     _standing_by: bool = field(default=False, init=False)
 
     async def load(self) -> None:
-        """Start it early, if it can wait for its turn. CommandError when it cannot be started."""
+        """Start the child early, if it can wait for its turn. Raises CommandError if it cannot be started."""
         if self.patient:
             await self._start(early=True)
 
     async def first(self) -> None:
-        """Start it, or tell it that its turn has come, and return when it is ready. CommandError when it ends before: that would not
-        get better."""
+        """Start the child, or tell it that its turn has come, and return when it is ready. Raises CommandError if it ends first, because a
+        restart would not help."""
         if self.process is None:
             await self._start()
         else:
-            with contextlib.suppress(BrokenPipeError):  # it has ended: `_ready` tells
+            with contextlib.suppress(BrokenPipeError):  # it has ended, which `_ready` reports
                 os.write(self._pipe, b"\n")
         if not await self._ready(time.monotonic()):
             assert self._reading is not None
-            await asyncio.wait((self._reading,), timeout=1)  # a process it has left may hold the other end
-            raise CommandError(f"The {self.name} did not start: {self._ending()}. What it said is above.")
+            await asyncio.wait((self._reading,), timeout=1)  # an orphan of it may hold the other end
+            raise CommandError(f"The {self.name} did not start: {self._ending()}. See its output above.")
 
     async def keep(self) -> None:
-        """Start it again whenever it ends. Never returns; cancel it before `stop`."""
+        """Restart the child whenever it ends. Never returns; cancel it before `stop`."""
         pause, since = FIRST_PAUSE, time.monotonic()
         while True:
             assert self.process is not None
-            await _end(self.process)
+            await _wait_for_end(self.process)
             if time.monotonic() - since > SETTLED_SECONDS:
                 pause = FIRST_PAUSE
-            self.say(f"The {self.name} ended: {self._ending()}. It is started again in {pause:g} s.")
+            self.say(f"The {self.name} ended: {self._ending()}. Restarting in {pause:g} s.")
             await asyncio.sleep(pause)
             pause, since = min(LONGEST_PAUSE, pause * 2), time.monotonic()
             try:
@@ -80,17 +80,17 @@ class Child:
                 self.say(error.message)
 
     async def stop(self, at_once: asyncio.Event) -> None:
-        """SIGTERM; SIGKILL after 20 s, or as soon as `at_once` is set. Returns when it is gone."""
+        """Send SIGTERM, then SIGKILL after 20 s or as soon as `at_once` is set. Returns when the child is gone."""
         process = self.process
         if process is not None and process.returncode is None:
             self.say(f"Stopping the {self.name}.")
-            _send(process, signal.SIGTERM)
-            gone, hurry = asyncio.ensure_future(_end(process)), asyncio.ensure_future(at_once.wait())
+            _send_signal(process, signal.SIGTERM)
+            gone, hurry = asyncio.ensure_future(_wait_for_end(process)), asyncio.ensure_future(at_once.wait())
             await asyncio.wait((gone, hurry), timeout=lifeline.STOP_SECONDS, return_when=asyncio.FIRST_COMPLETED)
             hurry.cancel()
             if not gone.done():
-                self.say(f"The {self.name} does not stop; it is killed.")
-                _send(process, signal.SIGKILL)
+                self.say(f"The {self.name} did not stop. Killing it.")
+                _send_signal(process, signal.SIGKILL)
             await gone
         self._let_go()
 
@@ -106,17 +106,17 @@ class Child:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 pass_fds=(reader, self.lock),
-                start_new_session=True,  # Ctrl-C is for the supervisor, which stops them in order
+                start_new_session=True,  # Ctrl-C is handled by the supervisor, which stops children in order
             )
         except OSError as error:
-            raise CommandError(f"The {self.name} cannot be started: {error.strerror}: {error.filename}.") from None
+            raise CommandError(f"Could not start the {self.name}: {error.strerror}: {error.filename}.") from None
         finally:
             os.close(reader)
         assert self.process.stdout is not None
         self._reading = asyncio.create_task(self._listen(self.process.stdout))
 
     async def _ready(self, since: float) -> bool:
-        """True when it serves; False when it has ended, or was killed because it took too long."""
+        """Return True when the child serves. Return False if it ended or was killed because it took too long."""
         assert self.process is not None
         reminder = since + REMINDER_SECONDS
         while self.process.returncode is None:
@@ -128,17 +128,17 @@ class Child:
                 await asyncio.sleep(LOOK_SECONDS)
                 continue
             if now > since + PATIENCE_SECONDS:
-                _send(self.process, signal.SIGKILL)
+                _send_signal(self.process, signal.SIGKILL)
                 break
             if now > reminder:
                 self.say(f"{self.name:<8}  still starting, {now - since:.0f} s")
                 reminder += REMINDER_SECONDS
             await asyncio.sleep(0.05)
-        await _end(self.process)
+        await _wait_for_end(self.process)
         return False
 
     async def _listen(self, stream: asyncio.StreamReader) -> None:
-        while line := await _line(stream):
+        while line := await _read_line(stream):
             text = line.decode(errors="replace").rstrip("\n")
             self._standing_by = self._standing_by or text.startswith(lifeline.STANDBY)
             self.heard(text)
@@ -158,8 +158,8 @@ class Child:
             self._pipe = -1
 
 
-async def _line(stream: asyncio.StreamReader) -> bytes:
-    """The next line, or as much of it as anybody would print."""
+async def _read_line(stream: asyncio.StreamReader) -> bytes:
+    """Return the next line, cut off at the stream's limit."""
     try:
         return await stream.readuntil(b"\n")
     except asyncio.IncompleteReadError as error:
@@ -168,8 +168,8 @@ async def _line(stream: asyncio.StreamReader) -> bytes:
         return await stream.readexactly(error.consumed)
 
 
-async def _end(process: asyncio.subprocess.Process) -> None:
-    """Asyncio tells of it when nobody holds the output any more, and what a process has left behind may hold it for long."""
+async def _wait_for_end(process: asyncio.subprocess.Process) -> None:
+    """Wait for the process to end. asyncio only reports this once its output is closed, which orphans may hold open for long."""
     waiting = asyncio.ensure_future(process.wait())
     try:
         while process.returncode is None:
@@ -178,6 +178,6 @@ async def _end(process: asyncio.subprocess.Process) -> None:
         waiting.cancel()
 
 
-def _send(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
+def _send_signal(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError):
         process.send_signal(number)

@@ -1,4 +1,4 @@
-"""`sandyard up`: its options, and what each of the two processes is told."""
+"""`sandyard up`: its options, and the settings of the two processes."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from sandyard.platform.settings import PlatformSettings
 LOOPBACK = "127.0.0.1"
 PAIRS = 20
 AGENT_MEMORY_MB = "2048"
-"""What a sandbox may use at most: an agent that is a Node program with a model's context in memory needs more than the engine's default."""
+"""Default memory limit of a sandbox. Agents that are Node programs with a model's context in memory need more than the engine's default."""
 ABSOLUTE = click.Path(resolve_path=True)
-TOKEN_LINE = "admin token:"  # noqa: S105 - how the platform begins the line that says it
+TOKEN_LINE = "admin token:"  # noqa: S105 - prefix of the line in which the platform prints it
 TLS_LINE = "Over TLS"
-"""How the engine begins the last part of what it prints: how clients reach it over TLS."""
+"""Start of the engine's output about TLS, which is the last part of what it prints."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,41 +51,55 @@ class Plan:
 
 @click.command()
 @click.option("--host", default=LOOPBACK, show_default=True, help="Address the platform listens on.")
-@click.option("--port", type=click.IntRange(0, 65535), default=8700, show_default=True, help="Its port; 0: a free one.")
-@click.option("--data-dir", type=click.Path(file_okay=False, path_type=Path), help="What outlives a restart lies here.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=8700,
+    show_default=True,
+    help="Port the platform listens on; 0 selects a free port.",
+)
+@click.option("--data-dir", type=click.Path(file_okay=False, path_type=Path), help="Directory for persistent data.")
 @click.option(
     "--engine",
     type=click.Choice(["embedded", "none"]),
     envvar="SANDYARD_ENGINE",
     default="embedded",
     show_default=True,
-    help="none: sandboxes are E2B Cloud's (E2B_API_KEY) or another endpoint's (E2B_API_URL).",
+    help="none: use sandboxes of E2B Cloud (E2B_API_KEY) or of another endpoint (E2B_API_URL).",
 )
 @click.option(
     "--engine-port",
     type=click.IntRange(0, 65535),
-    help="The engine's port, on loopback.  [default: the next one, or any if that is taken]",
+    help="Port of the engine, on loopback.  [default: the next port, or any free one]",
 )
-@click.option("--pool-size", type=click.IntRange(0), help="Sandboxes the engine keeps ready; 0 keeps none.")
-@click.option("--driver", type=click.Choice(["auto", "namespace", "fake"]), help="Where the engine runs sandboxes.")
-@click.option("--domain", help="The engine's: E2B clients find it at api.DOMAIN, previews at {port}-{sandbox}.DOMAIN.")
-@click.option("--tls-port", type=click.IntRange(0, 65535), help="The engine's port for HTTPS.  [default: none]")
+@click.option(
+    "--pool-size", type=click.IntRange(0), help="Number of sandboxes the engine keeps ready; 0 disables the pool."
+)
+@click.option("--driver", type=click.Choice(["auto", "namespace", "fake"]), help="Sandbox driver of the engine.")
+@click.option("--domain", help="Domain of the engine: the API is at api.DOMAIN, previews at {port}-{sandbox}.DOMAIN.")
+@click.option("--tls-port", type=click.IntRange(0, 65535), help="HTTPS port of the engine.  [default: none]")
 @click.option("--tls-host", help="Address the engine listens on for HTTPS.  [default: 127.0.0.1]")
 @click.option(
-    "--tls-cert", type=ABSOLUTE, help="Certificate for HTTPS of the engine.  [default: its own, see `sandyard ca`]"
+    "--tls-cert",
+    type=ABSOLUTE,
+    help="Certificate for the engine's HTTPS.  [default: issued by its own authority, see `sandyard ca`]",
 )
-@click.option("--tls-key", type=ABSOLUTE, help="The certificate's key.  [default: in the same file]")
+@click.option("--tls-key", type=ABSOLUTE, help="Private key of --tls-cert.  [default: in the same file]")
 @click.option(
     "--redirect-port",
     type=click.IntRange(0, 65535),
-    help="The engine redirects plain HTTP on this port to HTTPS; 0: it doesn't.  [default: 80, if --tls-port is 443]",
+    help="Redirect the engine's HTTP on this port to HTTPS; 0 disables this.  [default: 80 if --tls-port is 443]",
 )
 @click.option(
     "--platform-user",
     envvar="SANDYARD_PLATFORM_USER",
     help="Run the platform as this user; only as root.  [default: sandyard, created if missing]",
 )
-@click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="Of both.  [default: info]")
+@click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    help="Log level of both processes.  [default: info]",
+)
 def up(
     *,
     host: str,
@@ -99,15 +113,15 @@ def up(
     log_level: str | None,
     **passed_on: str | int | None,
 ) -> None:
-    """Start the engine and the platform, and keep them running until SIGTERM or Ctrl-C.
+    """Start the engine and the platform and keep them running until SIGTERM or Ctrl-C.
 
-    One that dies is started again. The engine needs root for all that it can do; the platform never does, and has a user of
-    its own when root starts them. Everything else is set by SANDYARD_<NAME> variables. When this ends, however it ends,
-    both processes end; sandboxes go on, and the next start finds them.
+    A process that dies is restarted. The engine needs root for full isolation; the platform never needs it and runs as its own
+    user if root starts them. All other settings are SANDYARD_<NAME> variables. When this command ends, for whatever reason,
+    both processes end. Sandboxes keep running, and the next start finds them.
     """
-    lifeline.hold()  # `sandyard run` starts it for as long as it runs itself
+    lifeline.hold()  # `sandyard run` starts this command for its own lifetime
     user = account.chosen(platform_user or None)
-    state = State(data_dir or _configured() or default_data_dir())
+    state = State(data_dir or _configured_data_dir() or default_data_dir())
     state.take()
     embedded = engine == "embedded"
     port, engine_port = _ports(host, port, engine_port, embedded=embedded)
@@ -115,7 +129,7 @@ def up(
     options += ["--driver", driver] if driver is not None else []
     for name, value in passed_on.items():
         options += [f"--{name.replace('_', '-')}", str(value)] if value is not None else []
-    local_git = LocalGit(user.pw_uid, _folders()) if user is not None else None
+    local_git = LocalGit(user.pw_uid, _repository_folders()) if user is not None else None
     if local_git is not None:
         local_git.start()
         account.compile_code()
@@ -123,11 +137,11 @@ def up(
     plan = Plan(host, port, embedded, engine_port, tuple(options), user, log_level, served)
     _warn(embedded, user)
     asyncio.run(supervise(children(plan, state), lambda: _announce(plan, state)))
-    echo("Stopped. Sandboxes that were running go on; the next start finds them." if embedded else "Stopped.")
+    echo("Stopped. Running sandboxes keep running; the next start finds them." if embedded else "Stopped.")
 
 
 def children(plan: Plan, state: State) -> list[Child]:
-    """The engine first: the platform has use for it as soon as it starts."""
+    """Return the processes to start. The engine comes first, because the platform needs it."""
     if plan.user is not None:
         state.give_platform_to(plan.user)
     elif os.geteuid() == 0:
@@ -160,55 +174,57 @@ def children(plan: Plan, state: State) -> list[Child]:
         keys = given.get("SANDYARD_API_KEYS")
         engine = {"SANDYARD_DEFAULT_MEMORY_MB": AGENT_MEMORY_MB, **common}
         engine |= {"SANDYARD_API_KEYS": f"{keys},{key}" if keys else key}
-        started.append(Child("engine", command, engine, f"{url}/health", 204, state.lock, _say, _pass_on_tls()))
-    # without sandboxes it is never ready, and still says so to whoever asks
+        started.append(
+            Child("engine", command, engine, f"{url}/health", 204, state.lock, _print_line, _print_tls_output())
+        )
+    # without sandboxes the platform never becomes ready, but it still serves its health
     sound = "/ready" if platform.get("E2B_API_KEY") else "/health"
     ready = f"{address(plan.host, plan.port)}{sound}"
-    hear = _hearing(os.environ.get("SANDYARD_PUBLIC_URL") or address(plan.host, plan.port))
+    hear = _print_platform_output(os.environ.get("SANDYARD_PUBLIC_URL") or address(plan.host, plan.port))
     command = python_command("sandyard", "platform")
     if plan.user is not None:
         command = account.stepping_down(plan.user, command, platform, state.platform)
-    started.append(Child("platform", command, platform, ready, 200, state.lock, _say, hear, patient=True))
+    started.append(Child("platform", command, platform, ready, 200, state.lock, _print_line, hear, patient=True))
     return started
 
 
 def _announce(plan: Plan, state: State) -> None:
     where = address(plan.host, plan.port)
-    _say(f"Sandyard is at {where}; its data is in {state.path}.")
-    _say(f"To use it from a terminal: sandyard login {where}")
+    _print_line(f"Sandyard is at {where}; its data is in {state.path}.")
+    _print_line(f"To use it from the command line: sandyard login {where}")
     if plan.engine:
-        _say(
+        _print_line(
             f"E2B clients: E2B_API_URL, E2B_SANDBOX_URL and E2B_VOLUME_API_URL={address(LOOPBACK, plan.engine_port)}, "
-            f"a key is in {state.path / 'engine.key'}."
+            f"API key in {state.path / 'engine.key'}."
         )
 
 
-def _hearing(where: str) -> Callable[[str], None]:
-    """Passes on what the platform says on its standard output: the admin token, on the first start. With it goes the address that
-    signs a browser in; what stands behind its # is never sent to anybody."""
+def _print_platform_output(where: str) -> Callable[[str], None]:
+    """Return a function that prints the platform's output. After the admin token, on the first start, it adds a URL that signs a browser
+    in. The part after the # is never sent over the network."""
 
     def hear(line: str) -> None:
         if line.startswith(TOKEN_LINE):
             line += f"\nsign in at:  {where.rstrip('/')}/sign-in#token={line.removeprefix(TOKEN_LINE).strip()}"
-        _say(line)
+        _print_line(line)
 
     return hear
 
 
-def _pass_on_tls() -> Callable[[str], None]:
-    """Print what the engine says of TLS: the domain for clients, and which authority they have to trust."""
+def _print_tls_output() -> Callable[[str], None]:
+    """Return a function that prints the engine's output about TLS: the domain for clients and the authority to trust."""
     begun = False
 
     def hear(line: str) -> None:
         nonlocal begun
         begun = begun or line.startswith(TLS_LINE)
         if begun:
-            _say(line)
+            _print_line(line)
 
     return hear
 
 
-def _say(line: str) -> None:
+def _print_line(line: str) -> None:
     echo(line)
     sys.stdout.flush()
 
@@ -216,14 +232,14 @@ def _say(line: str) -> None:
 def _warn(embedded: bool, user: pwd.struct_passwd | None) -> None:
     if user is None and os.geteuid() == 0:
         echo(
-            "Warning: the platform runs as root, and with it everything that parses untrusted data. Omit --platform-user root.",
+            "Warning: the platform runs as root, including all code that parses untrusted data. Omit --platform-user root.",
             err=True,
         )
     key, url = os.environ.get("E2B_API_KEY"), os.environ.get("E2B_API_URL")
     if embedded and (key or url):
-        echo("E2B_API_KEY and E2B_API_URL are set and not used: --engine none is for that.", err=True)
+        echo("E2B_API_KEY and E2B_API_URL are set but not used. To use them, add --engine none.", err=True)
     if not embedded and not key:
-        echo("Warning: there are no sandboxes: --engine none, and E2B_API_KEY is not set.", err=True)
+        echo("Warning: there are no sandboxes, because of --engine none without E2B_API_KEY.", err=True)
 
 
 def _ports(host: str, wanted: int, engine_port: int | None, *, embedded: bool) -> tuple[int, int]:
@@ -242,12 +258,12 @@ def _ports(host: str, wanted: int, engine_port: int | None, *, embedded: bool) -
     raise AssertionError("the last try returns or raises")
 
 
-def _folders() -> list[str]:
-    """Return the directories below which local repositories may lie: all by default, none for `none`."""
+def _repository_folders() -> list[str]:
+    """Return the directories that may contain local repositories: all by default, none for `none`."""
     text = os.environ.get("SANDYARD_LOCAL_REPOSITORIES", "/")
     return [str(Path(part.strip()).absolute()) for part in text.split(",") if part.strip() not in {"", "none"}]
 
 
-def _configured() -> Path | None:
+def _configured_data_dir() -> Path | None:
     text = os.environ.get("SANDYARD_DATA_DIR")
     return Path(text) if text else None

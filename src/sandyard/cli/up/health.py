@@ -1,4 +1,4 @@
-"""Whether a process serves: one GET, without a library that takes longer to load than the answer takes."""
+"""Check whether a process serves, with a plain GET and without slow imports."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PATIENCE_SECONDS = 2.0
 
 
 async def answers(url: str, expected: int) -> bool:
-    """True when a GET of `url` is answered with that status within 2 s."""
+    """Return whether a GET of `url` returns that status within 2 s."""
     try:
         async with asyncio.timeout(PATIENCE_SECONDS):
             return await status_of(url) == expected
@@ -23,7 +23,7 @@ async def answers(url: str, expected: int) -> bool:
 
 
 async def status_of(url: str) -> int:
-    """Raises OSError when nobody answers, ValueError when it is not HTTP."""
+    """Return the HTTP status of a GET. Raises OSError if there is no response and ValueError if it is not HTTP."""
     parts = urlsplit(url)
     reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
     try:
@@ -40,7 +40,7 @@ async def status_of(url: str) -> int:
 
 
 def reserve(host: str, port: int, option: str) -> int:
-    """The port if it is free, a free one for 0. CommandError when it is taken or the address is not this machine's."""
+    """Return the port if it is free, or a free one for 0. Raises CommandError if it is taken or the address is not this machine's."""
     try:
         if port == 0:
             return free_port(host)
@@ -50,12 +50,10 @@ def reserve(host: str, port: int, option: str) -> int:
             probe.bind(address)
             return int(probe.getsockname()[1])
     except OSError as error:
-        raise CommandError(
-            f"Port {port} on {host} cannot be had: {error.strerror}. Choose another with {option}."
-        ) from None
+        raise CommandError(f"Cannot bind {host}:{port}: {error.strerror}. Choose another port with {option}.") from None
 
 
 def address(host: str, port: int) -> str:
-    """Where a client on this machine finds what listens there."""
+    """Return the URL at which a client on this machine reaches a server that listens there."""
     name = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)  # noqa: S104
     return f"http://{name}:{port}"

@@ -1,7 +1,7 @@
-"""How a child ends with its supervisor, however that ends: a pipe, whose end is heard at once.
+"""End a child process when its supervisor ends, for whatever reason: the supervisor holds a pipe, and the child notices when it closes.
 
-A child also keeps the supervisor's lock open: whoever starts anew on that directory waits until the last one is gone. One that is started
-before its turn, to load its code meanwhile, is told through the pipe when that has come.
+A child also keeps the supervisor's lock open, so that a new supervisor on the same directory waits until the last child is gone. A child
+that is started early, to load its code meanwhile, is told through the pipe when its turn has come.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import threading
 import time
 
 STANDBY = "Standing by:"
-"""Begins a line of a process that is well and waits until another one ends: for that no time is too long."""
+"""Prefix of the line of a healthy process that waits, without time limit, until another one ends."""
 VARIABLE = "SANDYARD_LIFELINE"
 STOP_SECONDS = 20.0
 """How long a process may take to stop before it is killed."""
@@ -22,16 +22,16 @@ _turn = threading.Event()
 
 
 def spell(pipe: int, lock: int, *, early: bool = False) -> str:
-    """What the supervisor sets `VARIABLE` to. Both descriptors are handed over to the child as they are. `early`: it has to wait for
-    its turn, a byte in the pipe."""
+    """Return the value of `VARIABLE` for a child. Both descriptors are inherited by the child. With `early`, the child waits for its
+    turn, which is a byte in the pipe."""
     return f"{pipe},{lock},{int(early)}"
 
 
 def hold() -> None:
-    """Called by a child as its first deed. Does nothing in a process that has no supervisor.
+    """Start watching the supervisor. A child calls this first of all. Does nothing in a process without a supervisor.
 
-    When the supervisor is gone, this process is asked to stop (SIGTERM), and killed when it has not after 20 s. Its own
-    children inherit nothing of this.
+    When the supervisor is gone, this process gets SIGTERM, and SIGKILL if it has not ended after 20 s. Its own
+    children inherit none of this.
     """
     text = os.environ.pop(VARIABLE, None)
     if text is None:
@@ -46,7 +46,7 @@ def hold() -> None:
 
 
 def wait_for_turn() -> None:
-    """Called by a child that has loaded its code, after `hold`. Returns at once in one that was not started early."""
+    """Wait for this child's turn. Called after `hold`, once its code is loaded. Returns immediately if it was not started early."""
     _turn.wait()
 
 

@@ -1,8 +1,8 @@
-"""Repositories of this machine, for a platform whose user may not read them.
+"""Serve local repositories to a platform whose user may not read them.
 
-Administrators name paths; the platform asks here, over a socket that is heard from its user alone, and git runs in the repository as the
-repository's owner: without its hooks, without any program that its configuration names, and with nothing else to write to. The platform
-gets what `git fetch` and `git push` give, and no file.
+Administrators configure paths. The platform connects to a socket that only accepts its user, and git runs in the repository as the
+repository's owner: without its hooks, without any program that its configuration names, and with nothing else writable. The platform
+gets what `git fetch` and `git push` transfer, and no file access.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ CONFIG = (
     "maintenance.auto=false",
     "pack.window=0",
 )
-"""Over the repository's own: every setting by which serving it could run a program, or write to its work tree. And no search for better
-deltas: what does not leave the machine need not be smaller."""
+"""Overrides of the repository's configuration: every setting by which serving it could run a program or write to its work tree.
+Delta compression is off, because data that stays on this machine need not be smaller."""
 ENVIRONMENT = {
     "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
     "HOME": "/nonexistent",
@@ -62,12 +62,12 @@ ENVIRONMENT = {
 
 
 class RefusedError(SandyardError):
-    """A repository that is not served; the sentence is for whoever named it."""
+    """A repository is not served. The message is for the user who configured it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Repository:
-    """`folder`: where git keeps it, and all that git writes to. `uid`, `gid`: whose it is."""
+    """A repository. `folder` is its git directory, the only one that git writes to. `uid` and `gid` are its owner."""
 
     folder: str
     uid: int
@@ -75,7 +75,7 @@ class Repository:
 
 
 class LocalGit:
-    """Serves repositories below `folders` to processes of `uid` only, from `start` until `close` or the end of this process."""
+    """Serves repositories below `folders` to processes of `uid` only, from `start` until `close` or exit."""
 
     def __init__(self, uid: int, folders: Sequence[str] = ("/",)) -> None:
         self._uid = uid
@@ -85,7 +85,7 @@ class LocalGit:
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
     def start(self) -> None:
-        """Listen on an abstract socket: it needs no directory that both sides can reach."""
+        """Listen on an abstract socket, which needs no directory that both sides can access."""
         self._listener.bind("\0" + self.name)
         self._listener.listen(AT_ONCE)
         threading.Thread(target=self._listen, name="local-git", daemon=True).start()
@@ -101,7 +101,7 @@ class LocalGit:
                 line, _ = self._listener.accept()
             except OSError:
                 return
-            if _peer(line) != self._uid or not self._room.acquire(timeout=ASK_SECONDS):
+            if _peer_uid(line) != self._uid or not self._room.acquire(timeout=ASK_SECONDS):
                 line.close()
                 continue
             threading.Thread(target=self._serve, args=(line,), name="local-git", daemon=True).start()
@@ -110,12 +110,12 @@ class LocalGit:
         try:
             with line, suppress(OSError):
                 line.settimeout(ASK_SECONDS)
-                line.send(json.dumps(_answer(line, self._folders)).encode())
+                line.send(json.dumps(_handle_request(line, self._folders)).encode())
         finally:
             self._room.release()
 
 
-def _answer(line: socket.socket, folders: Sequence[str]) -> dict[str, Any]:
+def _handle_request(line: socket.socket, folders: Sequence[str]) -> dict[str, Any]:
     with ExitStack() as stack:
         asked, files, _, _ = socket.recv_fds(line, LONGEST, 3)
         for descriptor in files:
@@ -139,7 +139,7 @@ def _answer(line: socket.socket, folders: Sequence[str]) -> dict[str, Any]:
             start_new_session=True,
         )
     try:
-        _ended_or_left(process, line)
+        _wait_for_exit_or_disconnect(process, line)
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -156,17 +156,17 @@ def command(service: str, repository: Repository) -> list[str]:
 
 
 def find(path: str, folders: Sequence[str] = ("/",)) -> Repository:
-    """The repository at exactly that path. RefusedError when there is none, or none that can safely be served.
+    """Return the repository at exactly this path. Raises RefusedError if there is none, or none that can be served safely.
 
-    No link is followed: who may write to a folder on the way could otherwise lead us into somebody else's repository.
+    No link is followed: otherwise anyone with write access to a parent directory could redirect us to another user's repository.
     """
     if not isinstance(path, str) or not path.startswith("/") or "\0" in path or path != os.path.normpath(path):
-        raise RefusedError("Name a repository on this machine by its absolute path.")
+        raise RefusedError("Use the absolute path of a repository on this machine.")
     if not any(Path(path).is_relative_to(folder) for folder in folders):
         raise RefusedError(
-            f"{path} is not below a folder that this platform may have repositories of (SANDYARD_LOCAL_REPOSITORIES)."
+            f"{path} is not below a directory that is allowed for repositories (SANDYARD_LOCAL_REPOSITORIES)."
         )
-    top = _look(path, path)
+    top = _stat_directory(path, path)
     owner = (top.st_uid, top.st_gid)
     _check_closed(path, top)
     git = f"{path}/.git"
@@ -177,16 +177,16 @@ def find(path: str, folders: Sequence[str] = ("/",)) -> Repository:
             raise RefusedError(f"{path} does not appear to be a git repository.") from None
         return Repository(path, *owner)
     if stat.S_ISREG(inner.st_mode) and inner.st_uid == top.st_uid:
-        git = _common(git)
-        inner = _look(git, path)
+        git = _common_git_dir(git)
+        inner = _stat_directory(git, path)
     if not stat.S_ISDIR(inner.st_mode) or inner.st_uid != top.st_uid:
-        raise RefusedError(f"{git} is a link, or belongs to another user than {path}.")
+        raise RefusedError(f"{git} is a link or belongs to a different user than {path}.")
     _check_closed(git, inner)
     return Repository(git, *owner)
 
 
-def _look(path: str, named: str) -> os.stat_result:
-    """Of a folder, without following a link anywhere on the way."""
+def _stat_directory(path: str, named: str) -> os.stat_result:
+    """Return the status of a directory without following a link anywhere in its path."""
     flags = os.O_PATH | os.O_NOFOLLOW | os.O_DIRECTORY | os.O_CLOEXEC
     at = os.open("/", flags)
     try:
@@ -200,37 +200,37 @@ def _look(path: str, named: str) -> os.stat_result:
             f"{named} contains a symbolic link or is not a directory. Use the real path: {os.path.realpath(path)}."
         ) from None
     except OSError as error:
-        raise RefusedError(f"{named} cannot be opened: {error.strerror}.") from None
+        raise RefusedError(f"Could not open {named}: {error.strerror}.") from None
     finally:
         os.close(at)
 
 
-def _common(file: str) -> str:
-    """Of a linked work tree: where the repository is that its `.git` file names."""
+def _common_git_dir(file: str) -> str:
+    """Return the repository that the `.git` file of a linked work tree points to."""
     try:
         text = Path(file).read_text(errors="replace")[:LONGEST]
         folder = os.path.normpath(Path(file).parent / text.removeprefix("gitdir:").strip())
         common = Path(folder, "commondir")
         return os.path.normpath(Path(folder) / common.read_text().strip()) if common.exists() else folder
     except (OSError, ValueError):
-        raise RefusedError(f"{file} does not say where the repository is.") from None
+        raise RefusedError(f"{file} does not point to a repository.") from None
 
 
 def _check_closed(path: str, found: os.stat_result) -> None:
-    """What others may write to is not served as root."""
+    """Raise RefusedError for a directory of root that others may write to, because git would run as root in it."""
     if found.st_uid == 0 and found.st_mode & 0o022:
         raise RefusedError(
             f"{path} belongs to root, and other users may write to it. Run `chmod go-w` on it or change its owner."
         )
 
 
-def _peer(line: socket.socket) -> int:
+def _peer_uid(line: socket.socket) -> int:
     _, uid, _ = struct.unpack("3i", line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     return int(uid)
 
 
-def _ended_or_left(process: subprocess.Popen[bytes], line: socket.socket) -> None:
-    """Returns when it has ended, or nobody waits for it any more."""
+def _wait_for_exit_or_disconnect(process: subprocess.Popen[bytes], line: socket.socket) -> None:
+    """Return when the process has ended or the client has disconnected."""
     pidfd = os.pidfd_open(process.pid)
     try:
         waiting = select.poll()

@@ -1,6 +1,6 @@
-"""The data directory of `sandyard up`: the engine's part, the platform's part, the key between them, one owner at a time.
+"""The data directory of `sandyard up`: the engine's part, the platform's part and the key between them. Locked by one process at a time.
 
-up.lock · engine.key (mode 0600) · engine/ (root's alone) · platform/
+up.lock · engine.key (mode 0600) · engine/ (root only) · platform/
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sandyard.kit.ids import random_secret
 from sandyard.kit.secret import Secret
 
 ORPHAN_SECONDS = STOP_SECONDS + 5
-"""How long the children of a supervisor that was killed may take to be gone."""
+"""How long the children of a killed supervisor may take to end."""
 
 
 def default_data_dir() -> Path:
@@ -30,7 +30,7 @@ def default_data_dir() -> Path:
 
 
 class State:
-    """Making one touches nothing; `take` makes the directory and locks it."""
+    """The data directory. Creating the object does not touch the disk; `take` creates the directory and locks it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
@@ -45,29 +45,29 @@ class State:
         return self.path / "platform"
 
     def take(self) -> None:
-        """Until this process and all that it has handed the lock to are gone.
+        """Lock the directory until this process and all processes that inherited the lock are gone.
 
-        ConflictError when another supervisor has it; waits for what one that was killed has left to end by itself.
+        Raises ConflictError if another supervisor holds it. Waits for the children of a killed supervisor to end.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
             self.lock = os.open(self.path / "up.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise CommandError(f"The data directory {self.path} cannot be used: {error.strerror}.") from None
+            raise CommandError(f"Cannot use the data directory {self.path}: {error.strerror}.") from None
         deadline = time.monotonic() + ORPHAN_SECONDS
         while not self._locked():
             holder = os.pread(self.lock, 32, 0).decode(errors="replace").strip()
             if _alive(holder) or time.monotonic() > deadline:
                 raise ConflictError(
-                    f"`sandyard up` runs already on {self.path} (process {holder or 'unknown'}). "
-                    "Stop that one, or give this one another --data-dir and --port."
+                    f"`sandyard up` is already running on {self.path} (process {holder or 'unknown'}). "
+                    "Stop it, or choose another --data-dir and --port."
                 )
             time.sleep(0.1)
         os.ftruncate(self.lock, 0)
         os.pwrite(self.lock, f"{os.getpid()}\n".encode(), 0)
 
     def key(self) -> Secret:
-        """The engine's key: made once, readable by the owner of the directory only."""
+        """Return the engine's key. It is created once, readable only by the directory's owner."""
         file = self.path / "engine.key"
         with contextlib.suppress(FileNotFoundError):
             if text := file.read_text().strip():
@@ -85,13 +85,13 @@ class State:
         return made
 
     def give_platform_to(self, user: pwd.struct_passwd) -> None:
-        """Let `user` reach and own the platform's part, and nothing else in here."""
+        """Make `user` the owner of the platform's part, with no access to anything else in here."""
         self.path.chmod(0o711)
         self.platform.mkdir(exist_ok=True, mode=0o700)
         before = self.platform.stat().st_uid
         if before == user.pw_uid:
             return
-        # its own folder last: one that was cut short is done again. What was another's is left, for it is a hard link from elsewhere
+        # the top directory last, so that an interrupted run is repeated; files of other owners are hard links from elsewhere
         for _, _, files, folder in os.fwalk(self.platform, topdown=False, follow_symlinks=False):
             for name in files:
                 if os.stat(name, dir_fd=folder, follow_symlinks=False).st_uid == before:
@@ -99,7 +99,8 @@ class State:
             os.fchown(folder, user.pw_uid, user.pw_gid)
 
     def take_platform_back(self) -> None:
-        """For root, who leaves files there that nobody else could read: the next `give_platform_to` has to walk it again."""
+        """Make root the owner of the platform's directory again, so that the next `give_platform_to` also changes files that root creates
+        now."""
         if self.platform.exists() and self.platform.stat().st_uid != 0:
             os.chown(self.platform, 0, 0)
 
@@ -108,13 +109,13 @@ class State:
             fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             if error.errno not in {errno.EWOULDBLOCK, errno.EACCES}:
-                raise CommandError(f"{self.path} cannot be locked: {error.strerror}.") from None
+                raise CommandError(f"Could not lock {self.path}: {error.strerror}.") from None
             return False
         return True
 
 
 def _alive(holder: str) -> bool:
-    """Whether that supervisor, and not only a child of it, is there. Its number may belong to another one by now."""
+    """Return whether that supervisor itself is running, and not only a child of it. Its process id may have been reused."""
     try:
         return b"up" in Path(f"/proc/{int(holder)}/cmdline").read_bytes().split(b"\0")
     except (ValueError, OSError):

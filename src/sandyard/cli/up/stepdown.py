@@ -1,11 +1,11 @@
-"""A program that root starts in front of another one, which then runs as somebody who may do less.
+"""Start another program with fewer privileges. Root runs this program first.
 
     python3 -I -S stepdown.py ORDER PROGRAM ARGUMENT…
 
-ORDER is JSON: `uid`, `gid`; `shown`: folders that the program needs though a closed folder (a checkout below /root) may lie above them,
-true for those it writes to; `sealed`: the one folder, or none (""), that it may write to at all; `listen`: host and port of a socket
-whose number it is told as SANDYARD_LISTENER. The program has no supplementary groups, no capabilities, and gains none by what it
-starts. Standard library only: it is run as a file.
+ORDER is JSON: `uid`, `gid`; `shown`: directories that the program needs even if they are inside an inaccessible one (a checkout below
+/root), true for those it writes to; `sealed`: the only directory, or none (""), that it may write to at all; `listen`: host and port of
+a socket whose descriptor it gets as SANDYARD_LISTENER. The program has no supplementary groups and no capabilities, and the programs it
+starts cannot gain any. Uses only the standard library, because it is run as a file.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ def main() -> NoReturn:
         show(order.get("shown", {}), uid, gid)
         check(order.get("shown", {}), uid, gid)
         drop(uid, gid)
-        os.execvpe(program[0], program, os.environ)  # noqa: S606 - it takes our place
+        os.execvpe(program[0], program, os.environ)  # noqa: S606 - replaces this process
     except OSError as error:
-        sys.stderr.write(f"{program[0]} cannot be started as user {uid}: {error.strerror}: {error.filename or ''}\n")
+        sys.stderr.write(f"Could not start {program[0]} as user {uid}: {error.strerror}: {error.filename or ''}\n")
         sys.exit(126)
 
 
 def listening(host: str, port: int) -> int:
-    """A socket at a port that only root may have; the program gets its number."""
+    """Return the descriptor of a socket that listens on a port reserved for root."""
     family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     listener = socket.socket(family, kind, protocol)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -61,29 +61,29 @@ def listening(host: str, port: int) -> int:
 
 
 def drop(uid: int, gid: int) -> None:
-    """For good: this process and all it starts are that user, alone, and nothing more."""
+    """Drop all privileges permanently, for this process and everything it starts."""
     for number in range(LAST_CAPABILITY + 1):
-        _libc.prctl(PR_CAPBSET_DROP, number, 0, 0, 0)  # fails for those the kernel does not know
+        _libc.prctl(PR_CAPBSET_DROP, number, 0, 0, 0)  # fails for capabilities unknown to the kernel
     _libc.prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
     os.setgroups([])
     os.setresgid(gid, gid, gid)
     os.setresuid(uid, uid, uid)
     header = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION_3, 0)
-    _checked(_libc.capset(header, (ctypes.c_uint32 * 6)()), "capabilities")
-    _checked(_libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
+    _check_result(_libc.capset(header, (ctypes.c_uint32 * 6)()), "capabilities")
+    _check_result(_libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
 
 
 def show(shown: dict[str, bool], uid: int, gid: int) -> None:
-    """In a mount namespace of its own, which is made where the user would not get to one of them: the closed folder above it is
-    covered by an empty one, in which nothing is but what is shown, under its own name."""
+    """Make the directories accessible. If the user cannot reach one of them, a new mount namespace is created in which the inaccessible
+    parent directory is covered by an empty one that contains only what is shown, at the same paths."""
     paths = sorted(shown, key=len)
     if all(_closed_above(path, uid, gid) is None for path in paths):
         return
     _separate()
-    _let_go(paths)
+    _detach_loop_mounts(paths)
     held = {
         path: os.open(path, os.O_PATH | os.O_CLOEXEC) for path in paths
-    }  # of the new namespace: only those can be bound
+    }  # opened in the new namespace: only such descriptors can be bound
     for path in paths:
         while (closed := _closed_above(path, uid, gid)) is not None:
             _mount(b"tmpfs", closed, b"tmpfs", MS_NOSUID | MS_NODEV, b"mode=0755,size=1m")
@@ -95,15 +95,15 @@ def show(shown: dict[str, bool], uid: int, gid: int) -> None:
 
 
 def check(shown: dict[str, bool], uid: int, gid: int) -> None:
-    """PermissionError names what the user cannot read: a checkout made with a strict umask."""
-    with _as(uid, gid):
+    """Raise PermissionError for what the user cannot read, such as a checkout made with a strict umask."""
+    with _impersonate(uid, gid):
         for path in shown:
             if not os.access(path, os.R_OK | (os.X_OK if os.path.isdir(path) else 0), effective_ids=True):  # noqa: PTH112
-                raise PermissionError(errno.EACCES, "it cannot be read; `chmod -R go+rX` changes that", path)
+                raise PermissionError(errno.EACCES, "not readable; fix it with `chmod -R go+rX`", path)
 
 
 def seal(writable: str) -> None:
-    """Nothing can be written but below that folder. Where the kernel does not let us, everything stays as it was."""
+    """Make everything read-only except below that directory. If the kernel does not permit it, nothing is changed."""
     try:
         _separate()
         if writable:
@@ -116,8 +116,8 @@ def seal(writable: str) -> None:
 
 
 def _closed_above(path: str, uid: int, gid: int) -> str | None:
-    """The first folder on the way that this user cannot pass through."""
-    with _as(uid, gid):
+    """Return the first parent directory that this user cannot traverse, or None."""
+    with _impersonate(uid, gid):
         at = ""
         for name in path.strip("/").split("/")[:-1]:
             at += f"/{name}"
@@ -127,7 +127,7 @@ def _closed_above(path: str, uid: int, gid: int) -> str | None:
 
 
 @contextmanager
-def _as(uid: int, gid: int) -> Iterator[None]:
+def _impersonate(uid: int, gid: int) -> Iterator[None]:
     groups = os.getgroups()
     os.setgroups([])
     os.setegid(gid)
@@ -148,7 +148,7 @@ def _bind(descriptor: int, path: str, *, writable: bool) -> None:
         if not folder and not os.path.exists(path):  # noqa: PTH110
             os.close(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o644))
     except OSError:
-        if not os.path.exists(path):  # noqa: PTH110 - else it is shown already, as a part of what is read-only
+        if not os.path.exists(path):  # noqa: PTH110 - otherwise it is already visible inside a read-only directory
             raise
     finally:
         os.umask(old)
@@ -158,12 +158,12 @@ def _bind(descriptor: int, path: str, *, writable: bool) -> None:
 
 
 def _separate() -> None:
-    _checked(_libc.unshare(CLONE_NEWNS), "a mount namespace")
-    _mount(None, "/", None, MS_REC | MS_SLAVE)  # what is unmounted outside is not held on to
+    _check_result(_libc.unshare(CLONE_NEWNS), "a mount namespace")
+    _mount(None, "/", None, MS_REC | MS_SLAVE)  # do not keep alive what is unmounted outside
 
 
-def _let_go(needed: list[str]) -> None:
-    """Of the disks in files, such as the engine's store: held here, they could not be taken down where nothing is propagated."""
+def _detach_loop_mounts(needed: list[str]) -> None:
+    """Unmount loop devices, such as the engine's store: mounts held here could not be detached where nothing is propagated."""
     with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as listing:  # noqa: PTH123
         mounts = [line.split() for line in listing]
     for words in reversed(mounts):
@@ -174,16 +174,16 @@ def _let_go(needed: list[str]) -> None:
 
 
 def _mount(source: bytes | None, target: str, kind: bytes | None, flags: int, data: bytes | None = None) -> None:
-    _checked(_libc.mount(source, os.fsencode(target), kind, ctypes.c_ulong(flags), data), target)
+    _check_result(_libc.mount(source, os.fsencode(target), kind, ctypes.c_ulong(flags), data), target)
 
 
 def _set_attributes(path: str, flags: int, added: int, removed: int) -> None:
     attributes = (ctypes.c_uint64 * 4)(added, removed, 0, 0)
     words = (ctypes.c_long(MOUNT_SETATTR), AT_FDCWD, os.fsencode(path), flags, attributes, ctypes.c_size_t(32))
-    _checked(_libc.syscall(*words), path)
+    _check_result(_libc.syscall(*words), path)
 
 
-def _checked(result: int, what: str) -> None:
+def _check_result(result: int, what: str) -> None:
     if result < 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number), what)

@@ -1,4 +1,4 @@
-"""Children in order: each begins when the one before is ready, all are kept running, and stopped in reverse order."""
+"""Start children in order, each when the previous one is ready, keep them running, and stop them in reverse order."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from sandyard.cli.up.child import Child
 
 
 async def supervise(children: Sequence[Child], ready: Callable[[], None]) -> None:
-    """Until SIGTERM, SIGINT or SIGHUP; a second one kills what has not stopped yet.
+    """Run until SIGTERM, SIGINT or SIGHUP. A second signal kills what has not stopped yet.
 
-    CommandError when one does not start the first time. No child is left, whichever way this ends.
+    Raises CommandError if a child does not start the first time. No child is left behind, however this ends.
     """
     stopping, at_once = asyncio.Event(), asyncio.Event()
 
@@ -41,7 +41,7 @@ async def _run(children: Sequence[Child], ready: Callable[[], None]) -> None:
     keeping: list[asyncio.Task[None]] = []
     try:
         for child in children[1:]:
-            await child.load()  # code takes seconds to load, which the one before needs to get ready
+            await child.load()  # loading code takes seconds and overlaps with the start of the previous child
         for child in children:
             await child.first()
             keeping.append(asyncio.create_task(child.keep()))

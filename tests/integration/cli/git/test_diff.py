@@ -57,8 +57,8 @@ def test_in_a_pipe_it_is_a_plain_patch(changed: Server) -> None:
     assert lines[:6] == PATCH.split("\n")[:6]
     assert lines[6:8] == ["+    return True^[[2J<U+202E>", " # done^M"]
     assert lines[8:11] == ["diff --git a/old.txt b/new name.txt", "rename from old.txt", "rename to new name.txt"]
-    assert "new file mode 100644\nlogo.png is a binary file: its content is not shown.\n" in said
-    assert "huge.sql has changed more than can be shown here (+90000 -3 lines).\n" in said
+    assert "new file mode 100644\nlogo.png is a binary file and not shown.\n" in said
+    assert "huge.sql has too many changes to show (+90000 -3 lines).\n" in said
     assert "\x1b" not in said
     assert changed.asked[0].query == {"against": "base", "patches": "true"}
 
@@ -73,7 +73,7 @@ def test_what_is_asked_for(changed: Server) -> None:
 def test_against_what_is_none(server: Server) -> None:
     result = run("--against", "../x")
     assert result.exit_code == 2
-    assert "nor a commit's id" in result.stderr
+    assert "is not base, head or a commit id" in result.stderr
     assert server.asked == []
 
 
@@ -100,12 +100,12 @@ def test_raw_is_for_git_apply(server: Server, tmp_path: Path) -> None:
     result = run("--raw")
     git("apply", stdin=result.stdout_bytes)
     assert (tmp_path / "a").read_bytes() == b"one\r\n2\x1b\r\n"
-    assert "Left out: logo.png is a binary file" in result.stderr
+    assert "Skipped: logo.png is a binary file" in result.stderr
 
 
 def test_more_than_is_told(server: Server) -> None:
     server.on("GET", f"/git/{SANDBOX}/diff", Reply(200, DIFF | {"truncated": True}))
-    assert "There are more files" in run("--stat").stderr
+    assert "Not all files are shown" in run("--stat").stderr
 
 
 def terminal(**settings: str) -> Terminal:

@@ -34,7 +34,7 @@ def test_what_is_over_at_once(server: Server) -> None:
     server.on("POST", "/git/push", Reply(200, operation(detail=PUSHED)))
     result = run("push", SESSION, "-o", "table")
     assert (result.exit_code, result.stderr) == (0, "")
-    assert result.stdout == "Pushed task-1, now at abcdef0123, 2 commits from its base.\n"
+    assert result.stdout == "Pushed task-1, now at abcdef0123, 2 commits ahead of its base.\n"
     posted = server.asked[-1]
     assert posted.json() == {"sandboxId": SANDBOX}, "a session's id does for its sandbox's"
     assert posted.query == {"wait": "1"}
@@ -61,7 +61,7 @@ def test_what_takes_longer_is_followed_to_its_end(server: Server) -> None:
     )
     result = run("push", SANDBOX, "-o", "table")
     assert result.exit_code == 0, result.output
-    assert result.stdout == "Nothing is new: task-1 is at abcdef0123 on the remote already.\n"
+    assert result.stdout == "Everything up to date: task-1 is already at abcdef0123 on the remote.\n"
     assert result.stderr == "Note: It has submodules.\n"
     assert [request.query for request in server.asked if request.path.endswith("/events")] == [
         {"sandboxId": SANDBOX}
@@ -102,7 +102,7 @@ def test_conflicts_come_with_the_commands_to_go_on(server: Server, late: bool) -
         f"sandyard: {sentence}",
         "  a.py (content)",
         "  b [31m.py (modify/delete)",
-        "What can be done:",
+        "To resolve this, run one of:",
     ]
     assert [line.strip().partition("   ")[0].strip() for line in lines[4:]] == [
         f"sandyard git update {SANDBOX} --merge",
@@ -130,11 +130,11 @@ CONFLICT = [{"path": "a.py", "kind": "content", "detail": ""}]
 @pytest.mark.parametrize(
     ("how", "detail", "said"),
     [
-        (["--rebase"], {"source": "main", "behind": 0}, "Nothing is new on main."),
-        ([], {"source": "main", "behind": 1, "head": "a" * 40}, "Brought in 1 commit of main; now at aaaaaaaaaa."),
-        (["--check"], {"source": "main", "behind": 2}, "main has 2 commits more. There would be no conflicts."),
-        (["--give-up"], {"ended": True}, "Everything is as it was before."),
-        (["--give-up"], {"ended": False}, "There was no merge or rebase under way."),
+        (["--rebase"], {"source": "main", "behind": 0}, "No new commits on main."),
+        ([], {"source": "main", "behind": 1, "head": "a" * 40}, "Added 1 commit from main; now at aaaaaaaaaa."),
+        (["--check"], {"source": "main", "behind": 2}, "main is 2 commits ahead. There would be no conflicts."),
+        (["--give-up"], {"ended": True}, "Restored the previous state."),
+        (["--give-up"], {"ended": False}, "No merge or rebase is in progress."),
     ],
 )
 def test_what_came_of_an_update(server: Server, how: list[str], detail: dict[str, object], said: str) -> None:
@@ -148,10 +148,10 @@ def test_conflicts_that_would_be_and_those_that_an_agent_has(server: Server) -> 
     server.on("POST", "/git/update", Reply(200, operation("update", detail=detail)))
     result = run("update", SANDBOX, "--check", "-o", "table")
     assert (result.exit_code, result.stderr) == (1, "  a.py (content)\n")
-    assert result.stdout == "main has 2 commits more. There would be conflicts in 1 file.\n"
+    assert result.stdout == "main is 2 commits ahead. There would be conflicts in 1 file.\n"
     result = run("update", SANDBOX, "--agent", "-o", "table")
     assert (result.exit_code, result.stderr) == (0, "  a.py (content)\n")
-    assert "stopped at conflicts in 1 file" in result.stdout
+    assert "caused conflicts in 1 file" in result.stdout
     server.on("POST", "/git/push", Reply(200, operation(detail=PUSHED | {"conflicts": CONFLICT})))
     result = run("push", SANDBOX)
     assert result.exit_code == 0
@@ -193,7 +193,7 @@ def test_a_server_that_goes_away_leaves_a_name_to_ask_for(server: Server, monkey
     server.on("GET", "/git/operations/gop_1", Reply(200, b"", cut=True))
     result = run("push", SANDBOX)
     assert result.exit_code == 5
-    assert "`sandyard git operations gop_1` shows what came of it." in result.stderr
+    assert "To see the result: `sandyard git operations gop_1`" in result.stderr
 
 
 def test_on_a_terminal_the_way_is_shown(server: Server) -> None:
@@ -212,7 +212,7 @@ def test_on_a_terminal_the_way_is_shown(server: Server) -> None:
     )
     terminal = Terminal(Yard.command("git", "clone", SANDBOX), {**os.environ, "COLUMNS": "100"})
     try:
-        terminal.until("waiting: 3rd in line")
+        terminal.until("waiting: 3rd in the queue")
         terminal.until("receiving [2J objects  42 %")
         terminal.until("On branch task-1, from main, in /home/user/w.")
         assert terminal.ends() == 0
@@ -225,9 +225,9 @@ def test_ctrl_c_leaves_it_running(server: Server) -> None:
     server.on("GET", "/git/operations/gop_1", Reply(200, operation(status="queued", position=0)))
     terminal = Terminal(Yard.command("git", "push", SANDBOX), {**os.environ, "COLUMNS": "100"})
     try:
-        terminal.until("waiting: 1st in line")
+        terminal.until("waiting: 1st in the queue")
         terminal.type("\x03")
-        terminal.until("To look at it: sandyard git operations gop_1")
+        terminal.until("To see it: sandyard git operations gop_1")
         assert terminal.ends() == 130
     finally:
         terminal.close()

@@ -68,7 +68,7 @@ def test_from_a_project_to_a_pushed_branch(yard: Yard, upstream: Upstream, site:
     shown = yard.ok("git", "status", name)
     assert "  renamed:      b.txt -> c.txt\n" in shown
     assert "  modified:     a.txt\n" in shown
-    assert "New, not staged:\n  new.txt\n" in shown
+    assert "Untracked:\n  new.txt\n" in shown
     patch = yard.ok("git", "diff", name)
     assert "\n-two\n+2\n" in patch
     assert "\n+x^[[31m\n" in patch
@@ -89,7 +89,7 @@ def test_from_a_project_to_a_pushed_branch(yard: Yard, upstream: Upstream, site:
     pushed = read(yard, "git", "push", name)
     branch = pushed["detail"]["branch"]
     assert upstream.subjects(branch) == ["feat: more", "fix: say 2", "feat: begin"]
-    assert yard.ok("git", "push", name, "-o", "table").startswith("Nothing is new")
+    assert yard.ok("git", "push", name, "-o", "table").startswith("Everything up to date")
     address = yard.ok("pr", "open", name).splitlines()[-1]
     assert address.startswith("http")
     assert read(yard, "pr", "show", name)["url"] == address
@@ -108,7 +108,7 @@ def test_others_work_there_too(yard: Yard, upstream: Upstream, site: str) -> Non
 
     write(r"one\n2\nthree\n", "fix: say 2")
     upstream.commit("docs: elsewhere", **{"b.txt": "bb\n"})
-    assert yard.ok("git", "update", name, "-o", "table").startswith("Brought in 1 commit of main")
+    assert yard.ok("git", "update", name, "-o", "table").startswith("Added 1 commit from main")
     upstream.commit("feat: zwei", **{"a.txt": "one\nzwei\nthree\n"})
     assert yard.run("git", "update", name, "--check").returncode == 1
     refused = yard.run("git", "update", name)
@@ -117,8 +117,8 @@ def test_others_work_there_too(yard: Yard, upstream: Upstream, site: str) -> Non
     assert "  a.txt (content)\n" in said
     assert f"  sandyard git update {name} --agent " in said
     yard.ok("git", "update", name, "--agent")
-    assert "Conflicts:\n  both changed: a.txt\n" in yard.ok("git", "status", name)
-    assert yard.ok("git", "update", name, "--give-up", "-o", "table") == "Everything is as it was before.\n"
+    assert "Conflicts:\n  conflict:     a.txt\n" in yard.ok("git", "status", name)
+    assert yard.ok("git", "update", name, "--give-up", "-o", "table") == "Restored the previous state.\n"
 
     branch = read(yard, "git", "push", name)["detail"]["branch"]
     upstream.git("fetch", "-q")
@@ -146,7 +146,7 @@ def test_what_was_not_committed_comes_back(yard: Yard, site: str) -> None:
     assert restored["sandboxId"] != made["sandboxId"]
     yard.ok("session", "pause", name)
     asleep = yard.ok("git", "status", name)
-    assert "The sandbox does not run" in asleep
+    assert "The sandbox is paused" in asleep
     assert "  draft.txt\n" in asleep
     assert "\n+draft\n" in yard.ok("git", "diff", name, "--against", "head")
     assert read(yard, "session", "show", name)["sandbox"]["status"] == "paused", "looking wakes nobody"

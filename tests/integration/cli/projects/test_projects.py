@@ -105,7 +105,7 @@ def test_what_does_not_work_is_not_added(ready: Server) -> None:
     result = run("add", "website", "--repository", "https://example.org/x", "--no-token")
     assert (result.exit_code, result.stdout) == (1, "")
     assert "✗ credential: The token is wrong.\n" in result.stderr
-    assert "website was not added. To add it anyway: --no-test" in result.stderr
+    assert "website was not added. To add it anyway, use --no-test." in result.stderr
     ready.on("POST", "/projects", problem(400, "invalid_argument", "That is no token."))
     result = run("add", "website", "--repository", "https://example.org/x", "--token-stdin", stdin="x\n")
     assert (result.exit_code, "That is no token." in result.stderr) == (1, True)
@@ -121,7 +121,7 @@ def test_on_a_terminal_the_token_is_asked_for_and_not_shown(ready: Server) -> No
     command = Yard.command("project", "add", "website", "--repository", "https://example.org/o/website")
     terminal = Terminal(command, {**os.environ, "COLUMNS": "200"})
     try:
-        terminal.until("Token for example.org (empty: none): ")
+        terminal.until("Token for example.org (leave empty for none): ")
         terminal.type("ghp_typed\n")
         terminal.until("prj_1")
         assert terminal.ends() == 0
@@ -138,7 +138,7 @@ def test_on_a_terminal_the_token_is_asked_for_and_not_shown(ready: Server) -> No
         (["--token-stdin", "--no-token"], "x", 2, "not both"),
         (["--token-stdin"], "\n", 1, "is empty"),
         (["--app-id", "7"], "", 2, "--installation-id"),
-        (["--username", "me"], "", 2, "goes with a token"),
+        (["--username", "me"], "", 2, "together with a token"),
         (["--ssh-key", "EMPTY"], "", 1, "is not a key"),
         (["--ssh-key", "BINARY"], "", 1, "is not text"),
     ],
@@ -164,7 +164,7 @@ def test_a_new_token(ready: Server) -> None:
     assert (last.json(), last.query) == ({"webhookSecret": "hush"}, {"test": "false"})
     ready.on("PUT", "/projects/prj_1/credentials", Reply(409, REFUSED, "application/problem+json"))
     result = run("token", "website", "--token-stdin", stdin="ghp_wrong\n")
-    assert (result.exit_code, "Nothing was stored" in result.stderr) == (1, True)
+    assert (result.exit_code, "Nothing was saved" in result.stderr) == (1, True)
     assert "✗ credential: The token is wrong." in result.stderr
     ready.on("DELETE", "/projects/prj_1/credentials/ssh_key", Reply(204))
     assert run("token", "website", "--remove", "ssh-key").exit_code == 0

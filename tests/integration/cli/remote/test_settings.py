@@ -35,7 +35,7 @@ def test_openssh_understands_it(home: Path, nobody: Path) -> None:
     (home / ".ssh/config").write_text("Host *\n  User root\n  ForwardAgent yes\n  StrictHostKeyChecking no\n")
     said = CliRunner().invoke(cli, ["ssh-config", "--write"])
     assert said.exit_code == 0, said.output
-    assert "Nobody is logged in" in said.output
+    assert "Not logged in yet" in said.output
     ours = understood(home / ".ssh/config", HOST)
     folder = nobody / "sandyard/ssh"
     assert ours["user"] == "user"

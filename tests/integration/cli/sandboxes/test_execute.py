@@ -68,7 +68,7 @@ def test_when_nobody_reads_on_the_command_is_ended(yard: Yard, box: str) -> None
         ({"status": "exited", "exitCode": 200}, 200, ""),
         ({"status": "exited", "exitCode": None, "signal": 15}, 143, ""),
         ({"status": "killed", "exitCode": None, "signal": 9}, 137, ""),
-        ({"status": "timed_out", "exitCode": None}, 124, "took too long"),
+        ({"status": "timed_out", "exitCode": None}, 124, "timed out"),
         ({"status": "lost", "exitCode": None}, 1, "was lost with its sandbox (cmd_1)"),
         ({"status": "not_started", "error": "No such directory."}, 1, "did not start: No such directory (cmd_1)"),
     ],

@@ -12,7 +12,7 @@ from tests.integration.cli.real import Yard, read
 
 def test_ports_and_a_preview(yard: Yard) -> None:
     name = read(yard, "sandbox", "create")["id"]
-    assert "Nothing listens" in yard.run("sandbox", "ports", name, "-o", "table").stderr.decode()
+    assert "No open ports" in yard.run("sandbox", "ports", name, "-o", "table").stderr.decode()
     yard.ok("sandbox", "exec", name, "nohup python3 -m http.server 3000 >/dev/null 2>&1 &")
     deadline = time.monotonic() + 60
     while not (found := read(yard, "sandbox", "ports", name)["items"]):

@@ -31,7 +31,7 @@ def test_a_shell_is_found_again(yard: Yard, box: str) -> None:
         terminal.until("$ ")
         terminal.type("X=kept; echo re''ady\r")
         terminal.until("ready")
-        yard.kill("platform", noticed=lambda: terminal.until("the connection dropped"))
+        yard.kill("platform", noticed=lambda: terminal.until("connection lost, reconnecting"))
         terminal.type("echo it was $X\r")
         terminal.until("it was kept")
         terminal.type("exit\r")

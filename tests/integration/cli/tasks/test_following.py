@@ -85,7 +85,7 @@ def test_everything_once_whatever_the_line_does(story: Story) -> None:
         "… agent",
         "✓ agent  2.5 s",
         "✓ pull request  2.5 s",
-        "It is done, and waits for review: 1 file changed, +1 -1 lines.",
+        "The task is ready for review: 1 file changed, +1 -1 lines.",
     ]
     heard = [request.headers.get("last-event-id") for request in story.server.asked if request.path.endswith("/events")]
     assert heard[:5] == [None, "2", "4", "6", "8"]
@@ -107,7 +107,7 @@ def test_how_it_fails(story: Story) -> None:
     story.scene(lambda: None)
     result = run("logs", TASK, "--follow")
     assert result.exit_code == 1
-    assert "✗ verify  2.5 s  exit code 1\nIt failed: The tests fail.\n" in result.stderr
+    assert "✗ verify  2.5 s  exit code 1\nThe task failed: The tests fail.\n" in result.stderr
     assert f"sandyard task retry {TASK}" in result.stderr
 
 
@@ -122,7 +122,7 @@ def test_a_session_that_is_not_there_yet(story: Story) -> None:
     story.scene(stopped, "attempt.cancelled")
     result = run("logs", TASK, "--follow")
     assert result.exit_code == 1
-    assert "It was stopped." in result.stderr
+    assert "The task was stopped." in result.stderr
 
 
 def test_several_attempts_side_by_side(story: Story) -> None:
@@ -214,10 +214,10 @@ def test_somebody_who_watches_answers(story: Story) -> None:
         terminal.until("1  Allow")
         terminal.until("> ")
         terminal.type("perhaps\n")
-        terminal.until("is none of the answers")
+        terminal.until("is not one of the options")
         terminal.until("> ")
         terminal.type("never\n")
-        terminal.until("waits for review")
+        terminal.until("is ready for review")
         assert terminal.ends() == 0
     finally:
         terminal.close()

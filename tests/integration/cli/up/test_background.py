@@ -38,7 +38,7 @@ def test_started_and_stopped(tmp_path: Path) -> None:
         assert up.token.reveal() not in said, "the file does not keep it"
         assert "admin token: ***" in said and "#token=***" in said
         assert up.log.stat().st_mode & 0o777 == 0o600
-        with pytest.raises(CommandError, match="runs already on") as caught:
+        with pytest.raises(CommandError, match="is already running on") as caught:
             Background(0, keep=False).start(heard.append, new_token=False)
         assert str(up.log) in caught.value.message
     finally:

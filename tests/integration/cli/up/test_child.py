@@ -56,7 +56,7 @@ async def test_it_runs_as_another_user(lock: int, tmp_path: Path) -> None:
 
 async def test_what_cannot_be_started(lock: int) -> None:
     child = Child("engine", ["/no/such/program"], {}, NOWHERE, 204, lock, lambda line: None)
-    with pytest.raises(CommandError, match=r"The engine cannot be started: .*no/such/program"):
+    with pytest.raises(CommandError, match=r"Could not start the engine: .*no/such/program"):
         await child.first()
     await child.stop(asyncio.Event())
 
@@ -96,4 +96,4 @@ async def test_what_it_has_left_behind_hides_its_end_from_nobody(lock: int) -> N
         for pid in left:
             os.kill(pid, signal.SIGKILL)
         await asyncio.wait(asyncio.all_tasks() - {asyncio.current_task()})  # who listens hears the end
-    assert said == ["The engine ended: killed by SIGKILL. It is started again in 0.5 s.", "Stopping the engine."]
+    assert said == ["The engine ended: killed by SIGKILL. Restarting in 0.5 s.", "Stopping the engine."]

@@ -163,7 +163,7 @@ def test_which_are_served(repository: Path, tmp_path: Path) -> None:
     with pytest.raises(RefusedError, match="other users may write"):
         find(str(repository))
     os.chown(repository, NOBODY.pw_uid, NOBODY.pw_gid)
-    with pytest.raises(RefusedError, match="another user"):
+    with pytest.raises(RefusedError, match="a different user"):
         find(str(repository))
 
 

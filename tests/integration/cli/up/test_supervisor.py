@@ -71,9 +71,9 @@ def test_one_that_is_killed_is_started_again(start: Start, name: str) -> None:
     up.heard("all ready")
     for times in (1, 2):
         os.kill(int(up.heard(rf"{name} is (\d+)", times)[1]), signal.SIGKILL)
-        up.heard(f"The {name} ended: killed by SIGKILL. It is started again in", times)
+        up.heard(f"The {name} ended: killed by SIGKILL. Restarting in", times)
         up.heard(rf"^{name} +ready", times + 1)
-    pauses = [float(up.heard(rf"The {name} ended.*again in (\S+) s", times)[1]) for times in (1, 2)]
+    pauses = [float(up.heard(rf"The {name} ended.*Restarting in (\S+) s", times)[1]) for times in (1, 2)]
     assert pauses == [0.1, 0.2]
     other = "second" if name == "first" else "first"
     assert len([line for line in up.said if line.startswith(f"{other} is")]) == 1
@@ -92,7 +92,7 @@ def test_a_child_that_does_not_stop_is_killed(start: Start) -> None:
     up.heard("all ready")
     up.process.send_signal(signal.SIGTERM)
     assert up.ends() == 0
-    assert "The second does not stop; it is killed." in up.said
+    assert "The second did not stop. Killing it." in up.said
     assert "first says goodbye" in up.said
     up.nothing_left()
 
@@ -111,7 +111,7 @@ def test_one_that_does_not_start_ends_it_all(start: Start) -> None:
     up = start("broken")
     assert up.ends() == 1
     assert "I cannot" in up.said
-    assert up.said[-1] == "error: The second did not start: exit code 7. What it said is above."
+    assert up.said[-1] == "error: The second did not start: exit code 7. See its output above."
     assert "first says goodbye" in up.said
     up.nothing_left()
 
@@ -121,7 +121,7 @@ def test_two_on_one_directory(start: Start) -> None:
     first.heard("all ready")
     second = start()
     assert second.ends() == 1
-    assert "runs already on" in second.text and str(first.process.pid) in second.text
+    assert "is already running on" in second.text and str(first.process.pid) in second.text
     assert first.process.poll() is None
 
 

@@ -57,7 +57,7 @@ def test_started_killed_started_again(yard: Yard) -> None:
     for name in ("engine", "platform"):
         (before,) = yard.pids(name)
         os.kill(before, signal.SIGKILL)
-        yard.up.heard(f"The {name} ended: killed by SIGKILL. It is started again in 0.5 s.")
+        yard.up.heard(f"The {name} ended: killed by SIGKILL. Restarting in 0.5 s.")
         yard.up.heard(rf"^{name} +ready", 2)
         (after,) = yard.pids(name)
         assert after != before
@@ -67,7 +67,7 @@ def test_started_killed_started_again(yard: Yard) -> None:
     second = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert second.returncode == 1
     assert second.stderr.startswith(
-        f"sandyard: `sandyard up` runs already on {yard.data} (process {yard.up.process.pid})"
+        f"sandyard: `sandyard up` is already running on {yard.data} (process {yard.up.process.pid})"
     )
     assert alive(yard)
 
@@ -81,7 +81,7 @@ def test_started_killed_started_again(yard: Yard) -> None:
     assert yard.up.ends() == 0
     stops = [line for line in yard.up.said if line.startswith("Stop")]
     assert stops[:-1] == ["Stopping the platform.", "Stopping the engine."]
-    assert stops[-1] == "Stopped. Sandboxes that were running go on; the next start finds them."
+    assert stops[-1] == "Stopped. Running sandboxes keep running; the next start finds them."
     yard.up.nothing_left()
 
 

@@ -75,7 +75,7 @@ def test_children_do_not_keep_the_lock(tmp_path: Path) -> None:
 
 def test_a_directory_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(SandyardError, match="cannot be made"):
+    with pytest.raises(SandyardError, match="Could not create the data directory"):
         DataDir(tmp_path / "file" / "data").lock()
 
 

@@ -63,11 +63,11 @@ def test_a_message_that_is_refused_comes_with_a_better_one(server: Server) -> No
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["commit", SANDBOX], "either with -m or with --file"),
-        (["commit", SANDBOX, "-m", "fix: x", "-F", "-"], "either with -m or with --file"),
+        (["commit", SANDBOX], "with either -m or --file"),
+        (["commit", SANDBOX, "-m", "fix: x", "-F", "-"], "with either -m or --file"),
         (["commit", SANDBOX, "-m", "fix: x", "--staged", "a"], "not both"),
-        (["discard", SANDBOX], "Name the files, or say --all"),
-        (["discard", SANDBOX, "a", "--all"], "Name the files, or say --all"),
+        (["discard", SANDBOX], "Give PATHs, or use --all"),
+        (["discard", SANDBOX, "a", "--all"], "Give PATHs, or use --all"),
         (["stage", SANDBOX], "PATH"),
         (["push"], "SESSION"),
     ],
@@ -89,7 +89,7 @@ def test_nothing_is_thrown_away_without_a_yes(server: Server) -> None:
 
 def test_what_was_thrown_away_is_counted(server: Server) -> None:
     server.on("POST", "/git/discard", Reply(200, operation("discard", detail={"discarded": ["a", "b"], "count": 2})))
-    assert run("discard", SANDBOX, "--all", "-y", "-o", "table").stdout == "Discarded the changes of 2 files.\n"
+    assert run("discard", SANDBOX, "--all", "-y", "-o", "table").stdout == "Discarded the changes in 2 files.\n"
 
 
 def test_a_clone_into_a_sandbox_of_no_project(server: Server) -> None:
@@ -101,13 +101,13 @@ def test_a_clone_into_a_sandbox_of_no_project(server: Server) -> None:
 
 def test_checkpoints_and_restore(server: Server) -> None:
     server.on("POST", "/git/checkpoint", Reply(200, operation("checkpoint", detail={"checkpointId": "chk_1"})))
-    assert run("checkpoint", SANDBOX, "-o", "table").stdout == "Kept as chk_1.\n"
+    assert run("checkpoint", SANDBOX, "-o", "table").stdout == "Created checkpoint chk_1.\n"
     item = {"id": "chk_1", "reason": "asked", "branch": "task-1", "changed": 3, "sandboxId": SANDBOX}
     server.on("GET", f"/sandboxes/{SANDBOX}", Reply(200, {"id": SANDBOX, "sessionId": "ses_1"}))
     server.on("GET", "/sessions/ses_1/checkpoints", Reply(200, {"items": [item], "nextCursor": None}))
     assert "chk_1  asked  task-1  3" in run("checkpoints", SANDBOX, "-o", "table").stdout
     server.on("POST", "/git/restore", Reply(200, operation("restore", sandboxId="sbx_2")))
-    assert run("restore", "chk_1", "-o", "table").stdout == "Restored: session ses_1 works in sbx_2 now.\n"
+    assert run("restore", "chk_1", "-o", "table").stdout == "Restored session ses_1 in sandbox sbx_2.\n"
     assert server.asked[-1].json() == {"checkpointId": "chk_1"}
     server.on("GET", f"/sandboxes/{SANDBOX}", Reply(200, {"id": SANDBOX, "sessionId": None}))
     assert run("checkpoints", SANDBOX).exit_code == 3

@@ -53,7 +53,7 @@ def test_a_clone_that_fails(made: Server) -> None:
     result = create()
     assert result.exit_code == 1
     first = result.stderr.splitlines()[0]
-    assert first == f"sandyard: Session {SESSION} was opened, but has no checkout: The remote refuses the token."
+    assert first == f"sandyard: Session {SESSION} was created without a checkout: The remote refuses the token."
 
 
 def test_a_project_without_a_repository(made: Server) -> None:

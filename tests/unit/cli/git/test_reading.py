@@ -32,11 +32,11 @@ def lines(server: Server, status: dict[str, Any], checkout: dict[str, Any] | Non
 def test_a_clean_checkout(server: Server) -> None:
     assert lines(server, {}) == [
         "On branch task-1, from main",
-        "At abcdef0123; the branch was not pushed yet.",
-        "Nothing has changed since the last commit.",
+        "At abcdef0123, not pushed yet.",
+        "No changes since the last commit.",
     ]
-    assert lines(server, {}, {"pushed": HEAD})[1] == "At abcdef0123, which is pushed."
-    assert lines(server, {}, {"pushed": "1" * 40})[1] == "At abcdef0123; pushed is 1111111111."
+    assert lines(server, {}, {"pushed": HEAD})[1] == "At abcdef0123, pushed."
+    assert lines(server, {}, {"pushed": "1" * 40})[1] == "At abcdef0123; the remote has 1111111111."
     assert lines(server, {"branch": None})[0] == "On no branch, at abcdef0123, from main"
     assert json.loads(run("status", SANDBOX, "-o", "json").stdout) == STATUS | {"branch": None}
 
@@ -49,7 +49,7 @@ def test_no_checkout(server: Server, verb: str) -> None:
     assert result.exit_code == 1
     assert (
         result.stderr
-        == f"sandyard: There is none.\nMake one, in a sandbox of a project: sandyard git clone {SANDBOX}\n"
+        == f"sandyard: There is none.\nTo create one in a sandbox of a project: sandyard git clone {SANDBOX}\n"
     )
 
 
@@ -65,19 +65,19 @@ def test_a_busy_one(server: Server) -> None:
         entry("fight.py", "conflicted", "conflicted"),
     ]
     assert lines(server, {"entries": entries, "underWay": "rebase", "live": False, "truncated": True})[2:] == [
-        "The sandbox does not run: this is how it was kept.",
-        "A rebase is under way.",
+        "The sandbox is paused. Showing its last saved state.",
+        "A rebase is in progress.",
         "Conflicts:",
-        "  both changed: fight.py",
-        "To be committed:",
+        "  conflict:     fight.py",
+        "Staged:",
         "  modified:     both.py",
         "  renamed:      old.py -> new.py",
-        "Changed, not staged:",
+        "Not staged:",
         "  modified:     both.py",
         "  deleted:      gone.py",
-        "New, not staged:",
+        "Untracked:",
         "  a^[[31m",
-        "and more: the list is too long to be shown.",
+        "… the list is too long to show all files.",
     ]
 
 
@@ -126,7 +126,7 @@ def test_no_commit_yet(server: Server) -> None:
     server.on("GET", f"/git/{SANDBOX}/history", Reply(200, {"items": [], "base": [COMMIT]}))
     result = run("log", SANDBOX)
     assert (result.exit_code, result.stdout) == (0, "abcdef0123 fix: the login [2J\n")
-    assert result.stderr == "No commits of its own yet. It began from:\n"
+    assert result.stderr == "No commits on this branch yet. It started from:\n"
     server.on("GET", f"/git/{SANDBOX}/history", Reply(200, {"items": [COMMIT], "base": [COMMIT, COMMIT]}))
     result = run("log", SANDBOX)
-    assert (result.stdout.count("fix: the login"), result.stderr) == (3, "Before that, on its base:\n")
+    assert (result.stdout.count("fix: the login"), result.stderr) == (3, "Earlier commits of the base branch:\n")

@@ -88,15 +88,15 @@ def test_one_is_replaced_and_keeps_its_headers(ready: Server) -> None:
 
 def test_a_url_does_not_become_a_command(ready: Server) -> None:
     said = run("add", "prj_1", "issues", "--replace", "--", "npx")
-    assert (said.exit_code, "issues is a URL; remove it first" in said.output) == (1, True), said.output
+    assert (said.exit_code, "issues is a URL. Remove it first" in said.output) == (1, True), said.output
     said = run("add", "prj_1", "notes", "--replace", "--url", "https://mcp.example.org/mcp")
-    assert (said.exit_code, "notes is a command; remove it first" in said.output) == (1, True), said.output
+    assert (said.exit_code, "notes is a command. Remove it first" in said.output) == (1, True), said.output
     assert not [one for one in ready.asked if one.method == "PATCH"]
 
 
 def test_the_help_says_what_stays(ready: Server) -> None:
     said = " ".join(run("add", "--help").output.split())
-    assert "Without headers, those it has stay; without -e, its variables are removed." in said
+    assert "Without headers, existing headers are kept; without -e, variables are removed." in said
 
 
 def test_what_does_not_go_together(ready: Server) -> None:
@@ -116,7 +116,7 @@ def test_what_does_not_work_is_not_stored(server: Server) -> None:
     said = run("add", "prj_1", "issues", "--url", URL["url"])
     assert said.exit_code == 1
     assert WRONG in said.output
-    assert "issues was not stored. To store it anyway: --no-test" in said.output
+    assert "issues was not saved. To save it anyway, use --no-test." in said.output
 
 
 def test_one_is_tested_and_removed(ready: Server) -> None:

@@ -61,5 +61,5 @@ def test_nothing_lands_outside(name: str, tmp_path: Path) -> None:
 
 
 def test_what_is_no_archive(tmp_path: Path) -> None:
-    with pytest.raises(CommandError, match="not a tar archive"):
+    with pytest.raises(CommandError, match="did not send a valid tar archive"):
         archive.unpack(pieces(b"hello" * 1000), tmp_path / "target")

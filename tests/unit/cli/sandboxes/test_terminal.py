@@ -79,7 +79,7 @@ async def test_a_drop_is_mended_and_what_was_kept_is_shown_once() -> None:
             assert await shell_at(server, shown).run() == 0
     assert [path.partition("&terminal=")[2] for path in asked] == ["", "trm_1", "trm_1"]
     text = b"".join(shown)
-    assert text.startswith(b"before\r\n[the connection dropped")
+    assert text.startswith(b"before\r\n[connection lost, reconnecting")
     assert text.endswith(CLEAR + b"before and after")
 
 

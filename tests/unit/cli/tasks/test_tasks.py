@@ -107,7 +107,7 @@ def test_a_title_is_needed_and_may_be_too_long(ready: Server) -> None:
 def test_one_that_waits_says_for_what(ready: Server) -> None:
     waiting = task("backlog", startWhenReady=True, blockedBy=[OTHER])
     ready.on("POST", "/tasks", Reply(201, waiting))
-    assert f"begins by itself when {OTHER} is done" in run("add", "x", "--project", "prj_1").stderr
+    assert f"starts automatically when {OTHER} is done" in run("add", "x", "--project", "prj_1").stderr
 
 
 @pytest.mark.parametrize("name", [TASK, TASK[:22], "a1b2c3d4e5", "00mwhnkzc0a", "the login", "Mend the login"])
@@ -168,7 +168,7 @@ def test_list(ready: Server, monkeypatch: pytest.MonkeyPatch) -> None:
         assert "verify" in lines[1] and "#7" in lines[1]
     assert lines[1].split()[3:12] == ["verify", "Mend", "the", "login", "demo", "(no", "model)", "#7", "shop"]
     ready.on("GET", "/asks", page([{"id": "ask_1", "sessionId": running["sessionId"]}]))
-    assert "asks you" in run("list", "-o", "table").stdout
+    assert "needs input" in run("list", "-o", "table").stdout
     assert len(json.loads(run("list", "--project", "shop").stdout)["items"]) == 2
     assert ready.asked[-1].query == {"limit": "50", "projectId": "prj_2"}
     run("list", "--status", "done", "--status", "backlog", "-q", "log")
@@ -194,10 +194,10 @@ def test_show(ready: Server) -> None:
     said = run("show", TASK, "-o", "table").stdout
     assert "Attempt 1: demo (no model): failed" in said
     assert "1 min 15 s, not verified, 1000 tokens, $0.0123" in said
-    assert "  ✓ setup  2.5 s\n  ✗ verify  2.5 s  (begun 2 times)  exit code 1 [2J\n" in said
+    assert "  ✓ setup  2.5 s\n  ✗ verify  2.5 s  (started 2 times)  exit code 1 [2J\n" in said
     assert (
         "  ✗ verify  2.5 s  exit code 2  (fixed afterwards)\n  - verify  skipped: the project has no check\n"
-        "  - pull request  not applicable: the remote has no pull requests\n  It fails.\n" in said
+        "  - pull request  not applicable: the remote does not support pull requests\n  It fails.\n" in said
     )
     assert "Pull request #7 fix: the login (open): sandyard/login into main\n  https://example.org" in said
     assert f"? The agent asks: Which?\n  To answer: sandyard task answer {TASK} ANSWER\n" in said
@@ -281,7 +281,7 @@ def test_its_diff(ready: Server) -> None:
     assert run("diff", TASK, "--name-only").stdout == "a.py\n"
     ready.on("GET", f"/tasks/{TASK}", Reply(200, task("in_progress", attempt("ready"), attempt("ready", number=2))))
     result = run("diff", TASK)
-    assert result.exit_code == 1 and "--attempt, of 1, 2" in result.stderr
+    assert result.exit_code == 1 and "--attempt: 1, 2" in result.stderr
     assert run("diff", TASK, "--attempt", "1").exit_code == 0
     ready.on("GET", f"/tasks/{TASK}", Reply(200, task("backlog")))
     assert f"sandyard task move {TASK} in_progress" in run("diff", TASK).stderr

@@ -479,7 +479,7 @@ async def test_a_server_that_does_not_work_is_not_stored(desk: Desk) -> None:
         assert (found.ok, words in found.detail) == (False, True), found
         with pytest.raises(McpTestFailedError, match="Nothing was saved"):
             await desk.servers.create(ROOT, desk.server.project_id, wanted, test=True)
-    nobody = r"could not be reached: no server answers at http://127\.0\.0\.1:9/mcp\. Nothing was saved\.$"
+    nobody = r"could not be reached: no server is listening at http://127\.0\.0\.1:9/mcp\. Nothing was saved\.$"
     with pytest.raises(McpTestFailedError, match=nobody):
         wanted = McpServerDraft(name="new", url="http://127.0.0.1:9/mcp")
         await desk.servers.create(ROOT, desk.server.project_id, wanted, test=True)

@@ -85,10 +85,13 @@ def test_the_cause(status: int, body: dict[str, Any], cause: Cause, *, final: bo
 @pytest.mark.parametrize(
     ("error", "sentence"),
     [
-        (httpx.ConnectError("All connection attempts failed"), "house could not be reached: no server answers at URL."),
+        (
+            httpx.ConnectError("All connection attempts failed"),
+            "house could not be reached: no server is listening at URL.",
+        ),
         (
             httpx.ConnectError("[Errno -2] Name or service not known"),
-            "house could not be reached: no server answers at URL.",
+            "house could not be reached: no server is listening at URL.",
         ),
         (
             httpx.ConnectError("certificate verify failed: self-signed certificate"),

@@ -103,8 +103,8 @@ def test_the_key_is_private_and_made_once(tmp_path: Path) -> None:
 
 def test_another_or_broken_key_is_named(tmp_path: Path) -> None:
     sealed = Vault(tmp_path / "one").seal(Secret("x"), "a")
-    with pytest.raises(VaultError, match="another key"):
+    with pytest.raises(VaultError, match="a different key"):
         Vault(tmp_path / "two").open(sealed, "a")
     (tmp_path / "three").write_text("abc")
-    with pytest.raises(VaultError, match="does not hold a key"):
+    with pytest.raises(VaultError, match="does not contain a key"):
         Vault(tmp_path / "three").open(sealed, "a")
