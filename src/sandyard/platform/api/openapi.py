@@ -1,4 +1,4 @@
-"""The OpenAPI document: FastAPI's, with the errors as they really are."""
+"""The OpenAPI document: FastAPI's, with the platform's actual error responses."""
 
 from __future__ import annotations
 
@@ -10,53 +10,53 @@ from fastapi.openapi.utils import get_openapi
 from sandyard.platform.api.problems import MEDIA_TYPE, Problem
 
 TAGS = {
-    "login": "Signing in, and tickets for streams.",
-    "users": "People and their roles.",
+    "login": "Sign in, and create tickets for streams.",
+    "users": "Users and their roles.",
     "tokens": "API tokens.",
-    "projects": "Repositories, what opens them, and how to work on them.",
-    "tasks": "Cards on a project's board, the attempts at them, and the queue.",
-    "schedules": "Tasks that are made again and again.",
-    "sessions": "One agent working, with its sandbox.",
-    "turns": "What an agent is told, what it does, and what it asks.",
-    "preparations": "Checkouts in which a project's setup has run, kept for sessions to start from.",
-    "agents": "Which there are, those of people's own, and whether one works.",
-    "models": "Where agents find their models, and what was spent there.",
-    "sandboxes": "Computers for agents: commands, files, pause and resume.",
-    "commands": "What was run, and its output.",
+    "projects": "Repositories, their credentials and settings.",
+    "tasks": "Tasks on a project's board, their attempts, and the queue.",
+    "schedules": "Tasks that are created on a schedule.",
+    "sessions": "An agent at work, with its sandbox.",
+    "turns": "Messages to an agent, its work, and its questions.",
+    "preparations": "Checkouts in which a project's setup has run, saved as a starting point for sessions.",
+    "agents": "Built-in and custom agents, and tests of them.",
+    "models": "Model providers and usage.",
+    "sandboxes": "Isolated machines for agents: commands, files, pause and resume.",
+    "commands": "Commands and their output.",
     "files": "Files in a sandbox.",
-    "terminals": "Shells one can come back to.",
-    "previews": "Ports of sandboxes, and the way for a browser to see what listens there.",
-    "remote": "SSH and editors, of people's own machines and in the browser.",
+    "terminals": "Shells that you can reconnect to.",
+    "previews": "Ports of sandboxes, and URLs to open them in a browser.",
+    "remote": "SSH, desktop editors and editors in the browser.",
     "git": "Checkouts in sandboxes: commits, branches, pushes, checkpoints.",
-    "pull requests": "What becomes of a branch on its forge.",
-    "webhooks": "What a forge tells by itself.",
-    "events": "What happens, live and afterwards.",
-    "audit": "Who did what.",
-    "secrets": "Values that go in and are never shown.",
-    "service": "The platform itself.",
+    "pull requests": "Pull requests of branches on the forge.",
+    "webhooks": "Webhooks from the forge.",
+    "events": "Events, live and past.",
+    "audit": "The audit log.",
+    "secrets": "Write-only values for sandboxes.",
+    "service": "Health, readiness and metrics.",
 }
 _MEANING = {
-    "400": "The request is not valid.",
-    "401": "Nobody is signed in, or the token is not valid.",
-    "403": "The caller may not do this.",
-    "404": "There is no such thing, or the caller may not see it.",
-    "409": "It is not in a state in which this can be done.",
-    "413": "The body is too large.",
-    "429": "Too many requests; Retry-After says how long to wait.",
-    "500": "The platform failed; its log says why.",
-    "503": "Something the platform needs does not answer; try again.",
+    "400": "The request is invalid.",
+    "401": "Not signed in, or the token is invalid.",
+    "403": "You may not do this.",
+    "404": "The object does not exist, or you may not see it.",
+    "409": "Not possible in the current state.",
+    "413": "The request body is too large.",
+    "429": "Too many requests. Retry after the time in Retry-After.",
+    "500": "Internal error. See the platform's log.",
+    "503": "Something the platform needs is not responding. Try again.",
 }
 _REF = {"$ref": "#/components/schemas/Problem"}
 _CONTENT = {MEDIA_TYPE: {"schema": _REF}}
 _DESCRIPTION = """Sandboxes for coding agents.
 
-Times are RFC 3339 in UTC. Lists are newest first and come in pages: `nextCursor` of one is `cursor` of the next. Errors
-are `application/problem+json` with a `code` for programs. Every answer
-has an `X-Request-Id`, which the platform's log and the audit name too."""
+Times are RFC 3339 in UTC. Lists are sorted newest first and paginated: send `nextCursor` of a page as `cursor` to get the next one. Errors
+are `application/problem+json` with a `code` for programs. Every response has an `X-Request-Id`, which also appears in the platform's log and
+the audit log."""
 
 
 def document(app: FastAPI) -> dict[str, Any]:
-    """Made once; the same for everybody."""
+    """Return the OpenAPI document. It is built once and is the same for everyone."""
     if app.openapi_schema is None:
         made = get_openapi(
             title=app.title,
