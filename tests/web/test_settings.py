@@ -411,7 +411,7 @@ def test_mcp_servers_of_a_project(page: Page, yard: Yard) -> None:
     dialog.get_by_label("Arguments").fill("-y\n@example/notes@1.2.3")
     dialog.get_by_label("Variables").fill("LEVEL=info")
     dialog.get_by_role("button", name="Save", exact=True).click()
-    rule = "Use letters, digits and dashes; begin and end with a letter or a digit."
+    rule = "Use letters, digits and hyphens; start and end with a letter or digit."
     expect(dialog.get_by_label("Name")).to_have_accessible_description(rule)
     dialog.get_by_label("Name").fill("notes")
     dialog.get_by_role("button", name="Save", exact=True).click()

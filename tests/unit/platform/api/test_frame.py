@@ -251,9 +251,9 @@ async def test_few_of_many_faults_are_told(web: httpx.AsyncClient) -> None:
         await web.post("/api/v1/things", json={"name": "a", "sizes": ["x"] * 1020}), 400, "invalid_argument"
     )
     assert [one["field"] for one in found["errors"]] == [f"sizes.{number}" for number in range(20)]  # type: ignore[attr-defined]
-    assert str(found["detail"]).endswith(" It has 1,000 more faults than are listed.")
+    assert str(found["detail"]).endswith(" There are 1,000 more errors.")
     found = problem(await web.post("/api/v1/things", json={"name": "a", "x" * 5000: 1}), 400, "invalid_argument")
-    assert "more faults" not in str(found["detail"]) and len(found["errors"][0]["field"]) < 500  # type: ignore[index]
+    assert "more errors" not in str(found["detail"]) and len(found["errors"][0]["field"]) < 500  # type: ignore[index]
     names = {str(number): 0 for number in range(1000)}
     found = problem(await web.post("/api/v1/things", json=names), 400, "invalid_argument")
     assert found["errors"] == [{"field": "body", "message": "must not have more than 200 fields"}]

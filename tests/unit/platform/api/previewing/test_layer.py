@@ -261,7 +261,7 @@ async def test_a_closed_port_is_looked_at_again_for_a_while(scene: Scene) -> Non
         for refreshes in (True, True, False):
             answer = await web.get(scene.url())
             assert answer.status_code == 502
-            assert "Nothing listens on port 3000" in answer.text
+            assert "Nothing is listening on port 3000" in answer.text
             assert ('http-equiv="refresh"' in answer.text) is refreshes
             for _ in range(6 if refreshes else 0):
                 await scene.world.clock.advance(10)
