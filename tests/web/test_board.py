@@ -241,7 +241,7 @@ def test_a_card_that_may_not_move_comes_back(page: Page, new_board: NewBoard) ->
     board.open(page)
     expect(column(page, "In progress")).to_contain_text("full, limit 1")
     drag(page, "Wants it", "In progress")
-    told(page, "Could not move “Wants it”", "may hold 1 and has 1. Move one out of it first")
+    told(page, "Could not move “Wants it”", "is full (1 of 1 tasks). Move a task out of it")
     shows(page, "Backlog", "Wants it")
     shows(page, "In progress", "Has the place")
     board.task("Another")

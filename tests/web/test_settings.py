@@ -434,7 +434,7 @@ def test_a_schedule(page: Page, yard: Yard) -> None:
     dialog.get_by_label("When").fill("61 * * * *")
     dialog.get_by_label("Title of the task").fill("The weekly one")
     dialog.get_by_role("button", name="Store").click()
-    expect(dialog.get_by_role("alert")).to_contain_text("is no cron expression")
+    expect(dialog.get_by_role("alert")).to_contain_text("is not a valid cron expression")
     dialog.get_by_role("button", name="Mondays at 9").click()
     dialog.get_by_label("What is to be done").fill("create WEEK.md: 1\ncommit: docs: week")
     choose(page, dialog.get_by_label("Agent"), "Demo agent")

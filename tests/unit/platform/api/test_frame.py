@@ -256,7 +256,7 @@ async def test_few_of_many_faults_are_told(web: httpx.AsyncClient) -> None:
     assert "more errors" not in str(found["detail"]) and len(found["errors"][0]["field"]) < 500  # type: ignore[index]
     names = {str(number): 0 for number in range(1000)}
     found = problem(await web.post("/api/v1/things", json=names), 400, "invalid_argument")
-    assert found["errors"] == [{"field": "body", "message": "must not have more than 200 fields"}]
+    assert found["errors"] == [{"field": "body", "message": "Must not have more than 200 fields"}]
 
 
 async def test_only_our_own_names_are_answered(tmp_path: Path) -> None:

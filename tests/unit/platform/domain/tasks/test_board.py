@@ -157,7 +157,7 @@ async def test_the_board_does_not_read_descriptions(desk: Desk) -> None:
 
 async def test_the_ways_of_a_card(desk: Desk) -> None:
     task = await desk.card()
-    with pytest.raises(MoveRefusedError, match="comes to review by itself"):
+    with pytest.raises(MoveRefusedError, match="moves to review automatically"):
         await desk.tasks.move(desk.me, task.id, IN_REVIEW)
     await desk.tasks.move(desk.me, task.id, IN_PROGRESS)
     with pytest.raises(MoveRefusedError, match="backlog or cancelled"):
