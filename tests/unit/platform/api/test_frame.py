@@ -296,7 +296,7 @@ async def test_sockets_are_refused_with_problems(world: World) -> None:
     said = await connect(app, "/api/v1/socket?how=late")
     assert said[-1]["type"] == "websocket.close" and said[-1]["code"] == 4404 and said[-1]["reason"] == "It is gone."
     said = await connect(app, "/api/v1/socket?how=crash")
-    assert said == [{"type": "websocket.close", "code": 1011, "reason": "The platform failed."}]
+    assert said == [{"type": "websocket.close", "code": 1011, "reason": "Internal error."}]
 
 
 async def test_streams_pass_as_they_are_made(world: World) -> None:

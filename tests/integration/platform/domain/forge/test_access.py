@@ -269,7 +269,7 @@ class TestCheck:
 
     async def test_a_project_without_a_repository(self, office: Office) -> None:
         found = await office.findings(await office.project(None))
-        assert found == {"repository": (False, "The project has no repository. Give it the address of one.")}
+        assert found == {"repository": (False, "The project has no repository. Add one in its settings.")}
 
     async def test_only_who_sees_the_project_may_ask(self, office: Office, site: Repository) -> None:
         project = await office.project(site.url)

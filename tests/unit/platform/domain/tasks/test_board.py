@@ -240,7 +240,7 @@ async def test_a_full_column_says_so_and_the_platform_is_not_stopped_by_it(desk:
     with pytest.raises(ColumnFullError):
         await desk.card("four")
     await desk.tasks.move(desk.me, one.id, IN_PROGRESS)
-    with pytest.raises(ColumnFullError, match="may hold 1 and has 1") as refused:
+    with pytest.raises(ColumnFullError, match=r"is full \(1 of 1 tasks\)") as refused:
         await desk.tasks.move(desk.me, two.id, IN_PROGRESS)
     assert refused.value.extra == {"column": "in_progress", "limit": 1, "count": 1}
     for task in (one, two, three):
@@ -262,7 +262,7 @@ async def test_what_has_failed_takes_no_room(desk: Desk) -> None:
     )
     assert [(one.total, one.failed) for one in page.columns] == [(2, 1)]
     assert await desk.tasks.counts(desk.me) == {desk.project.id: ({IN_PROGRESS: 2}, 1)}
-    with pytest.raises(ColumnFullError, match="may hold 1 and has 1"):
+    with pytest.raises(ColumnFullError, match=r"is full \(1 of 1 tasks\)"):
         await desk.tasks.retry(desk.me, broken.id)
     await desk.tasks.stop(desk.me, waits.id)
     await desk.tasks.retry(desk.me, broken.id)
