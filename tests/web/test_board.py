@@ -24,7 +24,7 @@ SLOW_MS = 120_000
 LAPTOP: ViewportSize = {"width": 1440, "height": 900}
 LONG = "sleep: 300"
 LONG_REASON = (
-    "Your OpenAI account has no quota left. Add credit with the provider, or choose another key. "
+    "Your OpenAI account has no quota left. Add credit with the provider, or use another key. "
     "It said: You exceeded your current quota, please check your plan and billing details."
 )
 """Works until it is stopped."""

@@ -334,7 +334,7 @@ def test_a_model_provider(page: Page, yard: Yard) -> None:
         dialog.get_by_label("Models").fill("scripted")
         dialog.get_by_label("Prices").fill("scripted 1 2")
         dialog.get_by_role("button", name="Test and save").click()
-        expect(dialog.get_by_role("alert")).to_contain_text("house refused the API key (401).")
+        expect(dialog.get_by_role("alert")).to_contain_text("house rejected the API key (401).")
         assert "house" not in [one["name"] for one in yard.get("/model-providers")["items"]]
         dialog.get_by_role("button", name="Save without testing").click()
         expect(dialog).to_be_hidden()

@@ -264,7 +264,7 @@ async def test_no_budget_no_turn(stage: Stage) -> None:
 async def test_a_provider_that_refuses_fails_the_turn_at_once(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also one of an agent that goes on trying."""
     monkeypatch.setattr(conducting, "REFUSED_S", 0.2)
-    fault = Fault(Cause.KEY, "Anthropic refused the API key (401).", final=True)
+    fault = Fault(Cause.KEY, "Anthropic rejected the API key (401).", final=True)
     row = await stage.session()
     turn = await stage.prompt(row, "say 1", "deaf", "hold")
     await until(lambda: stage.parts(turn), "it says something")

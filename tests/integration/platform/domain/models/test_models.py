@@ -274,7 +274,7 @@ async def test_a_provider_that_refuses_the_key(yard: Yard, upstream: Upstream) -
 
         await until(heard, "the turn is told")
         assert told == [(turn.id, models.fault(turn.id))]
-    assert told[0][1].sentence == "scripted refused the API key (401). It said: no such key: ***"
+    assert told[0][1].sentence == "scripted rejected the API key (401). It said: no such key: ***"
     assert models.fault(turn.id) is None
 
 
