@@ -113,7 +113,7 @@ def test_a_project_from_an_address_and_what_opens_it(page: Page, yard: Yard, git
     dialog.get_by_label("Token", exact=True).fill(token.text)
     dialog.get_by_role("button", name="Test and add").click()
     expect(page).to_have_url(re.compile(r"/projects/prj_\w+\?tab=forge"))
-    without_pulls = page.get_by_role("note").filter(has_text="branches are pushed there without pull requests")
+    without_pulls = page.get_by_role("note").filter(has_text="branches are pushed without pull requests")
     expect(without_pulls).to_be_visible()
     accessible(page)
     page.goto("/welcome")
