@@ -79,7 +79,7 @@ async def greeted(tx: Transaction, run: AgentRun, result: dict[str, Any]) -> Non
     told = result.get("protocolVersion")
     if told != VERSION:
         raise AgentProtocolError(
-            f"The agent speaks version {storable(str(told))[:20]} of the Agent Client Protocol, the platform version {VERSION}."
+            f"The agent uses version {storable(str(told))[:20]} of the Agent Client Protocol; the platform supports version {VERSION}."
         )
     capabilities = result.get("agentCapabilities")
     run.capabilities = {
@@ -136,10 +136,7 @@ def describe_left_out(run: AgentRun) -> str | None:
     names = [one["name"] for one in run.options.get(MCP, ()) if not _takes(capabilities, one)]
     if not names:
         return None
-    return (
-        f"This agent cannot use MCP servers with a URL (it does not have the ACP capability mcpCapabilities.http), and goes on without "
-        f"{', '.join(names)}."
-    )
+    return f"This agent does not support MCP servers with a URL (mcpCapabilities.http). It continues without {', '.join(names)}."
 
 
 def opened(tx: Transaction, session: Session, run: AgentRun, result: dict[str, Any], *, fresh: bool) -> None:
