@@ -33,7 +33,7 @@ CHANGES = {
     "policy": ("Deny", "\\bsudo\\b", "commandPolicy.deny", ["\\bsudo\\b"]),
 }
 """On each tab a field, what is written into it, and what is stored then."""
-REFUSED_TOKEN = re.compile("The remote refuses the credential: .* Enter a new one.$")
+REFUSED_TOKEN = re.compile("The remote rejected the credential: .* Enter a new one.$")
 
 
 @pytest.fixture(scope="module")
