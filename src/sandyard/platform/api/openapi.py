@@ -46,6 +46,76 @@ _MEANING = {
     "500": "Internal error. See the platform's log.",
     "503": "Something the platform needs is not responding. Try again.",
 }
+_NOUNS = {"mcp_server": "MCP server", "ask": "agent request"}
+_SUMMARIES = {
+    "ask.allow": "Allow denied request",
+    "audit.export": "Export audit log",
+    "audit.list": "List audit log",
+    "command.output": "Get command output",
+    "command.stream": "Stream command output",
+    "credential.put": "Set credentials",
+    "editor.open": "Open browser editor",
+    "file.info": "Get file info",
+    "git.branch": "Create branch",
+    "git.checkout": "Get checkout",
+    "git.checkpoint": "Create checkpoint",
+    "git.clone": "Clone repository",
+    "git.commit": "Commit changes",
+    "git.diff": "Get diff",
+    "git.discard": "Discard changes",
+    "git.history": "List commits",
+    "git.operation": "Get Git operation",
+    "git.operations": "List Git operations",
+    "git.push": "Push branch",
+    "git.restore": "Restore checkpoint",
+    "git.stage": "Stage or unstage files",
+    "git.status": "Get Git status",
+    "git.tag": "Create tag",
+    "git.update": "Update branch",
+    "login.create": "Sign in",
+    "login.delete": "Sign out",
+    "login.get": "Get current user",
+    "login.password": "Change password",
+    "project.add_member": "Add member",
+    "project.compare": "Compare revisions",
+    "project.members": "List members",
+    "project.remove_member": "Remove member",
+    "project.sample": "Create sample project",
+    "project.test": "Test connection",
+    "pull_request.get_by_id": "Get pull request by id",
+    "pull_request.merge_by_id": "Merge pull request by id",
+    "pull_request.ready": "Mark pull request as ready",
+    "pull_request.refresh_by_id": "Refresh pull request by id",
+    "sandbox.denied": "List denied connections",
+    "sandbox.destroy": "Delete sandbox",
+    "sandbox.execute": "Run command",
+    "sandbox.list": "List sandboxes",
+    "sandbox.metrics": "Get resource usage",
+    "schedule.run": "Run schedule now",
+    "secret.put": "Set secret",
+    "service.health": "Get health",
+    "service.metrics": "Get metrics",
+    "service.ready": "Get readiness",
+    "session.agent": "Get agent state",
+    "session.checkpoint": "Checkpoint session",
+    "session.provision": "Replace sandbox",
+    "session.pull_request": "Get pull request of session",
+    "session.remote": "Get SSH and editor details",
+    "session.sandbox": "Get sandbox of session",
+    "task.attempts": "List attempts",
+    "task.board": "Get board",
+    "task.counts": "Count tasks",
+    "task.pick": "Pick attempt",
+    "task.pull_request": "Get pull request of task",
+    "task.queue": "List queue",
+    "token.delete": "Revoke token",
+    "turn.create": "Send prompt",
+    "usage.days": "Get usage by day",
+    "usage.get": "Get usage",
+    "user.delete": "Disable user",
+    "webhook.github": "Receive GitHub webhook",
+}
+"""Summaries of routes whose name is not simply `noun.verb`."""
 _REF = {"$ref": "#/components/schemas/Problem"}
 _CONTENT = {MEDIA_TYPE: {"schema": _REF}}
 _DESCRIPTION = """Sandboxes for coding agents.
@@ -73,6 +143,7 @@ def document(app: FastAPI) -> dict[str, Any]:
         schemas["Problem"] = problem
         for path, operations in made["paths"].items():
             for method, operation in operations.items():
+                operation["summary"] = _summary_of(operation["summary"])
                 _add_problems(path, method, operation)
         app.openapi_schema = made
     return app.openapi_schema
@@ -91,3 +162,15 @@ def _add_problems(path: str, method: str, operation: dict[str, Any]) -> None:
     for code in sorted(codes):
         responses.setdefault(code, {"description": _MEANING[code], "content": _CONTENT})
     responses.setdefault("default", {"description": "Another error.", "content": _CONTENT})
+
+
+def _summary_of(default: str) -> str:
+    """Return a readable summary in place of FastAPI's default, which is the route's name in title case: `Mcp Server.Create`."""
+    name = default.lower().replace(" ", "_")
+    if "." not in name:
+        return default
+    if name in _SUMMARIES:
+        return _SUMMARIES[name]
+    noun, _, verb = name.partition(".")
+    words = _NOUNS.get(noun, noun.replace("_", " "))
+    return f"{verb.capitalize()} {words}s" if verb == "list" else f"{verb.capitalize()} {words}"

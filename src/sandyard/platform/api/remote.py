@@ -112,7 +112,7 @@ async def ssh(
         await socket.accept()
         await socket.send_text(json.dumps({"type": "opened", "hostKey": connection.host_key}))
         said = asyncio.ensure_future(_said(socket, connection))
-        shown = asyncio.ensure_future(_shown(socket, connection))
+        shown = asyncio.ensure_future(_forward_output(socket, connection))
         watch = asyncio.ensure_future(still_allowed(socket, caller, lambda: connection.check(caller)))
         try:
             await asyncio.wait((said, shown, watch), return_when=asyncio.FIRST_COMPLETED)
@@ -127,7 +127,7 @@ async def ssh(
                 task.cancel()
 
 
-async def _shown(socket: WebSocket, connection: Connection) -> str | None:
+async def _forward_output(socket: WebSocket, connection: Connection) -> str | None:
     """Forward the output of sshd until it ends. Returns the reason."""
     try:
         while (data := await connection.receive()) is not None:

@@ -79,11 +79,11 @@ async def open_(
         await socket.send_text(json.dumps({"type": "opened", "terminal": terminal_id}))
         if terminal is not None:
             await terminals.resize(shell, cols, rows)
-        typing = asyncio.ensure_future(_typed(socket, terminals, shell))
+        typing = asyncio.ensure_future(_forward_input(socket, terminals, shell))
         watch = asyncio.ensure_future(still_allowed(socket, caller, lambda: terminals.list(caller, sandbox_id)))
         watch.add_done_callback(lambda _: viewer.give(None))
         try:
-            await _show(socket, viewer, typing)
+            await _send_output(socket, viewer, typing)
             if socket.client_state is WebSocketState.CONNECTED and not typing.done():
                 await socket.send_text(
                     json.dumps({"type": "closed", "ended": shell.over, "exitCode": shell.handle.exit_code})
@@ -94,7 +94,7 @@ async def open_(
             watch.cancel()
 
 
-async def _show(socket: WebSocket, viewer: domain.Viewer, typing: asyncio.Future[None]) -> None:
+async def _send_output(socket: WebSocket, viewer: domain.Viewer, typing: asyncio.Future[None]) -> None:
     """Send the shell's output until it ends or the user disconnects."""
     while True:
         piece = asyncio.ensure_future(viewer.pieces.get())
@@ -108,7 +108,7 @@ async def _show(socket: WebSocket, viewer: domain.Viewer, typing: asyncio.Future
         await socket.send_bytes(data)
 
 
-async def _typed(socket: WebSocket, terminals: domain.Terminals, shell: domain.Shell) -> None:
+async def _forward_input(socket: WebSocket, terminals: domain.Terminals, shell: domain.Shell) -> None:
     """Forward the user's input until they disconnect. Unknown messages are ignored."""
     try:
         while True:

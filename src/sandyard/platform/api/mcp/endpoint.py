@@ -36,7 +36,7 @@ async def token_caller(connection: HTTPConnection, bearer: Bearer) -> Principal:
 TokenCaller = Annotated[Principal, Depends(token_caller)]
 
 
-class _Handed(Response):
+class _DelegatedResponse(Response):
     """A response produced by another ASGI app, which receives the request's body that was already read."""
 
     def __init__(self, app: ASGIApp, message: bytes) -> None:
@@ -64,7 +64,7 @@ async def mcp(request: Request, principal: TokenCaller) -> Response:
         # the package takes a second to load: load it on first use, in a thread, and not at every start
         made: Callable[[], Any] = (await asyncio.to_thread(importlib.import_module, _SERVER)).Door
         door = request.app.state.mcp = getattr(request.app.state, "mcp", None) or made()
-    return _Handed(door, await request.body())  # read the body here, where it is rejected if it is too large
+    return _DelegatedResponse(door, await request.body())  # read the body here, where it is rejected if it is too large
 
 
 _SERVER = "sandyard.platform.api.mcp.server"

@@ -62,7 +62,7 @@ class Exchange:
     async def run(self) -> None:
         """Proxy until the response is complete or the browser disconnects."""
         try:
-            await first(self._through(), self._left())
+            await first(self._proxy(), self._left())
         except _GoneError:
             return
 
@@ -71,7 +71,7 @@ class Exchange:
         while (await self._receive())["type"] != "http.disconnect":
             pass
 
-    async def _through(self) -> None:
+    async def _proxy(self) -> None:
         for again in (True, False):
             async with self._previews.reaching(self._place, wake=self._wake) as route:
                 answer = await self._ask(route)
@@ -80,7 +80,7 @@ class Exchange:
                 held = await _held(answer, pieces)
                 reason = trouble(answer.status_code, held)
                 if reason is None:
-                    await self._pass_on(answer, held, pieces)
+                    await self._stream_response(answer, held, pieces)
                     return
             finally:
                 await answer.aclose()
@@ -108,7 +108,7 @@ class Exchange:
                 self._whole.set()
                 return
 
-    async def _pass_on(self, answer: httpx.Response, held: bytes, pieces: AsyncIterator[bytes]) -> None:
+    async def _stream_response(self, answer: httpx.Response, held: bytes, pieces: AsyncIterator[bytes]) -> None:
         """Stream the response to the browser.
 
         If the response breaks off, it is left incomplete: the server then closes the browser's connection too.

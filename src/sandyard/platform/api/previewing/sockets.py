@@ -41,7 +41,7 @@ async def carry(
             return await _refused(previews, place, answer)
         await send({"type": RAW, "headers": list(to_browser(answer.headers.raw))})
         stream: httpcore.AsyncNetworkStream = answer.extensions["network_stream"]
-        await first(_typed(previews, place, stream, receive), _shown(stream, send))
+        await first(_forward_input(previews, place, stream, receive), _forward_output(stream, send))
     finally:
         await answer.aclose()
     return None
@@ -69,7 +69,9 @@ async def _refused(previews: Previews, place: Place, answer: httpx.Response) -> 
     return response
 
 
-async def _typed(previews: Previews, place: Place, stream: httpcore.AsyncNetworkStream, receive: Receive) -> None:
+async def _forward_input(
+    previews: Previews, place: Place, stream: httpcore.AsyncNetworkStream, receive: Receive
+) -> None:
     """Forward the browser's data until it disconnects.
 
     Pongs do not count as activity, because browsers send them automatically.
@@ -88,7 +90,7 @@ async def _typed(previews: Previews, place: Place, stream: httpcore.AsyncNetwork
             return
 
 
-async def _shown(stream: httpcore.AsyncNetworkStream, send: Send) -> None:
+async def _forward_output(stream: httpcore.AsyncNetworkStream, send: Send) -> None:
     """Forward the server's data until it closes."""
     while True:
         try:

@@ -92,7 +92,7 @@ class _Conversation:
         )
         self._headers[_VERSION] = self._checked("protocol version", greeting.get("protocolVersion") or VERSION)
         await self._send({"jsonrpc": "2.0", "method": "notifications/initialized"})
-        return _named(greeting.get("serverInfo")), await self._tools(greeting)
+        return _server_name(greeting.get("serverInfo")), await self._tools(greeting)
 
     async def end(self) -> None:
         """End the server's session, if there is one. Ignores the response."""
@@ -180,7 +180,7 @@ def _message(data: bytes, number: int) -> dict[str, Any] | None:
     return told if isinstance(told, dict) and told.get("id") == number else None
 
 
-def _named(server: Any) -> str | None:
+def _server_name(server: Any) -> str | None:
     if not isinstance(server, dict) or not isinstance(server.get("name"), str):
         return None
     return " ".join(str(server[key]) for key in ("name", "version") if isinstance(server.get(key), str))

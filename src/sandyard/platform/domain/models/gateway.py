@@ -163,7 +163,7 @@ class Gateway:
     async def serve(self, place: Place, asking: Asking, answer: Answering) -> None:
         """Serve a request. Always responds, unless cancelled."""
         try:
-            call = await self._understood(place, asking)
+            call = await self._authorize(place, asking)
             if call.asked.counted:
                 await self._counted(call, answer)
             else:
@@ -176,7 +176,7 @@ class Gateway:
 
     # authorization -----------------------------------------------------------------------------------------------------
 
-    async def _understood(self, place: Place, asking: Asking) -> _Call:
+    async def _authorize(self, place: Place, asking: Asking) -> _Call:
         target, _, query = asking.target.partition("?")
         provider_id, _, rest = target.lstrip("/").partition("/")
         capability = self._capabilities.of(place.sandbox_id)
@@ -323,7 +323,7 @@ class Gateway:
         try:
             outcome.sent = True
             outcome.tokens = _at_least(Tokens(), call, 0)  # in case the agent disconnects before the response starts
-            response = await self._sent(call, key)
+            response = await self._send_upstream(call, key)
             outcome.tokens = Tokens()
         except httpx.HTTPError as error:
             late = isinstance(error, httpx.TimeoutException)
@@ -340,7 +340,7 @@ class Gateway:
                 f"{call.label} {'did not respond in time' if late else 'could not be reached'}.",
             ) from None
         try:
-            complete = await self._brought(call, response, answer, outcome, redactor)
+            complete = await self._stream_response(call, response, answer, outcome, redactor)
         finally:
             await response.aclose()
         if settle is not None:
@@ -348,7 +348,7 @@ class Gateway:
         if complete:
             await answer.end()
 
-    async def _brought(
+    async def _stream_response(
         self, call: _Call, response: httpx.Response, answer: Answering, outcome: _Outcome, redactor: Redactor
     ) -> bool:
         """Stream the response to the agent. Returns whether it is complete."""
@@ -413,7 +413,7 @@ class Gateway:
         if fault is not None and fault.final:
             self._tasks.spawn(self._refused(call.turn_id, fault))
 
-    async def _sent(self, call: _Call, key: Secret | None) -> httpx.Response:
+    async def _send_upstream(self, call: _Call, key: Secret | None) -> httpx.Response:
         client, asking = self.client_for(call.provider.base_url), call.asking
         headers = apis.upward(call.kind, asking.headers, key)
         if asking.body:

@@ -86,16 +86,16 @@ class Durable:
 
     async def begin(self, attempt_id: str, number: int) -> None:
         """Start the round of an attempt, unless it was started before."""
-        await self._there(self._begin(attempt_id, number))
+        await self._run_on_dbos_loop(self._begin(attempt_id, number))
 
     async def state(self, attempt_id: str, number: int) -> str | None:
         """Return `running`, `done` or `broken`; None if it was never started."""
-        return await self._there(self._state(attempt_id, number))
+        return await self._run_on_dbos_loop(self._state(attempt_id, number))
 
     async def tidy(self, older_than: timedelta) -> None:
         """Delete the records of rounds that ended longer ago. Their results are stored in the attempts."""
         if self._thread is not None:
-            await self._there(self._tidy(datetime.now(UTC) - older_than))
+            await self._run_on_dbos_loop(self._tidy(datetime.now(UTC) - older_than))
 
     async def close(self) -> None:
         """Stop workflows where they are. They continue when a platform opens again."""
@@ -113,7 +113,7 @@ class Durable:
 
     async def _step(self, name: str, verb: Callable[..., Awaitable[Result]], *arguments: Any) -> Result:
         async def work() -> Result:
-            return await self._here(verb(*arguments))
+            return await self._run_on_main_loop(verb(*arguments))
 
         return await DBOS.run_step_async({"name": name}, work)
 
@@ -148,7 +148,7 @@ class Durable:
 
     # two event loops -----------------------------------------------------------------------------------------------------
 
-    async def _there(self, work: Coroutine[Any, Any, T]) -> T:
+    async def _run_on_dbos_loop(self, work: Coroutine[Any, Any, T]) -> T:
         """Run work on the DBOS loop and wait for it on ours."""
         try:
             await self._open()
@@ -158,7 +158,7 @@ class Durable:
         assert self._loop is not None
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
 
-    async def _here(self, work: Awaitable[Result]) -> Result:
+    async def _run_on_main_loop(self, work: Awaitable[Result]) -> Result:
         """Run work on our loop and wait for it on the DBOS loop. Cancelling the waiter cancels the work."""
 
         async def run() -> Result:

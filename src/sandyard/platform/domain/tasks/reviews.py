@@ -76,7 +76,7 @@ class Reviews:
                 while not subscription.ended:
                     for event in await subscription.batch():
                         if event.kind in _KINDS:
-                            await self._surely(event)
+                            await self._handle_safely(event)
                     if subscription.position - noted > _NOTED_EVERY:
                         noted = subscription.position
                         await self._note(noted)
@@ -95,10 +95,10 @@ class Reviews:
                 tx.add(mark)
             return int(mark.value)
 
-    async def _surely(self, event: EventView) -> None:
+    async def _handle_safely(self, event: EventView) -> None:
         """Handle an event. One that cannot be handled must not block all others forever."""
         try:
-            await self._deal_with(event)
+            await self._handle(event)
         except SandyardError:
             raise
         except Exception as error:
@@ -112,7 +112,7 @@ class Reviews:
             if mark is not None and seq > int(mark.value):
                 mark.value = str(seq)
 
-    async def _deal_with(self, event: EventView) -> None:
+    async def _handle(self, event: EventView) -> None:
         left: list[Attempt] = []
         async with self._database.transaction() as tx:
             mark = await tx.session.get(Setting, _SEEN, with_for_update=True)
