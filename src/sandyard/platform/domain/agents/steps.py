@@ -39,9 +39,7 @@ from sandyard.platform.domain.sandboxes.model import utc_now
 VERSION = 1
 WAKING = "waking"
 """In the error code of a turn that is being interrupted because it was stuck, to be told to go on."""
-GO_ON = (
-    "You were interrupted, because nothing was heard of you for a long time. Look at what is done already, and go on."
-)
+GO_ON = "You were interrupted because you had been silent for a long time. Look at the existing work, and continue."
 LEFT_OUT = "mcp_server_left_out"
 _NEWEST = "msg_~"  # sorts behind every message
 _MODE, _MODEL = "session/set_mode", "session/set_config_option"
