@@ -17,7 +17,7 @@ HEAD = (
     "This conversation started earlier, and you do not remember it. The files are as they were left. A record of it follows, "
     "newest last; continue from there.\n\n"
 )
-TAIL = "\n\nEnd of the record. The current request:\n"
+TAIL = "\n\nEnd of the record. What is asked of you now:\n"
 
 
 async def of_session(session: AsyncSession, session_id: str, before: str) -> str | None:

@@ -125,7 +125,7 @@ async def test_an_agent_that_dies_and_one_that_fails(stage: Stage) -> None:
     assert (failed.status, failed.error_code) == ("failed", "agent_failed")
     assert "no model answers" in (failed.error or "")
     recalled = await stage.play(row, "recall")
-    assert "What was said" not in (said := await stage.text(recalled))
+    assert "Earlier messages" not in (said := await stage.text(recalled))
     assert "You: 1 2 " in said  # the second process was told what the first had said
     assert len(await stage.runs(row)) == 2
 

@@ -360,7 +360,7 @@ async def test_destroying_a_busy_sandbox_is_no_failure(yard: Yard, monkeypatch: 
     destroying = asyncio.ensure_future(yard.services.sandboxes.destroy_sandbox(yard.owner, row.id))
     for command in commands:
         done = await yard.wait(command)
-        assert done.status == "lost" and "destroyed" in (done.error or "")
+        assert done.status == "lost" and "deleted" in (done.error or "")
     go_on.set()
     await destroying
     assert (await yard.kinds(row))[2:] == ["sandbox.destroyed"]

@@ -219,7 +219,7 @@ async def test_only_going_there_wakes(scene: Scene) -> None:
         scene.fails = SleepingError()
         answer = await web.get(scene.url())
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
-    assert "asleep" in answer.text
+    assert "paused" in answer.text
 
 
 async def test_what_a_frame_shows_is_known_to_whoever_opened_it(scene: Scene) -> None:

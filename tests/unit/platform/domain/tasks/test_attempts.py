@@ -93,7 +93,7 @@ async def test_a_restart_begins_what_was_let_in(board: Board) -> None:
     async with board.database.reading() as session:
         said = await session.get(Task, broken.id)
     assert said is not None
-    assert "retry" in (said.error or "")
+    assert "Retry" in (said.error or "")
 
 
 async def test_stopped(board: Board) -> None:
