@@ -413,7 +413,7 @@ def test_a_model_that_stays_broken_fails_the_turn(desk: Desk) -> None:
     began = time.monotonic()
     turn = desk.over(desk.prompt("ask with a key that ran out", [Fail(401, "No such key.", times=None)]))
     assert (turn["status"], turn["errorCode"]) == ("failed", "model_key_refused")
-    assert "refused the API key (401). It said: No such key." in turn["error"]
+    assert "rejected the API key (401). It said: No such key." in turn["error"]
     assert time.monotonic() - began < 15, "an agent would try for minutes"
     desk.does("ask with a new key", [Say("It fits.")])
 

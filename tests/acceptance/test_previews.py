@@ -325,7 +325,7 @@ def test_it_wakes_for_people_and_for_nobody_else(platform: Platform) -> None:
     assert ok(client.get(f"/sandboxes/{sandbox}/ports")) == {"items": [], "sleeping": True}
     script = browser.get(clean(url), **ASLEEP)
     assert script.status_code == 503
-    assert "asleep" in script.text
+    assert "paused" in script.text
     assert status() == "paused"
     assert browser.get(clean(url)).status_code == 200
     assert status() == "running"
@@ -333,7 +333,7 @@ def test_it_wakes_for_people_and_for_nobody_else(platform: Platform) -> None:
     ok(client.delete(f"/sandboxes/{sandbox}"), 204)
     gone = browser.get(clean(url))
     assert gone.status_code == 404
-    assert "gone" in gone.text
+    assert "deleted" in gone.text
     assert client.get(f"/sandboxes/{sandbox}/ports").status_code == 410
 
 

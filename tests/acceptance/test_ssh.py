@@ -173,7 +173,7 @@ def test_strangers_are_kept_out(
     client = platform.client
     other = ok(client.post("/users", json={"name": "other", "password": PASSWORD}), 201)
     token = _token_of(platform, "other")
-    for wrong, sentence in ((token, "There is no"), ("sy_wrong", "token is not valid")):
+    for wrong, sentence in ((token, "There is no"), ("sy_wrong", "token is invalid")):
         stranger = Desk(platform, desk.home, wrong)
         done = stranger.run("ssh", host, "true", check=False)
         assert done.returncode == 255
@@ -207,7 +207,7 @@ def test_a_revoked_token_ends_it(desk: Desk, platform: Platform, host: str) -> N
     assert process.stdout.readline() == b"ready\n"
     ok(platform.client.delete(f"/tokens/{made['id']}"))
     _, complaint = process.communicate(timeout=60)
-    assert "You may no longer use this sandbox" in complaint.decode()
+    assert "You no longer have access to this sandbox" in complaint.decode()
     until(
         lambda: (
             b"sshd"

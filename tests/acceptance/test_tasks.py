@@ -159,7 +159,7 @@ def test_processes_that_a_turn_leaves_do_not_block_its_commit(platform: Platform
         answer = ok(card.client.post(f"/sandboxes/{sandbox}/execute", json={"command": "true"}))
         return str(answer["error"]) if answer["status"] == "not_started" else None
 
-    assert "can't start another process" in until(refused, 90), "named as what it is"
+    assert "cannot start another one" in until(refused, 90), "named as what it is"
     attempt = card.rests("in_review")
     assert project.repository.read(card.pull()["headBranch"], "kept.txt") == b"kept\n"
     (step,) = (step for step in attempt["steps"] if step["name"] == "agent")

@@ -24,7 +24,7 @@ SLOW_MS = 120_000
 LAPTOP: ViewportSize = {"width": 1440, "height": 900}
 LONG = "sleep: 300"
 LONG_REASON = (
-    "Your OpenAI account has no quota left. Add credit with the provider, or choose another key. "
+    "Your OpenAI account has no quota left. Add credit with the provider, or use another key. "
     "It said: You exceeded your current quota, please check your plan and billing details."
 )
 """Works until it is stopped."""
@@ -241,7 +241,7 @@ def test_a_card_that_may_not_move_comes_back(page: Page, new_board: NewBoard) ->
     board.open(page)
     expect(column(page, "In progress")).to_contain_text("full, limit 1")
     drag(page, "Wants it", "In progress")
-    told(page, "Could not move “Wants it”", "may hold 1 and has 1. Move one out of it first")
+    told(page, "Could not move “Wants it”", "is full (1 of 1 tasks). Move a task out of it")
     shows(page, "Backlog", "Wants it")
     shows(page, "In progress", "Has the place")
     board.task("Another")

@@ -214,7 +214,7 @@ def test_what_the_policy_refused_is_named_and_allowed(page: Page, yard: Yard, pr
         task = yard.task("Burn it", "permit: burn the fence", "create ashes.txt: some", project=project)
         attempt = yard.rests(task, "failed")
         page.goto(f"/tasks/{task}")
-        failure = page.get_by_role("alert").filter(has_text="refused permission")
+        failure = page.get_by_role("alert").filter(has_text="denied permission")
         expect(failure).to_contain_text("burn the fence")
         failure.get_by_role("button", name="Allow and continue").click()
         session = attempt["sessionId"]

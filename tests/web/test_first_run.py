@@ -61,7 +61,7 @@ def test_an_agent_that_needs_a_key_gets_it_where_it_is_missed(page: Page, yard: 
         expect(page.get_by_role("heading", name="Claude Code needs an Anthropic key")).to_be_visible()
         accessible(page)
         enter_key(page.get_by_role("form"), models.url, "sk-a-wrong-key")
-        expect(page.get_by_role("alert")).to_contain_text("Anthropic refused the API key (401).")
+        expect(page.get_by_role("alert")).to_contain_text("Anthropic rejected the API key (401).")
         steps = page.get_by_role("list", name="Steps")
         expect(steps.get_by_role("img", name="done")).to_have_count(1)
         assert yard.get("/model-providers")["items"] == []

@@ -33,7 +33,7 @@ CHANGES = {
     "policy": ("Deny", "\\bsudo\\b", "commandPolicy.deny", ["\\bsudo\\b"]),
 }
 """On each tab a field, what is written into it, and what is stored then."""
-REFUSED_TOKEN = re.compile("The remote refuses the credential: .* Enter a new one.$")
+REFUSED_TOKEN = re.compile("The remote rejected the credential: .* Enter a new one.$")
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +113,7 @@ def test_a_project_from_an_address_and_what_opens_it(page: Page, yard: Yard, git
     dialog.get_by_label("Token", exact=True).fill(token.text)
     dialog.get_by_role("button", name="Test and add").click()
     expect(page).to_have_url(re.compile(r"/projects/prj_\w+\?tab=forge"))
-    without_pulls = page.get_by_role("note").filter(has_text="branches are pushed there without pull requests")
+    without_pulls = page.get_by_role("note").filter(has_text="branches are pushed without pull requests")
     expect(without_pulls).to_be_visible()
     accessible(page)
     page.goto("/welcome")
@@ -334,7 +334,7 @@ def test_a_model_provider(page: Page, yard: Yard) -> None:
         dialog.get_by_label("Models").fill("scripted")
         dialog.get_by_label("Prices").fill("scripted 1 2")
         dialog.get_by_role("button", name="Test and save").click()
-        expect(dialog.get_by_role("alert")).to_contain_text("house refused the API key (401).")
+        expect(dialog.get_by_role("alert")).to_contain_text("house rejected the API key (401).")
         assert "house" not in [one["name"] for one in yard.get("/model-providers")["items"]]
         dialog.get_by_role("button", name="Save without testing").click()
         expect(dialog).to_be_hidden()
@@ -411,7 +411,7 @@ def test_mcp_servers_of_a_project(page: Page, yard: Yard) -> None:
     dialog.get_by_label("Arguments").fill("-y\n@example/notes@1.2.3")
     dialog.get_by_label("Environment variables").fill("LEVEL=info")
     dialog.get_by_role("button", name="Save", exact=True).click()
-    rule = "Use letters, digits and dashes; begin and end with a letter or a digit."
+    rule = "Use letters, digits and hyphens; start and end with a letter or digit."
     expect(dialog.get_by_label("Name")).to_have_accessible_description(rule)
     dialog.get_by_label("Name").fill("notes")
     dialog.get_by_role("button", name="Save", exact=True).click()
@@ -434,7 +434,7 @@ def test_a_schedule(page: Page, yard: Yard) -> None:
     dialog.get_by_label("Cron expression").fill("61 * * * *")
     dialog.get_by_label("Task title").fill("The weekly one")
     dialog.get_by_role("button", name="Save").click()
-    expect(dialog.get_by_role("alert")).to_contain_text("is no cron expression")
+    expect(dialog.get_by_role("alert")).to_contain_text("is not a valid cron expression")
     dialog.get_by_role("button", name="Mondays at 9").click()
     dialog.get_by_label("What should the agent do?").fill("create WEEK.md: 1\ncommit: docs: week")
     choose(page, dialog.get_by_label("Agent", exact=True), "Demo agent")

@@ -1,4 +1,4 @@
-"""Agents: which there are, those of people's own, and whether one works."""
+"""List, define and test agents."""
 
 from __future__ import annotations
 
@@ -61,19 +61,21 @@ class AgentView(Model):
     name: str
     title: str
     description: str
-    demo: bool = Field(description="No real agent: it follows written instructions, without a model.")
-    default: bool = Field(
-        description="It works where nobody has named an agent and the project has no model of its own."
+    demo: bool = Field(description="True for the demo agent, which follows written instructions and uses no model.")
+    default: bool = Field(description="Used when no agent is named and the project has no model of its own.")
+    built_in: bool = Field(description="True if the agent ships with the platform.")
+    apis: list[ModelApi] = Field(
+        description="Model APIs the agent can use, in order of preference. Empty means it needs no model."
     )
-    built_in: bool = Field(description="It comes with the platform.")
-    apis: list[ModelApi] = Field(description="What it can speak to a model, best first. Empty: it needs none.")
-    models: list[str] = Field(description="Some it is known to work with; others may be given.")
+    models: list[str] = Field(description="Models the agent is known to work with. Others may be given.")
     modes: list[str]
-    version: str | None = Field(description="Of what is installed in a sandbox; null: nothing is.")
-    model_ready: bool = Field(description="It needs no model, or everybody has a provider that it can use.")
-    model_projects: list[str] = Field(description="Ids of projects with a provider of their own that it can use.")
-    definition: Definition | None = Field(description="Null: it comes with the platform.")
-    owner_id: str | None = Field(description="Null: it is everybody's.")
+    version: str | None = Field(description="The version installed in a sandbox. Null means nothing is installed.")
+    model_ready: bool = Field(
+        description="True if the agent needs no model, or if a provider available to all users serves it."
+    )
+    model_projects: list[str] = Field(description="Ids of the projects that have their own provider for this agent.")
+    definition: Definition | None = Field(description="Null for agents that ship with the platform.")
+    owner_id: str | None = Field(description="Null means the agent is available to all users.")
     created_at: Instant | None
     updated_at: Instant | None
 
@@ -108,7 +110,7 @@ class AgentList(Model):
 class ChangedAgent(Input):
     model_config = example(title="My agent", definition=_DEFINITION)
 
-    title: Title | None = Field(None, description="Its name if left out.")
+    title: Title | None = Field(None, description="Defaults to the name.")
     definition: Definition
 
 
@@ -119,7 +121,7 @@ class NewAgent(ChangedAgent):
         min_length=1,
         max_length=MAX_NAME,
         pattern=r"^[a-z][a-z0-9-]*$",
-        description="For everybody the same: one that is taken is taken.",
+        description="Unique across all users.",
     )
 
 
@@ -127,30 +129,32 @@ class Try(Input):
     model_config = example(model="gpt-5.5")
 
     model: str | None = Field(
-        default=None, min_length=1, max_length=200, description="The provider's default if left out."
+        default=None, min_length=1, max_length=200, description="Defaults to the provider's default model."
     )
     background: bool = Field(
         default=False,
-        description="Answer at once, with 202: the session's events tell how it goes, `agent.tested` how it went.",
+        description="Respond immediately with 202. The session's events report progress; `agent.tested` reports the result.",
     )
 
 
 class StepView(Model):
     model_config = example(name="sandbox", seconds=0.213, ok=True)
 
-    name: str = Field(description="sandbox, install, start or answer: from the end of the one before to its own.")
+    name: str = Field(
+        description="sandbox, install, start or answer. Each step is timed from the end of the previous one."
+    )
     seconds: float
     ok: bool
 
 
 class TrialView(Model):
-    """What came of a test."""
+    """The result of an agent test."""
 
     agent: str
-    session_id: str = Field(description="Of the session it was tried in, which is deleted; its events are kept.")
+    session_id: str = Field(description="The session the test ran in. The session is deleted; its events are kept.")
     ok: bool
     steps: list[StepView]
-    answer: str | None = Field(description="The beginning of what it said.")
+    answer: str | None = Field(description="The beginning of the agent's answer.")
     error: str | None
     error_code: str | None
 
@@ -165,7 +169,7 @@ AS_IT_IS = Try()
 
 @router.get("/agents", name="agent.list", dependencies=[large_answer()])
 async def list_(caller: Caller, agents: Agents, models: Models) -> AgentList:
-    """Those that come with the platform, those that are everybody's, and your own."""
+    """List built-in agents, agents available to all users, and your own agents."""
     found = await agents.list(caller)
     readiness = await models.readiness(caller, [one.profile for one in found])
     default = await models.find_default_agent(None)
@@ -174,7 +178,10 @@ async def list_(caller: Caller, agents: Agents, models: Models) -> AgentList:
 
 @router.post("/agents", name="agent.create", status_code=201, dependencies=[limited("create")])
 async def create(request: Request, caller: Caller, agents: Agents, models: Models, body: NewAgent) -> AgentView:
-    """An agent of your own: any command line that speaks the Agent Client Protocol. What an administrator adds is everybody's."""
+    """Define an agent: any command line that speaks the Agent Client Protocol.
+
+    Agents created by an administrator are available to all users.
+    """
     note(request, target=body.name)
     return await _view(caller, models, await agents.create(caller, body.name, body.title, body.definition))
 
@@ -188,7 +195,7 @@ async def get(caller: Caller, agents: Agents, models: Models, agent_name: AgentN
 async def update(
     caller: Caller, agents: Agents, models: Models, agent_name: AgentName, body: ChangedAgent
 ) -> AgentView:
-    """All of it is replaced. Processes that run go on as they were started."""
+    """Replace the agent's definition. Running processes are not affected."""
     return await _view(caller, models, await agents.update(caller, agent_name, body.title, body.definition))
 
 
@@ -202,12 +209,15 @@ async def delete(caller: Caller, agents: Agents, agent_name: AgentName) -> None:
     name="agent.test",
     dependencies=[limited("create")],
     response_model=TrialView,
-    responses={202: {"model": TrialBegun, "description": "It goes on in the background."}},
+    responses={202: {"model": TrialBegun, "description": "The test continues in the background."}},
 )
 async def test(
     request: Request, caller: Caller, trials: Trials, agent_name: AgentName, body: Try = AS_IT_IS
 ) -> Response | TrialView:
-    """Have it say one word in a sandbox of its own. An install may take minutes. If you hang up, it goes on."""
+    """Test the agent: ask it for one word in a new sandbox.
+
+    Installing an agent may take minutes. The test continues if the client disconnects.
+    """
     session_id, trying = await trials.begin(caller, agent_name, model=body.model)
     note(request, session=session_id)
     if body.background:

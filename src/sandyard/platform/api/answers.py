@@ -1,4 +1,4 @@
-"""Bounds what one person's answers cost while nobody reads them: a large one is in memory until its client has taken all of it."""
+"""Limit the memory used by unread responses: a large response stays in memory until its client has read all of it."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from sandyard.platform.api.auth import Caller
 from sandyard.platform.api.problems import TooManyRequestsError, of_error
 
 PIECE = 256 * 1024
-"""An answer is handed to the server in pieces of this size: it takes the next one when the client has read enough."""
+"""Size of the pieces in which a response is handed to the server, which takes the next piece when the client has read enough."""
 SLOTS = 8
-"""Large answers that one person may have under way. A browser opens six connections."""
+"""Number of large responses one user may have in progress. A browser opens six connections."""
 WAIT_SECONDS = 10.0
-"""How long a request waits for one of the person's other answers to be read."""
+"""How long a request waits for one of the user's other responses to be read."""
 FINISHED_WAITING = 32
-"""Answers of one person that may wait for a slot when they are finished already."""
-_UNREAD = f"You have {SLOTS} large answers under way that are not being read. Read them, or close their connections."
+"""How many finished responses of one user may wait for a slot."""
+_UNREAD = f"You have {SLOTS} large responses in progress that are not being read. Read them or close their connections."
 
 
 @dataclass(slots=True)
@@ -32,13 +32,16 @@ class _Person:
 
 
 class AnswerSlots:
-    """Each person has SLOTS. Kept in this process: each replica counts for itself."""
+    """Give each user SLOTS slots. The count is kept in this process, so each replica counts separately."""
 
     def __init__(self) -> None:
         self._people: dict[str, _Person] = {}
 
     async def take(self, who: str, *, waiting: int | None = None) -> None:
-        """Wait for a slot. Raises TooManyRequestsError when none of them becomes free, or when more than `waiting` others wait already."""
+        """Wait for a slot.
+
+        Raises TooManyRequestsError if no slot becomes free in time, or if more than `waiting` requests are already waiting.
+        """
         person = self._people.setdefault(who, _Person())
         if waiting is not None and person.requests >= SLOTS + waiting:
             raise TooManyRequestsError(_UNREAD, WAIT_SECONDS)
@@ -64,20 +67,20 @@ class AnswerSlots:
 
 
 class _Slot:
-    """A request's claim to a slot, which it may never take."""
+    """A request's optional claim to a slot."""
 
     def __init__(self, slots: AnswerSlots) -> None:
         self._slots = slots
         self._holder: str | None = None
 
     async def take(self, who: str, *, waiting: int | None = None) -> None:
-        """Idempotent."""
+        """Take a slot. Idempotent."""
         if self._holder is None:
             await self._slots.take(who, waiting=waiting)
             self._holder = who
 
     def release(self) -> None:
-        """Idempotent."""
+        """Release the slot. Idempotent."""
         if self._holder is not None:
             self._slots.release(self._holder)
             self._holder = None
@@ -94,25 +97,29 @@ async def _take_slow_slot(connection: HTTPConnection, caller: Caller) -> None:
 
 
 def large_answer(*, slow: bool = False) -> Any:
-    """For a route's `dependencies=[large_answer()]`: its answer may have megabytes. Lists with `Paging` have it already. `slow`: it waits
-    for a sandbox or a remote; these have slots of their own, so that nothing else waits for them."""
+    """Return a dependency for routes whose response may be several megabytes: `dependencies=[large_answer()]`.
+
+    Lists with `Paging` already have it. Set `slow` for routes that wait for a sandbox or a remote; these use separate slots, so that other
+    requests don't wait for them.
+    """
     return Depends(_take_slow_slot if slow else _take_slot)
 
 
 def is_large(dependant: Dependant) -> bool:
-    """Whether a route's answer takes a slot."""
+    """Return whether the route's response takes a slot."""
     return dependant.call in (_take_slot, _take_slow_slot) or any(map(is_large, dependant.dependencies))
 
 
 def _size(start: Message) -> int:
-    """Of the body that follows; 0 where it is not known, as in a stream."""
+    """Return the size of the body that follows, or 0 if it is unknown, as in a stream."""
     return next((int(value) for name, value in start.get("headers", ()) if name.lower() == b"content-length"), 0)
 
 
 class Answers:
-    """Sends large bodies in pieces, so that a request is over when its client has read the answer, and then gives its slot back.
+    """Send large bodies in pieces and release the request's slot once the client has read the response.
 
-    A large answer of a route that took no slot needs one before it is sent. When there is none it is dropped, and the client told so.
+    A large response of a route that took no slot needs one before it is sent. If no slot is available, the response is dropped and the
+    client gets an error.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -138,7 +145,7 @@ class Answers:
                     await slot.take(f"{state['principal'].user_id} finished", waiting=FINISHED_WAITING)
                 except TooManyRequestsError as error:
                     dropped = True
-                    error.message = f"The request was carried out, but its answer was dropped. {error.message}"
+                    error.message = f"The request was carried out, but its response was dropped. {error.message}"
                     await of_error(HTTPConnection(scope), error)(scope, receive, send)
                     return
             body = message.get("body", b"")

@@ -1,4 +1,4 @@
-"""The application: routes, and what stands before them."""
+"""Build the ASGI application: routes and middleware."""
 
 from __future__ import annotations
 
@@ -38,18 +38,20 @@ _OWN = (
 
 
 def build(services: Services, routers: Iterable[APIRouter], *, static: Path = STATIC) -> FastAPI:
-    """`routers` are those of the other nouns; they come under /api/v1 beside the people's own. `static` is the built web
-    application, which answers browsers where no route does.
+    """Build the application.
 
-    Every layer is plain ASGI, so that a stream passes as it is made. Outside in: previews, which end there; the frame
-    gives the id and answers what nobody expected; measuring; the guard; the audit's trail, which sees the outcome;
-    what bounds large answers; then routing.
+    `routers` are the routers of the other nouns; they are added under /api/v1 next to the users' routes. `static` is the built web
+    application, which answers browsers where no route matches.
+
+    Every middleware is plain ASGI, so that streams pass through unbuffered. From the outside in: previews, which handle their requests
+    completely; the frame, which sets the request id and handles unexpected errors; metrics; the guard; the audit trail, which sees the
+    outcome; the limit on large responses; then routing.
     """
     app = FastAPI(
         title="Sandyard",
         version=__version__,
         openapi_url=f"{PREFIX}/openapi.json",
-        docs_url=None,  # FastAPI's page loads its scripts from other people's servers
+        docs_url=None,  # FastAPI's page loads its scripts from third-party servers
         redoc_url=None,
         redirect_slashes=False,
         separate_input_output_schemas=False,

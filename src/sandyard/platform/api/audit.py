@@ -1,4 +1,4 @@
-"""Who did what; for administrators."""
+"""The audit log, for administrators."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ async def _query(
     user_id: Annotated[str | None, Query(alias="userId", max_length=40)] = None,
     action: Annotated[str | None, Query(max_length=60, examples=["sandbox.execute"])] = None,
     target: Annotated[str | None, Query(max_length=300)] = None,
-    since: Annotated[Moment | None, Query(description="From this moment on.")] = None,
-    until: Annotated[Moment | None, Query(description="Before this moment.")] = None,
+    since: Annotated[Moment | None, Query(description="Only entries at or after this time.")] = None,
+    until: Annotated[Moment | None, Query(description="Only entries before this time.")] = None,
 ) -> AuditQuery:
     return AuditQuery(user_id, action, target, since, until)
 
@@ -71,11 +71,11 @@ async def list_audit(caller: AdminCaller, filters: Filters, page: Paging, audit:
     "/audit/export",
     name="audit.export",
     response_class=StreamingResponse,
-    responses={200: {"description": "One JSON object a line.", "content": {"application/x-ndjson": {}}}},
+    responses={200: {"description": "One JSON object per line.", "content": {"application/x-ndjson": {}}}},
 )
 @audited
 async def export_audit(caller: AdminCaller, filters: Filters, audit: Audit) -> StreamingResponse:
-    """Everything that matches, newest first, as it is read."""
+    """Export all matching entries as a stream, newest first."""
     lines = await audit.export(caller, filters)
     headers = {"Content-Disposition": 'attachment; filename="audit.ndjson"'}
     return StreamingResponse(lines, media_type="application/x-ndjson", headers=headers)

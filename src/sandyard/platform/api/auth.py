@@ -1,6 +1,6 @@
-"""Who asks: an API token in a header, a browser's cookie, or a one-time ticket where a browser can set no header.
+"""Authenticate requests: an API token in a header, a browser's cookie, or a one-time ticket where a browser cannot set headers.
 
-Routes take `caller: Caller` (a person), `AdminCaller` (an administrator) or, for SSE and WebSockets, `StreamCaller`.
+Routes take `caller: Caller` (a user), `AdminCaller` (an administrator) or, for SSE and WebSockets, `StreamCaller`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SAFE_METHODS = frozenset(("GET", "HEAD", "OPTIONS"))
 
 
 class CrossSiteError(SandyardError):
-    """This request came with a cookie but without the header X-Sandyard-CSRF: 1, which other sites cannot send."""
+    """This request has a session cookie but not the header X-Sandyard-CSRF: 1, which protects against cross-site requests."""
 
     code, status = "csrf", 403
 
@@ -34,7 +34,7 @@ class _Bearer(SecurityBase):
     model = HTTPBearer(bearerFormat="sy_…", description="An API token: `Authorization: Bearer sy_…`.")
 
     async def __call__(self, connection: HTTPConnection) -> str | None:
-        """The token, "" for any other Authorization, None without one."""
+        """Return the token, "" for any other Authorization header, or None without one."""
         given = connection.headers.get("authorization")
         if given is None:
             return None
@@ -48,7 +48,7 @@ class _Cookie(SecurityBase):
         {
             "in": "cookie",
             "name": COOKIE,
-            "description": f"Set by `POST /login`. Methods that change something also need the header `{CSRF_HEADER}: 1`.",
+            "description": f"Set by `POST /login`. Methods that change data also need the header `{CSRF_HEADER}: 1`.",
         }
     )
 
@@ -62,7 +62,7 @@ class _Ticket(SecurityBase):
         {
             "in": "query",
             "name": "ticket",
-            "description": "From `POST /tickets`: good once, for 30 seconds, to open a stream or a terminal.",
+            "description": "From `POST /tickets`. Valid once, for 30 seconds, to open a stream or a terminal.",
         }
     )
 
@@ -76,38 +76,41 @@ Ticket = Annotated[str | None, Depends(_Ticket())]
 
 
 async def caller(connection: HTTPConnection, bearer: Bearer, cookie: Cookie) -> Principal:
-    """Raises UnauthenticatedError, or CrossSiteError for a cookie that another site may have sent."""
+    """Return the authenticated user.
+
+    Raises UnauthenticatedError, or CrossSiteError if the cookie may have been sent by another site.
+    """
     users = _users(connection)
     if bearer is not None:
         found = await users.by_token(bearer)
         if found is None:
-            raise UnauthenticatedError("The token is not valid, has expired or was revoked.")
+            raise UnauthenticatedError("The token is invalid, expired or revoked.")
     elif cookie is not None:
         found = await users.by_cookie(cookie)
         if found is None:
-            raise UnauthenticatedError("The login has ended; sign in again.")
+            raise UnauthenticatedError("Your session has expired. Sign in again.")
         check_origin(connection)
     else:
-        raise UnauthenticatedError("Sign in, or send an API token: Authorization: Bearer sy_…")
+        raise UnauthenticatedError("Sign in, or send an API token in the header: Authorization: Bearer sy_…")
     connection.state.principal = found
     mark_authenticated(connection.scope)
     return found
 
 
 async def stream_caller(connection: HTTPConnection, bearer: Bearer, cookie: Cookie, ticket: Ticket) -> Principal:
-    """Like `caller`; a ticket is used up by being shown."""
+    """Authenticate like `caller`, but also accept a ticket, which is consumed."""
     if ticket is None or bearer is not None:
         return await caller(connection, bearer, cookie)
     found = await _users(connection).by_ticket(ticket)
     if found is None:
-        raise UnauthenticatedError("The ticket is not valid: it was used already or is older than 30 seconds.")
+        raise UnauthenticatedError("The ticket is invalid: it was already used or is older than 30 seconds.")
     connection.state.principal = found
     mark_authenticated(connection.scope)
     return found
 
 
 async def admin_caller(principal: Caller) -> Principal:
-    """Raises ForbiddenError."""
+    """Raise ForbiddenError if the caller is not an administrator."""
     principal.require_admin()
     return principal
 
@@ -118,7 +121,11 @@ AdminCaller = Annotated[Principal, Depends(admin_caller)]
 
 
 def check_origin(connection: HTTPConnection) -> None:
-    """A browser sends cookies also for other sites: a change needs a header they cannot set, a WebSocket our origin."""
+    """Reject requests that another site may have sent.
+
+    Browsers send cookies with cross-site requests too. A change needs a header that other sites cannot set, and a WebSocket needs our
+    origin.
+    """
     if connection.scope["type"] == "websocket":
         if not same_origin(connection):
             raise CrossSiteError("This WebSocket was opened by a page of another site.")
@@ -127,7 +134,7 @@ def check_origin(connection: HTTPConnection) -> None:
 
 
 def same_origin(connection: HTTPConnection) -> bool:
-    """No Origin means no browser, which has no cookie by accident."""
+    """Return whether the request comes from our own origin. A request without Origin is not from a browser and has no ambient cookie."""
     origin = connection.headers.get("origin")
     if origin is None:
         return True

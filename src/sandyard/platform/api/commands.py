@@ -1,4 +1,4 @@
-"""Commands in sandboxes: run them, read their output page by page or as it comes, end them."""
+"""Run commands in sandboxes, read or stream their output, and kill them."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ PAGE_LIMIT = 1 << 20
 class Execute(Input):
     model_config = example(command="pytest -q", cwd="/home/user/project", timeout=300)
 
-    command: str = Field(min_length=1, max_length=domain.MAX_COMMAND, description="For `bash -l -c`.")
+    command: str = Field(min_length=1, max_length=domain.MAX_COMMAND, description="Run with `bash -l -c`.")
     cwd: str | None = Field(None, max_length=4096)
     envs: dict[str, str] = Field(default_factory=dict, max_length=200, description="Not stored.")
-    timeout: float | None = Field(None, gt=0, description="Seconds; 300 if left out.")
-    background: bool = Field(False, description="Answer at once, with 202; read the output as it comes.")
+    timeout: float | None = Field(None, gt=0, description="In seconds. Default: 300.")
+    background: bool = Field(False, description="Respond immediately with 202. Read the output while the command runs.")
 
 
 class CommandView(Model):
@@ -73,7 +73,7 @@ class CommandView(Model):
 
 
 class Truncated(Model):
-    stdout: bool = Field(description="More of it is at GET /commands/{id}/output.")
+    stdout: bool = Field(description="The rest is available from GET /commands/{id}/output.")
     stderr: bool
 
 
@@ -82,9 +82,13 @@ class Result(Model):
 
     command_id: str
     status: CommandStatus
-    stdout: str = Field(description="Its beginning; bytes that are no UTF-8 are replaced. All of it, exactly: output.")
+    stdout: str = Field(
+        description="The beginning of the output. Bytes that are not UTF-8 are replaced. The exact output is available from `output`."
+    )
     stderr: str
-    exit_code: int | None = Field(description="Null when it did not exit by itself, or when that was never seen.")
+    exit_code: int | None = Field(
+        description="Null if the command did not exit by itself, or if its exit was not observed."
+    )
     signal: int | None
     error: str | None
     duration_ms: int | None
@@ -96,12 +100,12 @@ class Result(Model):
     name="sandbox.execute",
     dependencies=[limited("execute")],
     response_model=Result,
-    responses={202: {"model": CommandView, "description": "It runs in the background."}},
+    responses={202: {"model": CommandView, "description": "The command runs in the background."}},
 )
 async def execute(
     request: Request, caller: Caller, commands: Commands, settings: Settings, sandbox_id: SandboxId, body: Execute
 ) -> Response | Result:
-    """Run a command and answer with its result. A paused sandbox is woken. If you hang up, it goes on."""
+    """Run a command and return its result. Resumes a paused sandbox. The command continues if the client disconnects."""
     new = NewCommand(
         command=body.command,
         timeout_s=body.timeout or settings.command_timeout_s,
@@ -132,7 +136,7 @@ async def execute(
 
 @router.get("/sandboxes/{sandbox_id}/commands", name="command.list")
 async def list_(caller: Caller, commands: Commands, sandbox_id: SandboxId, page: Paging) -> Page[CommandView]:
-    """Newest first."""
+    """List commands, newest first."""
     return Page.of(await commands.page(caller, sandbox_id, page), CommandView.of)
 
 
@@ -146,10 +150,10 @@ class OutputPage(Model):
 
     stream: Stream
     offset: int
-    end: int = Field(description="The next page's offset.")
-    total: int = Field(description="Bytes there are so far.")
-    complete: bool = Field(description="The command is over, and this page reaches the end.")
-    text: str | None = Field(description="Null when this page is no UTF-8; then `base64` has it.")
+    end: int = Field(description="The offset of the next page.")
+    total: int = Field(description="Number of bytes written so far.")
+    complete: bool = Field(description="True if the command has finished and this page reaches the end.")
+    text: str | None = Field(description="Null if this page is not UTF-8; then see `base64`.")
     base64: str | None = None
 
 
@@ -162,7 +166,7 @@ async def output(
     offset: Annotated[int, Query(ge=0, le=2**53)] = 0,
     limit: Annotated[int, Query(ge=1, le=PAGE_LIMIT)] = 65536,
 ) -> OutputPage:
-    """A page of what it wrote, byte by byte."""
+    """Return a page of the command's output, byte by byte."""
     command, _ = await commands.get_for(caller, command_id)
     total: int = getattr(command, f"{stream}_bytes")
     data = await commands.files.read(command.id, stream, offset, max(0, min(limit, total - offset)))
@@ -192,10 +196,10 @@ async def stream_(
     caller: StreamCaller,
     commands: Commands,
     command_id: CommandId,
-    stdout: Annotated[int, Query(ge=0, le=2**53, description="Begin at this byte of it.")] = 0,
+    stdout: Annotated[int, Query(ge=0, le=2**53, description="Start at this byte of the stream.")] = 0,
     stderr: Annotated[int, Query(ge=0, le=2**53)] = 0,
 ) -> StreamingResponse:
-    """Its output as it comes (SSE): `output` events with stream, offset and base64 data, then one `end`."""
+    """Stream the output as it is written (SSE): `output` events with stream, offset and base64 data, then one `end` event."""
     command, _ = await commands.get_for(caller, command_id)
     return StreamingResponse(
         _events(request, caller, commands, command, {STDOUT: stdout, STDERR: stderr}),
@@ -222,14 +226,14 @@ async def _events(
         watch.cancel()
     over = CommandView.of(await commands.get(command.id))
     if not over.status.over:
-        return  # the platform stops, or the watcher may not any more; the command goes on
+        return  # the platform is stopping, or the user lost access; the command continues
     view = over.model_dump_json(by_alias=True)
     yield b"event: end\ndata: %s\n\n" % view.encode()
 
 
 @router.post("/commands/{command_id}/kill", name="command.kill")
 async def kill(caller: Caller, commands: Commands, command_id: CommandId) -> CommandView:
-    """End it. Idempotent."""
+    """Kill the command. Idempotent."""
     return CommandView.of(await commands.kill(caller, command_id))
 
 
@@ -238,7 +242,10 @@ def _duration(row: models.Command) -> int | None:
 
 
 def _text(data: bytes, *, at_end: bool) -> str | None:
-    """As text, without a character that a page cut in two (the next page begins with it); None when it is no text."""
+    """Decode a page; None if it is not UTF-8.
+
+    A character cut in two by the end of the page is left to the next page.
+    """
     try:
         return data.decode()
     except UnicodeDecodeError as error:

@@ -1,4 +1,4 @@
-"""What opens a project's repository and its forge: written, listed as hints, tried, never shown."""
+"""Credentials of a project's repository and forge. They can be written, tested and listed as hints, but never read."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class CredentialView(Model):
     )
 
     kind: Literal["token", "ssh_key", "app", "webhook_secret"]
-    hint: str = Field(description="The end of a token, the fingerprint of a key.")
+    hint: str = Field(description="The end of a token, or the fingerprint of a key.")
     created_at: Instant
     updated_at: Instant
 
@@ -48,7 +48,7 @@ class CredentialList(Model):
 
 @router.get("/projects/{project_id}/credentials", name="credential.list")
 async def list_(caller: Caller, project_id: ProjectId, credentials: Credentials) -> CredentialList:
-    """Which there are: nothing in this API shows a value."""
+    """List the stored credentials. No endpoint returns their values."""
     return CredentialList.of(await credentials.list(caller, project_id))
 
 
@@ -61,11 +61,9 @@ async def put(
     projects: Projects,
     credentials: Credentials,
     access: Access,
-    test: Annotated[
-        bool, Query(description="Test the connection with them first, and store none if it fails.")
-    ] = False,
+    test: Annotated[bool, Query(description="Test the connection first, and store nothing if the test fails.")] = False,
 ) -> CredentialList:
-    """All that are given are stored, or none. The answer lists all there are."""
+    """Store all given credentials, or none. Returns all stored credentials."""
     note(request, kinds=sorted(body.model_fields_set - {"username"}))
     if test:
         project = await projects.require_change(caller, project_id)
@@ -89,34 +87,34 @@ class FindingView(Model):
     detail: str
     field: str | None = Field(
         default=None,
-        description="What is to be corrected: `token`, `repository` or `baseBranch`; null: nothing of these.",
+        description="The field to correct: `token`, `repository` or `baseBranch`. Null if it is none of these.",
     )
 
 
 class BudgetView(Model):
-    """Requests that the forge still takes."""
+    """The forge's API rate limit."""
 
     limit: int
     remaining: int
-    low: bool = Field(description="There are fewer than a hundred left.")
+    low: bool = Field(description="True if fewer than 100 requests are left.")
     resets_at: Instant
 
 
 class Tested(Model):
     ok: bool
     findings: list[FindingView]
-    budget: BudgetView | None = Field(description="Null where the forge has no limits, or did not say.")
+    budget: BudgetView | None = Field(description="Null if the forge has no rate limit or did not report it.")
 
 
 @router.post("/projects/{project_id}/test", name="project.test", dependencies=[limited("execute")])
 async def test(caller: Caller, project_id: ProjectId, projects: Projects, access: Access) -> Tested:
-    """Try the connection: can the repository be read, pushed to, and its forge be asked? Changes nothing there."""
+    """Test read access, push access and API access to the repository. Changes nothing there."""
     project = await projects.get(caller, project_id)
     findings = await access.check(caller, project_id)
     try:
         budget = await access.budget(project)
     except SandyardError:
-        budget = None  # the findings say what is wrong
+        budget = None  # the findings report what is wrong
     return Tested(
         ok=all(finding.ok for finding in findings),
         findings=[FindingView.model_validate(finding) for finding in findings],

@@ -1,7 +1,7 @@
-"""What happens, as a stream (SSE) and page by page.
+"""Events as a stream (SSE) and page by page.
 
-A stream can be left and taken up again without loss: each event's `id` is its number, and `Last-Event-ID` (which
-browsers send by themselves) or `?after=` continues behind it.
+A client can leave a stream and resume it without loss: each event's `id` is its number, and `Last-Event-ID` (which browsers send
+automatically) or `?after=` continues after it.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ Events = Annotated[Feed, part("events")]
 
 RETRY_MS = 2000
 STANDING_SECONDS = 10.0
-"""How often a stream asks whether its reader may still come in."""
+"""How often a stream checks whether its reader is still authorized."""
 AGAIN_SECONDS = 1.0
 AT_ONCE = 20
-"""Events in one piece of a stream: a copy of it is kept for each reader until they have taken it."""
+"""Events per chunk of a stream. A copy of the chunk is kept for each reader until the reader has received it."""
 HIGHEST = 2**63 - 1
 HEARTBEAT = b":\n\n"
 _SAMPLE: dict[str, Any] = {
@@ -56,9 +56,9 @@ _SAMPLE: dict[str, Any] = {
 }
 _STREAM = {
     "description": (
-        "Events as they happen. `id` is the event's number, `event` its kind, `data` the event as JSON. A comment "
-        "comes when nothing else does. `event: events.trimmed` at the beginning means that some of what was asked for "
-        "is no longer kept."
+        "Events as they happen. `id` is the event's number, `event` its kind, `data` the event as JSON. While there are no "
+        "events, comments are sent as a heartbeat. `event: events.trimmed` at the beginning means that some of the requested "
+        "events are no longer stored."
     ),
     "content": {
         "text/event-stream": {
@@ -70,8 +70,11 @@ _STREAM = {
 
 
 class EventStream(Response):
-    """Sends pieces as they come. A client that leaves ends the subscription, which then ends the pieces: nothing is
-    cancelled, because a query that is cancelled half-way costs the database's connection."""
+    """Send chunks as they become available.
+
+    A client that disconnects ends the subscription, which in turn ends the chunks. Nothing is cancelled, because cancelling a query costs
+    the database connection.
+    """
 
     media_type = "text/event-stream"
 
@@ -98,11 +101,11 @@ class EventStream(Response):
 
 
 class EventOut(Model):
-    """Something that happened. Which ids it carries depends on its kind."""
+    """Something that happened. Which ids are set depends on the kind."""
 
     model_config = example(**_SAMPLE)
 
-    seq: int = Field(description="Grows with every event, with gaps.")
+    seq: int = Field(description="Increases with every event, with gaps.")
     at: Instant
     kind: str = Field(description="`noun.verb`")
     owner_id: str | None
@@ -114,23 +117,23 @@ class EventOut(Model):
 
 
 async def _filters(
-    session_id: Annotated[str | None, Query(alias="sessionId", description="Only of this session.")] = None,
-    task_id: Annotated[str | None, Query(alias="taskId", description="Only of this task.")] = None,
-    project_id: Annotated[str | None, Query(alias="projectId", description="Only of this project.")] = None,
-    sandbox_id: Annotated[str | None, Query(alias="sandboxId", description="Only of this sandbox.")] = None,
+    session_id: Annotated[str | None, Query(alias="sessionId", description="Only events of this session.")] = None,
+    task_id: Annotated[str | None, Query(alias="taskId", description="Only events of this task.")] = None,
+    project_id: Annotated[str | None, Query(alias="projectId", description="Only events of this project.")] = None,
+    sandbox_id: Annotated[str | None, Query(alias="sandboxId", description="Only events of this sandbox.")] = None,
 ) -> EventFilter:
     return EventFilter(session_id, task_id, project_id, sandbox_id)
 
 
 Filters = Annotated[EventFilter, Depends(_filters)]
-After = Annotated[int | None, Query(ge=0, le=HIGHEST, description="The number of the last event that was seen.")]
+After = Annotated[int | None, Query(ge=0, le=HIGHEST, description="The number of the last event you received.")]
 
 
 @router.get(
     "/events",
     name="event.stream",
     status_code=200,
-    summary="Follow events",
+    summary="Stream events",
     response_class=EventStream,
     responses={200: _STREAM},
 )
@@ -142,16 +145,18 @@ async def stream(
     *,
     after: After = None,
     last_event_id: Annotated[
-        str | None, Header(alias="Last-Event-ID", description="Goes before `after`.", examples=["4711"])
+        str | None, Header(alias="Last-Event-ID", description="Takes precedence over `after`.", examples=["4711"])
     ] = None,
 ) -> EventStream:
-    """Everything the caller may see. Without a number to continue from, it begins now. A stream ends when its token or
-    login does."""
+    """Stream all events you may see.
+
+    Without a number to continue from, the stream starts with new events. It ends when the token is revoked or the login expires.
+    """
     subscription = await events.subscribe(caller, filters, _number(last_event_id) if last_event_id else after)
     return EventStream(subscription, _frames(request, caller, subscription))
 
 
-@router.get("/events/history", name="event.list", summary="Read events back", dependencies=[large_answer()])
+@router.get("/events/history", name="event.list", summary="List past events", dependencies=[large_answer()])
 async def history(
     caller: Caller,
     events: Events,
@@ -159,11 +164,14 @@ async def history(
     *,
     after: After = None,
     cursor: After = None,
-    newest: Annotated[bool, Query(description="Begin with the last page instead of the first.")] = False,
-    limit: Annotated[int, Query(ge=1, le=MAX_LIMIT, description="How many at most.")] = DEFAULT_LIMIT,
+    newest: Annotated[bool, Query(description="Start with the last page instead of the first.")] = False,
+    limit: Annotated[int, Query(ge=1, le=MAX_LIMIT, description="Maximum number of items.")] = DEFAULT_LIMIT,
 ) -> Page[EventOut]:
-    """Oldest first. `nextCursor` is the number of the last one: send it as `cursor` (or `after`) for the next page. With
-    `newest` it is the number of the first one, and the next page has what came before."""
+    """List events, oldest first.
+
+    `nextCursor` is the number of the last event: send it as `cursor` (or `after`) to get the next page. With `newest`, it is the number of
+    the first event, and the next page has the events before it.
+    """
     if newest:
         last = await events.newest(caller, filters, after=after or 0, before=cursor, limit=limit + 1)
         items = [EventOut.model_validate(event) for event in reversed(last[:limit])]
@@ -175,12 +183,15 @@ async def history(
 
 def _number(text: str) -> int:
     if not (text.isascii() and text.isdecimal() and int(text[:20]) <= HIGHEST):
-        raise InvalidInputError("Last-Event-ID is not the id of an event.")
+        raise InvalidInputError("Last-Event-ID is not an event id.")
     return int(text)
 
 
 async def _frames(request: Request, caller: Principal, subscription: Subscription) -> AsyncIterator[bytes]:
-    """What is pending goes out in large pieces. While the database is away the stream stays, quiet, and goes on after."""
+    """Yield pending events in large chunks.
+
+    While the database is unavailable, the stream stays open without events and continues afterwards.
+    """
     services = request.app.state.services
     clock = asyncio.get_running_loop().time
     yield b"retry: %d\n\n" % RETRY_MS

@@ -1,4 +1,4 @@
-"""Files of a sandbox, up and down in streams, and its folders."""
+"""Upload, download, list and remove files in a sandbox."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ from sandyard.platform.domain.sandboxes.e2b import FileEntry
 
 router = api_router("files")
 Sandboxes = Annotated[service.Sandboxes, part("sandboxes")]
-Path = Annotated[str, Query(min_length=1, max_length=4096, description="From the user's home, or absolute.")]
+Path = Annotated[
+    str, Query(min_length=1, max_length=4096, description="Absolute, or relative to the user's home directory.")
+]
 BINARY = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
 
 
@@ -62,7 +64,7 @@ class Uploaded(Model):
 async def download(
     request: Request, caller: Caller, sandboxes: Sandboxes, sandbox_id: SandboxId, path: Path
 ) -> StreamingResponse:
-    """A file's bytes. 404 names the path."""
+    """Download a file. A 404 error names the path."""
     note(request, path=path)
     size, chunks = await sandboxes.download_file(caller, sandbox_id, path)
     name = quote(path.rsplit("/", 1)[-1] or "file", safe="")
@@ -79,7 +81,7 @@ async def download(
 )
 @streams_body
 async def upload(request: Request, caller: Caller, sandboxes: Sandboxes, sandbox_id: SandboxId, path: Path) -> Uploaded:
-    """Write a file; folders on the way are made. The body is the file, of any size up to the limit."""
+    """Write a file and create missing parent folders. The body is the file's content, up to the size limit."""
     note(request, path=path)
     announced = request.headers.get("content-length", "")
     size = await sandboxes.upload_file(
@@ -90,7 +92,7 @@ async def upload(request: Request, caller: Caller, sandboxes: Sandboxes, sandbox
 
 @router.delete("/sandboxes/{sandbox_id}/files", name="file.remove", status_code=204)
 async def remove(request: Request, caller: Caller, sandboxes: Sandboxes, sandbox_id: SandboxId, path: Path) -> Response:
-    """A file, or a folder with all that is in it."""
+    """Delete a file, or a folder with all its contents."""
     note(request, path=path)
     await sandboxes.remove_file(caller, sandbox_id, path)
     return Response(status_code=204)
@@ -103,19 +105,24 @@ async def list_(
     sandbox_id: SandboxId,
     path: Path = ".",
     depth: Annotated[int, Query(ge=1, le=10)] = 1,
-    limit: Annotated[int, Query(ge=1, le=10_000, description="How many at most.")] = 1000,
+    limit: Annotated[int, Query(ge=1, le=10_000, description="Maximum number of items.")] = 1000,
     cursor: Annotated[
         str | None,
-        Query(pattern=r"^[0-9]{1,9}$", description="`nextCursor` of the page before; leave it out to begin."),
+        Query(
+            pattern=r"^[0-9]{1,9}$", description="`nextCursor` of the previous page. Leave it out for the first page."
+        ),
     ] = None,
 ) -> Page[Entry]:
-    """List a folder, in the order of names. A page has fewer entries than asked for if their names are very long. Behind the first
-    100,000 entries nothing can be listed: use a command."""
+    """List a folder, sorted by name.
+
+    A page has fewer entries than requested if their names are very long. Only the first 100,000 entries can be listed; use a command for
+    more.
+    """
     found = await sandboxes.list_files(caller, sandbox_id, path, depth, PageRequest(limit, cursor))
     return Page[Entry].of(found, Entry.of)
 
 
 @router.get("/sandboxes/{sandbox_id}/files/info", name="file.info")
 async def info(caller: Caller, sandboxes: Sandboxes, sandbox_id: SandboxId, path: Path) -> Entry:
-    """Get a file's or a folder's name, kind, size, mode and owner. 404 if there is nothing at the path."""
+    """Get the name, kind, size, mode and owner of a file or folder. 404 if the path does not exist."""
     return Entry.of(await sandboxes.file_info(caller, sandbox_id, path))

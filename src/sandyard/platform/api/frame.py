@@ -1,5 +1,4 @@
-"""What every request passes, and every answer: an id, the headers that keep browsers careful, and the last resort when
-something fails that nobody expected."""
+"""The outermost middleware: it sets a request id and security headers, and handles unexpected errors."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ HEADERS = {
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'; sandbox",
     "Cache-Control": "no-store",
 }
-"""Where an answer has one of these already, it knows better: a page of the web application is no JSON."""
+"""Defaults. A response that sets one of these headers itself keeps its own value: web pages need another policy than JSON."""
 
 
 class Frame:
@@ -61,12 +60,12 @@ class Frame:
             except Exception as error:
                 log.error("request_failed", exc=error, method=scope.get("method"), path=scope["path"])  # noqa: TRY400
                 if scope["type"] == "websocket":
-                    await reply({"type": "websocket.close", "code": 1011, "reason": "The platform failed."})
+                    await reply({"type": "websocket.close", "code": 1011, "reason": "Internal error."})
                 elif not answered:
                     response = problem(HTTPConnection(scope), 500, "internal", FAILED)
                     await response(scope, receive, reply)
                 else:
-                    raise  # half an answer is out: only a broken connection tells the client so
+                    raise  # the response has started: only a broken connection tells the client that it failed
 
 
 def _request_id(scope: Scope) -> str:

@@ -1,4 +1,4 @@
-"""Git in a sandbox: everything that changes something is an operation, which can be waited for and looked up."""
+"""Git in a sandbox. Every change is an operation, which can be waited for and looked up."""
 
 from __future__ import annotations
 
@@ -25,7 +25,12 @@ from sandyard.platform.domain.git.model import OperationStatus
 
 router = api_router("git")
 Wait = Annotated[
-    float, Query(ge=0, le=300, description="Seconds to wait for its end; then the answer is 202 and it goes on.")
+    float,
+    Query(
+        ge=0,
+        le=300,
+        description="Seconds to wait for the operation to finish. After that, the response is 202 and the operation continues.",
+    ),
 ]
 Id = Annotated[str, Field(min_length=1, max_length=40)]
 SANDBOX = "sbx_00mwhnkzb5gfh26ygacc"
@@ -34,7 +39,7 @@ WAIT_SECONDS = 120.0
 _DOES: dict[str, Any] = {
     "dependencies": [limited("execute")],
     "response_model": OperationView,
-    "responses": {202: {"model": OperationView, "description": "It is not over yet; look at `Location`."}},
+    "responses": {202: {"model": OperationView, "description": "The operation has not finished. Poll `Location`."}},
 }
 
 
@@ -47,31 +52,33 @@ class InSandbox(Input):
 class Clone(InSandbox):
     model_config = example(sandboxId=SANDBOX, projectId="prj_0mh3k7a1x2abcdefghij", baseBranch="main")
 
-    project_id: Id | None = Field(None, description="Must be the sandbox's own project, which is taken if left out.")
-    base_branch: Branch | None = Field(None, description="The project's if left out.")
-    branch: Branch | None = Field(None, description="To work on; a free name is chosen if left out.")
+    project_id: Id | None = Field(
+        None, description="Must be the sandbox's own project. Default: the sandbox's project."
+    )
+    base_branch: Branch | None = Field(None, description="Default: the project's base branch.")
+    branch: Branch | None = Field(None, description="The branch to work on. Default: a new, unused name.")
 
 
 class NewBranch(InSandbox):
     model_config = example(sandboxId=SANDBOX, name="task-42")
 
     name: Branch
-    start: Revision | None = Field(None, description="Where it begins; where the checkout is if left out.")
+    start: Revision | None = Field(None, description="The starting point of the branch. Default: the current commit.")
 
 
 class Stage(InSandbox):
     model_config = example(sandboxId=SANDBOX, paths=["src/login.py"])
 
     paths: RepositoryPaths = Field(min_length=1)
-    unstage: bool = Field(False, description="Take them out of the next commit instead.")
+    unstage: bool = Field(False, description="Unstage the paths instead.")
 
 
 class NewCommit(InSandbox):
     model_config = example(sandboxId=SANDBOX, message="fix: the login works again")
 
     message: str = Field(min_length=1, max_length=MAX_MESSAGE)
-    paths: RepositoryPaths = Field(default_factory=list, description="Of these alone.")
-    everything: bool = Field(True, description="Of all that was changed; false: of what is staged.")
+    paths: RepositoryPaths = Field(default_factory=list, description="Commit only these paths.")
+    everything: bool = Field(True, description="True: commit all changes. False: commit only staged changes.")
 
 
 class Discard(InSandbox):
@@ -83,7 +90,7 @@ class Discard(InSandbox):
     @model_validator(mode="after")
     def _one_way(self) -> Discard:
         if bool(self.paths) == self.everything:
-            raise ValueError("give either paths, or everything: true")
+            raise ValueError("Set either paths, or everything: true")
         return self
 
 
@@ -92,11 +99,11 @@ class Update(InSandbox):
 
     how: Literal["rebase", "merge", "check", "agent", "give_up"] = Field(
         "rebase",
-        description="check: only say whether there would be conflicts; agent: leave them in the files for the agent to resolve; "
-        "give_up: end a merge or rebase that was begun, as if it never was.",
+        description="check: only report whether there would be conflicts. agent: leave conflicts in the files for the agent to resolve. "
+        "give_up: abort a merge or rebase in progress.",
     )
     source: Literal["base", "branch"] = Field(
-        "base", description="branch: what others have pushed to this very branch, instead of what is new on its base."
+        "base", description="base: update from the base branch. branch: pull changes that others pushed to this branch."
     )
 
 
@@ -117,9 +124,9 @@ class Restore(Input):
 async def _done(
     request: Request, git: service.GitService, asked: Awaitable[models.GitOperation], wait: float
 ) -> JSONResponse:
-    """The operation when it is over (200), or as it is after `wait` seconds (202). Raises what a failed one failed with.
+    """Return the finished operation (200), or its current state after `wait` seconds (202).
 
-    Whoever hangs up ends nothing.
+    Raises the error of a failed operation. The operation continues if the client disconnects.
     """
     operation = await asked
     note(request, target=operation.sandbox_id, operation=operation.id)
@@ -133,7 +140,7 @@ async def _done(
 
 @router.post("/git/clone", name="git.clone", **_DOES)
 async def clone(request: Request, caller: Caller, git: Git, body: Clone, wait: Wait = WAIT_SECONDS) -> JSONResponse:
-    """A fresh checkout of the project's repository, on a branch of its own."""
+    """Clone the project's repository into the sandbox, on a new branch."""
     asked = git.clone(
         caller, body.sandbox_id, project_id=body.project_id, base_branch=body.base_branch, branch=body.branch
     )
@@ -144,7 +151,7 @@ async def clone(request: Request, caller: Caller, git: Git, body: Clone, wait: W
 async def branch(
     request: Request, caller: Caller, git: Git, body: NewBranch, wait: Wait = WAIT_SECONDS
 ) -> JSONResponse:
-    """Begin a branch and work on it from now on."""
+    """Create a branch and switch to it."""
     return await _done(request, git, git.branch(caller, body.sandbox_id, name=body.name, start=body.start), wait)
 
 
@@ -159,7 +166,10 @@ async def stage(request: Request, caller: Caller, git: Git, body: Stage, wait: W
 async def commit(
     request: Request, caller: Caller, git: Git, body: NewCommit, wait: Wait = WAIT_SECONDS
 ) -> JSONResponse:
-    """A message that does not follow the project's convention is refused, with a `suggestion` that does."""
+    """Create a commit.
+
+    A message that does not follow the project's convention is rejected with a `suggestion` that does.
+    """
     asked = git.commit(caller, body.sandbox_id, message=body.message, paths=body.paths, everything=body.everything)
     return await _done(request, git, asked, wait)
 
@@ -167,20 +177,20 @@ async def commit(
 @router.post("/git/discard", name="git.discard", **_DOES)
 @body_limit(values=2 * MAX_PATHS)
 async def discard(request: Request, caller: Caller, git: Git, body: Discard, wait: Wait = WAIT_SECONDS) -> JSONResponse:
-    """Put files back as the last commit has them."""
+    """Restore files to their state in the last commit."""
     asked = git.discard(caller, body.sandbox_id, paths=body.paths, everything=body.everything)
     return await _done(request, git, asked, wait)
 
 
 @router.post("/git/push", name="git.push", **_DOES)
 async def push(request: Request, caller: Caller, git: Git, body: InSandbox, wait: Wait = WAIT_SECONDS) -> JSONResponse:
-    """The branch to the remote, never by force. Again: nothing more happens."""
+    """Push the branch to the remote, never with force. Idempotent."""
     return await _done(request, git, git.push(caller, body.sandbox_id), wait)
 
 
 @router.post("/git/update", name="git.update", **_DOES)
 async def update(request: Request, caller: Caller, git: Git, body: Update, wait: Wait = WAIT_SECONDS) -> JSONResponse:
-    """Bring in what is new on the base branch. Conflicts are answered with their `files`, and nothing was changed."""
+    """Update the branch from its base branch. If there are conflicts, the error lists the `files` and nothing is changed."""
     return await _done(request, git, git.update(caller, body.sandbox_id, how=body.how, source=body.source), wait)
 
 
@@ -194,7 +204,7 @@ async def tag(request: Request, caller: Caller, git: Git, body: NewTag, wait: Wa
 async def checkpoint(
     request: Request, caller: Caller, git: Git, body: InSandbox, wait: Wait = WAIT_SECONDS
 ) -> JSONResponse:
-    """Keep all files as they are, committed or not. Before every pause and push this happens by itself."""
+    """Save the state of all files, committed or not. This happens automatically before every pause and push."""
     return await _done(request, git, git.checkpoint(caller, body.sandbox_id), wait)
 
 
@@ -202,5 +212,5 @@ async def checkpoint(
 async def restore(
     request: Request, caller: Caller, git: Git, sessions: Sessions, body: Restore, wait: Wait = WAIT_SECONDS
 ) -> JSONResponse:
-    """A new sandbox for the checkpoint's session, with all files as they were."""
+    """Create a new sandbox for the checkpoint's session, with all files restored."""
     return await _done(request, git, sessions.restore(caller, body.checkpoint_id), wait)

@@ -1,4 +1,4 @@
-"""Git as it is read: operations, checkouts, history and differences. Nothing here wakes a sandbox."""
+"""Read operations, checkouts, history and diffs. Nothing here resumes a sandbox."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from sandyard.platform.domain.git import service
 router = api_router("git")
 Git = Annotated[service.GitService, part("git")]
 OperationId = Annotated[str, id_in_path("operation", "gop_00mwhnkzc0a1b2c3d4e5")]
-Patches = Annotated[bool, Query(description="With the changed lines themselves.")]
+Patches = Annotated[bool, Query(description="Include the changed lines.")]
 IdQuery = Annotated[str | None, Query(max_length=40)]
 
 
@@ -50,7 +50,7 @@ async def operations(
     session_id: Annotated[IdQuery, Query(alias="sessionId")] = None,
     project_id: Annotated[IdQuery, Query(alias="projectId")] = None,
 ) -> Page[OperationView]:
-    """Newest first."""
+    """List operations, newest first."""
     found = await git.operations(caller, page, sandbox_id=sandbox_id, session_id=session_id, project_id=project_id)
     return Page.of(found, lambda row: operation_view(git, row))
 
@@ -62,7 +62,7 @@ async def operation(caller: Caller, git: Git, operation_id: OperationId) -> Oper
 
 @router.get("/git/{sandbox_id}", name="git.checkout")
 async def checkout(caller: Caller, git: Git, sandbox_id: SandboxId) -> CheckoutView:
-    """Which branch of which repository is in the sandbox. Never wakes it, like all that is only read here."""
+    """Get the repository and branch checked out in the sandbox. Does not resume the sandbox."""
     return CheckoutView.model_validate(await git.checkout(caller, sandbox_id))
 
 
@@ -73,9 +73,9 @@ async def history(
     sandbox_id: SandboxId,
     limit: Annotated[int, Query(ge=1, le=500)] = 50,
     skip: Annotated[int, Query(ge=0, le=1_000_000)] = 0,
-    base: Annotated[bool, Query(description="Also what the branch began from.")] = False,
+    base: Annotated[bool, Query(description="Also return commits of the base branch.")] = False,
 ) -> History:
-    """Newest first."""
+    """List commits, newest first."""
     found = await git.history(caller, sandbox_id, limit=limit, skip=skip)
     room = limit - len(found)
     earlier = await git.base_history(caller, sandbox_id, limit=room) if base and room else []
@@ -87,7 +87,7 @@ async def history(
 
 @router.get("/git/{sandbox_id}/status", name="git.status", dependencies=[large_answer(slow=True)])
 async def status(caller: Caller, git: Git, sandbox_id: SandboxId) -> StatusView:
-    """What was changed since the last commit."""
+    """List changes since the last commit."""
     return StatusView.model_validate(await git.status(caller, sandbox_id))
 
 
@@ -97,12 +97,12 @@ async def diff(
     git: Git,
     sandbox_id: SandboxId,
     against: Annotated[
-        Against, Query(description="base: all of the branch's work; head: what is not committed; or a commit.")
+        Against, Query(description="base: all changes of the branch. head: uncommitted changes. Or a commit.")
     ] = "base",
-    path: Annotated[list[RepositoryPath], Query(max_length=1000, description="Of these alone.")] = [],  # noqa: B006 - FastAPI copies
+    path: Annotated[list[RepositoryPath], Query(max_length=1000, description="Only these paths.")] = [],  # noqa: B006 - FastAPI copies
     patches: Patches = True,
 ) -> DiffView:
-    """File by file; what is too large to show says so."""
+    """Return the diff, file by file. Files that are too large to show are marked as truncated."""
     return DiffView.model_validate(await git.diff(caller, sandbox_id, against=against, paths=path, patches=patches))
 
 
@@ -110,7 +110,7 @@ async def diff(
 async def checkpoints(
     caller: Caller, git: Git, sessions: Sessions, session_id: SessionId, page: Paging
 ) -> Page[CheckpointView]:
-    """Newest first; restore one with POST /git/restore."""
+    """List checkpoints, newest first. Restore one with POST /git/restore."""
     await sessions.get(caller, session_id)
     return Page.of(await git.checkpoints(caller, session_id, page), CheckpointView.model_validate)
 
@@ -124,6 +124,6 @@ async def compare(
     head: Annotated[Revision, Query(examples=["task-42"])],
     patches: Patches = True,
 ) -> Comparison:
-    """What `head` has that `base` has not, as the platform's copy of the repository knows them."""
+    """Compare two revisions: the changes that are in `head` but not in `base`, from the platform's copy of the repository."""
     commits, made = await git.compare(caller, project_id, base, head, patches=patches)
     return Comparison(commits=[CommitView.model_validate(one) for one in commits], diff=DiffView.model_validate(made))

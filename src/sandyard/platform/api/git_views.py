@@ -1,4 +1,4 @@
-"""What the API tells of repositories and of what is done to them."""
+"""Responses about repositories and Git operations."""
 
 from __future__ import annotations
 
@@ -28,17 +28,15 @@ class OperationView(Model):
     kind: OperationKind
     status: OperationStatus
     position: int | None = Field(
-        description="How many come before it at its repository; 0: it is its turn. Null when it does not wait."
+        description="Position in the repository's queue; 0 means it is next. Null if the operation is not queued."
     )
     sandbox_id: str | None
     session_id: str | None
     project_id: str | None
-    detail: dict[str, Any] = Field(
-        description="What came of it: branch, commit, warnings and so on, as its kind has it."
-    )
-    error: str | None = Field(description="Why it failed.")
+    detail: dict[str, Any] = Field(description="The result, depending on the kind: branch, commit, warnings and so on.")
+    error: str | None = Field(description="Why the operation failed.")
     error_code: str | None
-    attempts: int = Field(description="How often it was begun; more than once when the platform was restarted.")
+    attempts: int = Field(description="How often the operation was started. More than 1 if the platform was restarted.")
     created_at: Instant
     started_at: Instant | None
     finished_at: Instant | None
@@ -70,27 +68,27 @@ class History(Model):
     items: list[CommitView] = Field(description="The branch's own commits.")
     base: list[CommitView] = Field(
         default_factory=list,
-        description="With `base=true`, on the last page: the newest commits that the branch began from, as far as the limit has room.",
+        description="With `base=true`, on the last page: the newest commits of the base branch, up to the limit.",
     )
 
 
 class StatusEntryView(Model):
     path: str
-    index: Change | None = Field(description="What the next commit has of it.")
-    worktree: Change | None = Field(description="What it does not have yet.")
+    index: Change | None = Field(description="The staged change.")
+    worktree: Change | None = Field(description="The unstaged change.")
     old_path: str | None
 
 
 class StatusView(Model):
     model_config = example(branch="task-42", head="3f786850e387550fdab836ed7e6dc881de23001b", clean=True, entries=[])
 
-    branch: str | None = Field(description="Null when no branch is checked out.")
+    branch: str | None = Field(description="Null if no branch is checked out.")
     head: str | None
     clean: bool
     entries: list[StatusEntryView]
-    under_way: str | None = Field(description="`merge` or `rebase`, when one was begun and has not ended.")
-    truncated: bool = Field(description="There are more entries than are told.")
-    live: bool = Field(description="False: the sandbox does not run, and this is how it was kept last, at `asOf`.")
+    under_way: str | None = Field(description="`merge` or `rebase` if one is in progress.")
+    truncated: bool = Field(description="True if there are more entries than listed.")
+    live: bool = Field(description="False if the sandbox is not running; then this is the state saved at `asOf`.")
     as_of: Instant | None
 
 
@@ -98,11 +96,11 @@ class FileDiffView(Model):
     path: str
     change: Change
     old_path: str | None
-    added: int | None = Field(description="Lines; null for a binary file.")
+    added: int | None = Field(description="Number of lines. Null for a binary file.")
     removed: int | None
     binary: bool
-    patch: str | None = Field(description="Null when it was not asked for, is binary or too large.")
-    truncated: bool = Field(description="Its patch is too large to show.")
+    patch: str | None = Field(description="Null if the patch was not requested, is binary or is too large.")
+    truncated: bool = Field(description="True if the patch is too large to show.")
     old_mode: str | None
     new_mode: str | None
 
@@ -115,7 +113,7 @@ class DiffView(Model):
     files: list[FileDiffView]
     added: int
     removed: int
-    truncated: bool = Field(description="There are more files than are told.")
+    truncated: bool = Field(description="True if there are more files than listed.")
 
 
 class Comparison(Model):
@@ -135,8 +133,8 @@ class CheckoutView(Model):
     branch: str
     base_branch: str
     base_commit: str
-    head: str = Field(description="The newest commit that the platform has of it.")
-    pushed: str | None = Field(description="What was last pushed; null when nothing was.")
+    head: str = Field(description="The newest commit known to the platform.")
+    pushed: str | None = Field(description="The last pushed commit. Null if nothing was pushed.")
     created_at: Instant
     updated_at: Instant
 
@@ -154,5 +152,5 @@ class CheckpointView(Model):
     branch: str
     base_branch: str
     base_commit: str
-    changed: int = Field(description="Files that were not committed.")
+    changed: int = Field(description="Number of uncommitted files.")
     created_at: Instant

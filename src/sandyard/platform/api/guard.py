@@ -1,4 +1,4 @@
-"""What is refused before any route sees it: other sites that pretend to be us, bodies that are too large, NUL characters."""
+"""Reject requests before routing: wrong host names (DNS rebinding), bodies that are too large, and NUL characters."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sandyard.platform.api.problems import problem
 from sandyard.platform.settings import PlatformSettings
 
 BODY_LIMIT, BODY_VALUES = 1024 * 1024, 5_000
-"""Bytes and JSON values of a request's body. Each value that is wrong makes an error, which costs much more than to read it."""
+"""Maximum bytes and JSON values of a request body. Each invalid value produces an error, which costs much more than reading it."""
 F = TypeVar("F", bound=Callable[..., Any])
 _MARK = "__sandyard_body_limit__"
 
@@ -33,13 +33,13 @@ _USUAL = BodyLimit()
 
 
 def streams_body(endpoint: F) -> F:
-    """Marks a route that reads its body piece by piece and has its own limit."""
+    """Mark a route that reads its body as a stream and has its own limit."""
     setattr(endpoint, _MARK, None)
     return endpoint
 
 
 def body_limit(*, size: int = BODY_LIMIT, values: int = BODY_VALUES) -> Callable[[F], F]:
-    """Marks a route that takes more than others, or, because anybody may call it, less."""
+    """Mark a route with its own body limit: a higher one, or a lower one because the route needs no authentication."""
 
     def mark(endpoint: F) -> F:
         setattr(endpoint, _MARK, BodyLimit(size, values))
@@ -73,17 +73,18 @@ class Guard:
                 return (
                     421,
                     "wrong_host",
-                    f"This is not {host[:100] or 'a host without a name'}. Use the address that `sandyard up` printed, "
-                    "or set SANDYARD_PUBLIC_URL.",
+                    f"Unknown host name: {host[:100] or 'none'}. Use the URL that `sandyard up` printed, or set SANDYARD_PUBLIC_URL.",
                 )
         if "\0" in scope["path"] or b"%00" in scope.get("query_string", b""):
-            return 400, "invalid_argument", "The address must not contain NUL characters."
+            return 400, "invalid_argument", "The URL must not contain NUL characters."
         return None
 
 
 def allowed_hosts(settings: PlatformSettings) -> frozenset[str] | None:
-    """The names we answer to; None when everybody may reach us anyway. Bound to loopback, only a page that lies about
-    its own name (DNS rebinding) comes with another one."""
+    """Return the accepted host names; None means any.
+
+    On loopback, only a page that lies about its own name (DNS rebinding) sends another host name.
+    """
     if not is_loopback(settings.host):
         return None
     hosts = {"localhost", "127.0.0.1", "::1", settings.host.strip("[]").lower()}
@@ -93,7 +94,7 @@ def allowed_hosts(settings: PlatformSettings) -> frozenset[str] | None:
 
 
 def host_name(value: str) -> str:
-    """Of `[::1]:8700` the `::1`, of `Localhost:8700` the `localhost`."""
+    """Return the host without port or brackets: `::1` for `[::1]:8700`, `localhost` for `Localhost:8700`."""
     value = value.strip().lower()
     if value.startswith("["):
         return value[1:].partition("]")[0]
@@ -113,16 +114,16 @@ def _limited(scope: Scope, receive: Receive) -> Receive:
         body = message.get("body", b"")
         seen += len(body)
         if seen > limit.size:
-            raise HTTPException(413, f"The request's body is too large: the limit is {_words(limit.size)}.")
+            raise HTTPException(413, f"The request body is too large: the limit is {_words(limit.size)}.")
         counter = counter or ValueCounter(limit.values)
         try:
             counter.feed(body)
         except TooManyValuesError:
             raise HTTPException(
-                413, f"The request's body has too many JSON values: the limit is {limit.values:,}. Send less at a time."
+                413, f"The request body has too many JSON values: the limit is {limit.values:,}. Split the request."
             ) from None
         except ValueError:
-            raise HTTPException(400, "The request's body is not valid JSON: it is not UTF-8.") from None
+            raise HTTPException(400, "The request body is not valid JSON: it is not UTF-8.") from None
         return message
 
     return counted

@@ -1,4 +1,4 @@
-"""Is it alive, is it ready: for supervisors and for people."""
+"""Health and readiness endpoints."""
 
 from __future__ import annotations
 
@@ -33,12 +33,14 @@ class PartHealth(Model):
 
 class EngineHealth(Model):
     configured: bool
-    breaker: str = Field(examples=["closed"], description="closed (working), open (failing) or half_open (trying).")
+    breaker: str = Field(examples=["closed"], description="closed (working), open (failing) or half_open (retrying).")
     reason: str | None = None
 
 
 class Health(Model):
-    status: str = Field(examples=["ok"], description="ok, or degraded when something it needs does not answer.")
+    status: str = Field(
+        examples=["ok"], description="`ok`, or `degraded` if the database or the engine does not respond."
+    )
     version: str
     uptime_seconds: float
     database: PartHealth
@@ -53,7 +55,7 @@ class Readiness(Model):
 
 @router.get("/health", name="service.health", response_model=Health)
 async def health(request: Request) -> Health:
-    """Always 200 while the process serves."""
+    """Report health. Always 200 while the process is serving requests."""
     services = request.app.state.services
     database, engine = await _database(services), _engine(services)
     fine = database.ok and engine.breaker != "open"
@@ -70,20 +72,22 @@ async def health(request: Request) -> Health:
     "/ready",
     name="service.ready",
     response_model=Readiness,
-    responses={503: {"model": Readiness, "description": "Not yet, and why."}},
+    responses={503: {"model": Readiness, "description": "Not ready; `reasons` says why."}},
 )
 async def ready(request: Request) -> JSONResponse:
-    """200 when the database is reachable and migrated, the disk has room and an engine is configured. An engine that is down is shown, but
-    another copy of the platform could not reach it either."""
+    """Return 200 if the database is reachable and migrated, the disk has space and an engine is configured.
+
+    An unreachable engine is reported but does not make the platform unready, because another replica could not reach it either.
+    """
     services = request.app.state.services
     reasons = []
     database, engine = await _database(services), _engine(services)
     if not database.ok:
-        reasons.append(f"The database does not answer: {database.reason}")
+        reasons.append(f"The database is not responding: {database.reason}")
     else:
         reasons += await _unmigrated(services)
     if not engine.configured:
-        reasons.append("No engine is configured: set E2B_API_KEY, and E2B_API_URL unless it is E2B Cloud.")
+        reasons.append("No engine is configured. Set E2B_API_KEY, and E2B_API_URL unless you use E2B Cloud.")
     reasons += await asyncio.to_thread(_full_disk, services.settings.data_dir)
     answer = Readiness(ready=not reasons, reasons=reasons, engine=engine)
     return JSONResponse(answer.model_dump(mode="json", by_alias=True), 503 if reasons else 200)
@@ -94,7 +98,7 @@ def _full_disk(folder: Path) -> list[str]:
     free = stat.f_bavail * stat.f_frsize
     if free >= _LEAST_FREE:
         return []
-    return [f"The disk is full: {free >> 20} MiB are free at {folder}. Free some space."]
+    return [f"The disk is full: {free >> 20} MiB are free at {folder}. Free up disk space."]
 
 
 async def _database(services: Any) -> PartHealth:
@@ -102,7 +106,7 @@ async def _database(services: Any) -> PartHealth:
         async with asyncio.timeout(_PATIENCE):
             await services.database.check()
     except TimeoutError:
-        return PartHealth(ok=False, reason=f"no answer within {_PATIENCE:.0f} s")
+        return PartHealth(ok=False, reason=f"no response within {_PATIENCE:.0f} s")
     except SandyardError as error:
         return PartHealth(ok=False, reason=error.message)
     return PartHealth(ok=True)
@@ -113,12 +117,12 @@ async def _unmigrated(services: Any) -> list[str]:
         async with asyncio.timeout(_PATIENCE):
             current = await migrate.current(services.database)
     except TimeoutError:
-        return ["The database does not say which schema it has."]
+        return ["The database did not report its schema version in time."]
     except SandyardError as error:
         return [error.message]
     if current == await asyncio.to_thread(_newest):
         return []
-    return ["The database's schema is not this version's; it is brought up to date when the platform starts."]
+    return ["The database schema does not match this version. It is migrated when the platform starts."]
 
 
 @functools.cache

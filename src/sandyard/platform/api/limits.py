@@ -1,6 +1,6 @@
-"""How often one person may create and execute, and how often one address may try to sign in or send webhooks.
+"""Rate limits: creations and executions per user, sign-in attempts and webhooks per address.
 
-A bucket holds a minute's worth and is refilled evenly. Buckets live in this process: each replica counts for itself.
+A bucket holds one minute's worth and is refilled evenly. Buckets live in this process, so each replica counts separately.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sandyard.platform.settings import PlatformSettings
 
 Kind = Literal["create", "execute", "login", "address", "webhook"]
 _WORDS = {
-    "create": "create {n} things",
+    "create": "create {n} objects",
     "execute": "run {n} commands or send {n} messages",
     "login": "try to sign in {n} times",
 }
@@ -47,7 +47,7 @@ class Limits:
         self._buckets: dict[tuple[str, str], _Bucket] = {}
 
     def take(self, kind: Kind, who: str) -> None:
-        """Raises TooManyRequestsError, which says how long to wait."""
+        """Take one from the bucket. Raises TooManyRequestsError with the time to wait."""
         size, now = self._per_minute[kind], self._clock.now()
         bucket = self._buckets.get((kind, who))
         if bucket is None:
@@ -59,7 +59,9 @@ class Limits:
         if bucket.left < 1:
             wait = (1 - bucket.left) * 60 / size
             words = _WORDS[kind].format(n=size)
-            raise TooManyRequestsError(f"You may {words} a minute; try again in {math.ceil(wait)} s.", wait)
+            raise TooManyRequestsError(
+                f"Rate limit exceeded: you may {words} per minute. Try again in {math.ceil(wait)} s.", wait
+            )
         bucket.left -= 1
 
     @staticmethod
@@ -67,7 +69,7 @@ class Limits:
         return min(size, bucket.left + max(0.0, now - bucket.at) * size / 60)
 
     def _forget_full(self, now: float) -> None:
-        """A full bucket remembers nothing; when too many are not full, the oldest half goes."""
+        """Drop full buckets, which hold no information. If there are still too many, drop the oldest half."""
         for key, bucket in list(self._buckets.items()):
             if self._left(bucket, self._per_minute[key[0]], now) >= self._per_minute[key[0]]:
                 del self._buckets[key]
@@ -78,7 +80,7 @@ class Limits:
 
 
 def limited(kind: Literal["create", "execute"]) -> Any:
-    """For a route's `dependencies=[limited("create")]`: counts for the caller."""
+    """Return a dependency that counts against the caller's limit: `dependencies=[limited("create")]`."""
 
     async def check(connection: HTTPConnection, principal: Caller) -> None:
         limits: Limits = connection.app.state.limits
@@ -88,12 +90,15 @@ def limited(kind: Literal["create", "execute"]) -> Any:
 
 
 def login_limited() -> Any:
-    """Counts for the address, generously: a proxy is one for all. The name counts too, in `count_login`."""
+    """Return a dependency that counts per address, with a high limit because a proxy may be one address for all users.
+
+    `count_login` also counts per name.
+    """
     return _by_address("address")
 
 
 def webhook_limited() -> Any:
-    """Counts for the address: before its signature was looked at, nothing else is known of who sends one."""
+    """Return a dependency that counts per address, because the sender of a webhook is unknown until its signature is checked."""
     return _by_address("webhook")
 
 
@@ -106,6 +111,6 @@ def _by_address(kind: Literal["address", "webhook"]) -> Any:
 
 
 def count_login(connection: HTTPConnection, name: str) -> None:
-    """For one name from one address: nobody is locked out by what others try."""
+    """Count a sign-in for one name from one address, so that other people's attempts lock nobody out."""
     limits: Limits = connection.app.state.limits
     limits.take("login", f"{connection.client.host if connection.client else ''} {name}")

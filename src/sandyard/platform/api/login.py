@@ -1,4 +1,4 @@
-"""Signing in and out, who one is, and tickets for streams."""
+"""Sign in and out, get the current user, and create tickets for streams."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sandyard.platform.settings import PlatformSettings
 
 router = api_router("login")
 BODY_LIMIT, BODY_VALUES = 16 * 1024, 20
-"""Of a sign-in, which anybody may try: a name and a password, also if every character of them is escaped."""
+"""Body limit of a sign-in, which needs no authentication: a name and a password, even if every character is escaped."""
 Events = Annotated[Feed, part("events")]
 Users = Annotated[service.Users, part("users")]
 Settings = Annotated[PlatformSettings, part("settings")]
@@ -40,7 +40,7 @@ class LoginRequest(Input):
     def _one_way(self) -> LoginRequest:
         by_name = self.name is not None and self.password is not None
         if (self.token is None) != by_name or (self.token is not None and (self.name or self.password)):
-            raise ValueError("give either name and password, or token")
+            raise ValueError("Set either name and password, or token")
         return self
 
 
@@ -51,15 +51,16 @@ class LoginAnswer(Model):
 class Me(Model):
     user: UserView
     means: str = Field(
-        examples=["token:tok_0mh3k7a1x2abcdefghij"], description="What was shown: token, cookie, ticket."
+        examples=["token:tok_0mh3k7a1x2abcdefghij"],
+        description="How the request was authenticated: token, cookie or ticket.",
     )
-    has_password: bool = Field(description="Whether the person can sign in by name.")
+    has_password: bool = Field(description="Whether the user can sign in with name and password.")
     default_network: Literal["none", "listed", "all"] = Field(
-        description="What sandboxes may connect to whose project does not say."
+        description="Network access of sandboxes whose project does not set it."
     )
     last_event: int = Field(
         examples=[4711],
-        description="`Last-Event-ID` of a stream that misses nothing of what happens after this answer.",
+        description="Use it as `Last-Event-ID` to stream everything that happens after this response.",
     )
 
 
@@ -67,7 +68,7 @@ class PasswordChange(Input):
     model_config = example(currentPassword="correct horse battery", password="another horse battery")  # noqa: S106
 
     current_password: SecretStr | None = Field(
-        default=None, max_length=1000, description="Not needed while no password is set."
+        default=None, max_length=1000, description="Not needed if no password is set."
     )
     password: Password
 
@@ -80,11 +81,14 @@ class TicketView(Model):
 
 
 @router.post(
-    "/login", name="login.create", dependencies=[login_limited()], responses={401: {"description": "Not right."}}
+    "/login",
+    name="login.create",
+    dependencies=[login_limited()],
+    responses={401: {"description": "Wrong name, password or token."}},
 )
 @body_limit(size=BODY_LIMIT, values=BODY_VALUES)
 async def login(body: LoginRequest, request: Request, response: Response, users: Users) -> LoginAnswer:
-    """Sets the cookie that a browser shows from then on."""
+    """Sign in and set the session cookie."""
     note(request, target=body.name)
     count_login(request, body.name or "")
     issued = await users.login(
@@ -93,7 +97,7 @@ async def login(body: LoginRequest, request: Request, response: Response, users:
         token=body.token.get_secret_value() if body.token else None,
     )
     principal = await users.by_cookie(issued.value.reveal())
-    assert principal is not None, "a new cookie opens"
+    assert principal is not None, "a new cookie is valid"
     request.state.principal = principal
     settings = request.app.state.services.settings
     response.set_cookie(
@@ -110,7 +114,7 @@ async def login(body: LoginRequest, request: Request, response: Response, users:
 
 @router.post("/logout", name="login.delete", status_code=204)
 async def logout(caller: Caller, cookie: Cookie, response: Response, users: Users) -> None:
-    """Ends the cookie's login. With a token there is nothing to end."""
+    """End the cookie's session. With a token, does nothing."""
     if cookie is not None and caller.means.startswith("cookie:"):
         await users.logout(cookie)
     response.delete_cookie(COOKIE, path="/")
@@ -132,7 +136,7 @@ async def me(caller: Caller, users: Users, events: Events, settings: Settings) -
 @router.put("/me/password", name="login.password", status_code=204, dependencies=[login_limited()])
 @body_limit(size=BODY_LIMIT, values=BODY_VALUES)
 async def change_password(caller: Caller, body: PasswordChange, request: Request, users: Users) -> None:
-    """Changes the caller's own. All other logins end; API tokens stay valid."""
+    """Change your own password. Ends all your other sessions; API tokens stay valid."""
     count_login(request, caller.name)
     current = body.current_password.get_secret_value() if body.current_password else None
     await users.change_own_password(caller, current, body.password.get_secret_value())
@@ -140,7 +144,7 @@ async def change_password(caller: Caller, body: PasswordChange, request: Request
 
 @router.post("/tickets", name="ticket.create", status_code=201)
 async def ticket(caller: Caller, users: Users) -> TicketView:
-    """Good once, for 30 seconds, as `?ticket=` of an event stream or a terminal."""
+    """Create a ticket, valid once and for 30 seconds, as `?ticket=` of an event stream or a terminal."""
     issued = await users.create_ticket(caller)
     assert issued.expires_at is not None
     return TicketView(ticket=issued.value.reveal(), expires_at=issued.expires_at)

@@ -1,4 +1,4 @@
-"""MCP servers that agents of a project are given: written, listed with hints of their headers, tested."""
+"""MCP servers for a project's agents. Header values can be written and are listed as hints only."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Name = Annotated[
         min_length=1,
         max_length=40,
         pattern=f"^{model.NAME}$",
-        description="Letters, digits and dashes. Agents see it in the names of the server's tools.",
+        description="Letters, digits and hyphens. Agents see it in the names of the server's tools.",
         examples=["issues"],
     ),
 ]
@@ -37,7 +37,7 @@ Command = Annotated[
     Field(
         min_length=1,
         max_length=model.MAX_COMMAND,
-        description="A program in the sandbox, which speaks MCP on its standard input and output. No shell.",
+        description="A program in the sandbox that speaks MCP on its standard input and output. Not run in a shell.",
         examples=["npx"],
     ),
 ]
@@ -52,7 +52,7 @@ Env = Annotated[
     ],
     Field(
         max_length=model.MAX_ENV,
-        description="Not secret: everybody who sees the project sees them, and so does whatever runs in the sandbox.",
+        description="Not secret: visible to everyone who can see the project, and to every process in the sandbox.",
         examples=[{"LOG_LEVEL": "info"}],
     ),
 ]
@@ -61,8 +61,7 @@ Url = Annotated[
     Field(
         min_length=1,
         max_length=model.MAX_URL,
-        description="URL of a streamable HTTP server. Not secret. Addresses in private networks, and those that begin with "
-        "http://, are for administrators.",
+        description="URL of a streamable HTTP server. Not secret. Only administrators may use private network addresses and http:// URLs.",
         examples=["https://mcp.example.org/mcp"],
     ),
 ]
@@ -73,8 +72,8 @@ Headers = Annotated[
     ],
     Field(
         max_length=model.MAX_HEADERS,
-        description="Sent with every request to the URL, by the platform: their values are never shown, and never in a sandbox. "
-        "Values of fewer than 8 characters are not redacted in the server's answers. Null keeps the value that is stored.",
+        description="Sent by the platform with every request to the URL. The values are never shown and never enter a sandbox. Values "
+        "shorter than 8 characters are not redacted in the server's responses. Null keeps the stored value.",
         examples=[{"Authorization": "Bearer …"}],
     ),
 ]
@@ -84,7 +83,7 @@ class McpHeaderView(Model):
     model_config = example(name="Authorization", hint="…wxyz")
 
     name: str
-    hint: str = Field(description="The end of its value; nothing in this API shows more of it.")
+    hint: str = Field(description="The end of the value. No endpoint returns more of it.")
 
 
 class McpServerView(Model):
@@ -105,11 +104,11 @@ class McpServerView(Model):
     id: str
     project_id: str
     name: str
-    type: ServerType = Field(description="stdio: a command in the sandbox. http: a URL, which the platform speaks to.")
-    command: str | None = Field(description="Null for a URL.")
+    type: ServerType = Field(description="stdio: a command in the sandbox. http: a URL that the platform connects to.")
+    command: str | None = Field(description="Null for an http server.")
     args: list[str]
     env: dict[str, str]
-    url: str | None = Field(description="Null for a command.")
+    url: str | None = Field(description="Null for a stdio server.")
     headers: list[McpHeaderView]
     created_at: Instant
     updated_at: Instant
@@ -127,7 +126,7 @@ class NewMcpServer(Input):
     )
 
     name: Name
-    type: ServerType | None = Field(default=None, description="If left out: http with a `url`, else stdio.")
+    type: ServerType | None = Field(default=None, description="Default: http if `url` is set, otherwise stdio.")
     command: Command | None = None
     args: Args | None = None
     env: Env | None = None
@@ -135,12 +134,12 @@ class NewMcpServer(Input):
     headers: Headers | None = None
     test: bool = Field(
         default=False,
-        description="Test the URL before saving; if that fails, nothing is stored (`connection_test_failed`).",
+        description="Test the URL before saving. If the test fails, nothing is stored (`connection_test_failed`).",
     )
 
 
 class McpServerChange(Input):
-    """What is left out stays; `args`, `env` and `headers` are replaced as a whole."""
+    """Fields left out are not changed. `args`, `env` and `headers` are replaced as a whole."""
 
     model_config = example(url="https://mcp.example.org/mcp", headers={"Authorization": None})
 
@@ -150,7 +149,7 @@ class McpServerChange(Input):
     env: Env | None = None
     url: Url | None = Field(default=None, description="If the host changes, header values must be sent again.")
     headers: Headers | None = None
-    test: bool = Field(default=False, description="As in POST: what does not work is not stored.")
+    test: bool = Field(default=False, description="Test before saving, as in POST.")
 
 
 class McpServerTest(Model):
@@ -160,14 +159,14 @@ class McpServerTest(Model):
 
     ok: bool
     detail: str
-    server: str | None = Field(description="What the server calls itself.")
+    server: str | None = Field(description="The server's own name.")
     tools: list[str] = Field(description="The names of its tools.")
     duration_ms: int
 
 
 @router.get("/projects/{project_id}/mcp-servers", name="mcp_server.list", dependencies=[large_answer()])
 async def list_(caller: Caller, project_id: ProjectId, servers: McpServers) -> McpServerList:
-    """Those that the project's agents are given, oldest first."""
+    """List the project's MCP servers, oldest first."""
     found = await servers.list(caller, project_id)
     return McpServerList(items=[McpServerView.model_validate(one) for one in found])
 
@@ -178,7 +177,7 @@ async def list_(caller: Caller, project_id: ProjectId, servers: McpServers) -> M
 async def create(
     caller: Caller, project_id: ProjectId, body: NewMcpServer, request: Request, servers: McpServers
 ) -> McpServerView:
-    """Takes effect on the agent's next turn; changed headers and URLs take effect immediately."""
+    """Add an MCP server. Takes effect on the agent's next turn."""
     made = await servers.create(caller, project_id, _draft_of(body, body.type), test=body.test)
     note(request, server=made.id, name=made.name)
     return McpServerView.model_validate(made)
@@ -200,7 +199,10 @@ async def update(
     request: Request,
     servers: McpServers,
 ) -> McpServerView:
-    """Its type stays. Takes effect on the agent's next turn; changed headers and URLs take effect immediately."""
+    """Update an MCP server. Its type cannot change.
+
+    Takes effect on the agent's next turn; changed headers and URLs take effect immediately.
+    """
     note(request, fields=sorted(body.model_fields_set))
     changed = await servers.update(caller, project_id, server_id, _draft_of(body), test=body.test)
     return McpServerView.model_validate(changed)
@@ -215,7 +217,7 @@ async def delete(caller: Caller, project_id: ProjectId, server_id: ServerId, ser
     "/projects/{project_id}/mcp-servers/{server_id}/test", name="mcp_server.test", dependencies=[limited("execute")]
 )
 async def test(caller: Caller, project_id: ProjectId, server_id: ServerId, servers: McpServers) -> McpServerTest:
-    """Ask a server with a URL for its tools, from the platform and with its headers. A command runs only in sandboxes (409)."""
+    """Ask an http server for its tools, from the platform and with its headers. Not possible for stdio servers (409)."""
     return McpServerTest.model_validate(await servers.test(caller, project_id, server_id))
 
 

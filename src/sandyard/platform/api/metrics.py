@@ -1,4 +1,4 @@
-"""Prometheus: what this process did, and what the database holds, at the moment of asking."""
+"""Prometheus metrics: counters of this process, and counts from the database at the time of the request."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _FORWARDED = ("forwarded", "x-forwarded-for", "x-real-ip")
 
 
 class Metrics:
-    """Each application has its own registry: two in one process do not mix."""
+    """Metrics of one application. Each has its own registry, so that two applications in one process do not mix."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -35,20 +35,22 @@ class Metrics:
         )
         self.latency = Histogram(
             "sandyard_http_request_seconds",
-            "Time until the answer began.",
+            "Time until the response started.",
             ("method", "route"),
             buckets=_BUCKETS,
             registry=self.registry,
         )
-        self.sse_clients = Gauge("sandyard_sse_clients", "Event streams open now.", registry=self.registry)
+        self.sse_clients = Gauge("sandyard_sse_clients", "Open event streams.", registry=self.registry)
         self._sandboxes = Gauge("sandyard_sandboxes", "Sandboxes by status.", ("status",), registry=self.registry)
         self._commands = Gauge("sandyard_commands", "Commands by status.", ("status",), registry=self.registry)
         self._breaker = Gauge(
             "sandyard_engine_breaker", "0 closed (working), 1 half open, 2 open (failing).", registry=self.registry
         )
-        self._seq = Gauge("sandyard_event_seq", "The newest event's number.", registry=self.registry)
-        self._database = Gauge("sandyard_database_up", "Whether the database answers.", registry=self.registry)
-        Gauge("sandyard_info", "The version.", ("version",), registry=self.registry).labels(__version__).set(1)
+        self._seq = Gauge("sandyard_event_seq", "Number of the newest event.", registry=self.registry)
+        self._database = Gauge("sandyard_database_up", "Whether the database responds.", registry=self.registry)
+        Gauge("sandyard_info", "Version of the platform.", ("version",), registry=self.registry).labels(
+            __version__
+        ).set(1)
 
     async def render(self, services: Any) -> bytes:
         self._breaker.set(_BREAKER[str(services.engine.breaker.state)])
@@ -100,10 +102,10 @@ class Measured:
     "/metrics",
     name="service.metrics",
     response_class=Response,
-    responses={200: {"description": "Prometheus' text format.", "content": {"text/plain": {}}}},
+    responses={200: {"description": "Prometheus text format.", "content": {"text/plain": {}}}},
 )
 async def metrics(request: Request, bearer: Bearer, cookie: Cookie) -> Response:
-    """Open to this machine; others need a token."""
+    """Return metrics. No authentication is needed from this machine; others need a token."""
     if not _local(request):
         await caller(request, bearer, cookie)
     made: Metrics = request.app.state.metrics
@@ -111,7 +113,7 @@ async def metrics(request: Request, bearer: Bearer, cookie: Cookie) -> Response:
 
 
 def _local(connection: HTTPConnection) -> bool:
-    """A proxy on this machine speaks for others, and says so."""
+    """Return whether the client is on this machine. A local proxy forwards other clients and sets a forwarding header."""
     peer = connection.client.host if connection.client else ""
     return is_loopback(peer) and not any(name in connection.headers for name in _FORWARDED)
 
@@ -121,7 +123,7 @@ def _is_event_stream(message: Message) -> bool:
 
 
 def _route(scope: Scope) -> tuple[str, str]:
-    """The route's template: ids would make a series each. What names no route is one."""
+    """Return the route's template, because ids would create one series each. Requests without a route share one series."""
     method = scope["method"] if scope["method"] in _METHODS else "other"
     path: str = getattr(scope.get("route"), "path", None) or "none"
     return method, path.removeprefix(PREFIX)

@@ -1,4 +1,4 @@
-"""Providers of models: written, listed with a hint of their key, tried; and what was spent there."""
+"""Model providers and usage. Keys can be written and are listed as hints only."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Models = Annotated[service.Models, part("models")]
 Agents = Annotated[catalogue.Agents, part("agents")]
 ProviderId = Annotated[str, id_in_path("provider", "prv_0mh3k7a1x2abcdefghij")]
 OfProject = Annotated[
-    str | None, Query(alias="projectId", max_length=40, description="Only those that its agents may use.")
+    str | None, Query(alias="projectId", max_length=40, description="Only providers that the project's agents may use.")
 ]
 Name = Annotated[str, Field(min_length=1, max_length=100, examples=["anthropic"])]
 Url = Annotated[str, Field(min_length=1, max_length=addresses.LONGEST, examples=["https://api.anthropic.com"])]
@@ -40,7 +40,7 @@ Prices = Annotated[
     dict[ModelName, Price],
     Field(
         max_length=MAX_MODELS,
-        description="By model: US dollars for a million tokens. A name that ends with * is for all that begin so.",
+        description="By model, in US dollars per million tokens. End a name with * to match a prefix.",
         examples=[{"claude-sonnet-*": {"input": 3, "output": 15, "cacheRead": 0.3, "cacheWrite": 3.75}}],
     ),
 ]
@@ -64,8 +64,8 @@ class ModelPresetView(Model):
     kind: ModelApi
     base_url: str
     key_required: bool
-    key_url: str | None = Field(description="Where its keys are made.")
-    models: list[str] = Field(description="Empty: those that the server at its address has.")
+    key_url: str | None = Field(description="Where to create API keys.")
+    models: list[str] = Field(description="Empty means the models that the server at its address offers.")
     prices: dict[str, Price]
     agents: list[str] = Field(description="The agents that can use it.")
 
@@ -90,11 +90,11 @@ class ModelProviderView(Model):
     )
 
     id: str
-    project_id: str | None = Field(description="Null: it is for everybody.")
+    project_id: str | None = Field(description="Null means the provider is available to all users.")
     name: str
     kind: ModelApi
     base_url: str
-    hint: str = Field(description="The end of its key; nothing in this API shows more of it.")
+    hint: str = Field(description="The end of the key. No endpoint returns more of it.")
     models: list[str]
     prices: dict[str, Price]
     created_at: Instant
@@ -109,34 +109,38 @@ class NewModelProvider(Input):
         max_length=40,
         description="A name from GET /model-presets. Fields left out here are taken from it.",
     )
-    name: Name | None = Field(default=None, description="Needed without a preset.")
-    kind: ModelApi | None = Field(default=None, description="The type of its API. Needed without a preset.")
-    project_id: str | None = Field(default=None, max_length=40, description="Null: for everybody; administrators only.")
-    base_url: Url | None = Field(default=None, description="The provider's own if left out, where there is one.")
-    key: Key | None = Field(default=None, description="Null for one that needs none.")
+    name: Name | None = Field(default=None, description="Required without a preset.")
+    kind: ModelApi | None = Field(default=None, description="The API type. Required without a preset.")
+    project_id: str | None = Field(
+        default=None, max_length=40, description="Null means all users; administrators only."
+    )
+    base_url: Url | None = Field(
+        default=None, description="Default: the public address of the provider, if it has one."
+    )
+    key: Key | None = Field(default=None, description="Null if the provider needs no key.")
     models: ModelNames | None = None
     test: bool = Field(
         default=False,
-        description="Send the provider a small request first; if that fails, nothing is stored (`connection_test_failed`, with "
-        "`cause`). Of a preset without models, those that the provider has are stored.",
+        description="Send the provider a small request first. If it fails, nothing is stored (`connection_test_failed`, with `cause`). "
+        "For a preset without models, the provider's own list of models is stored.",
     )
     prices: Prices | None = Field(
         default=None,
-        description="With a preset, in addition to its own. Those of well-known providers are known anyway.",
+        description="With a preset, these are added to its prices. Prices of well-known providers are built in.",
     )
 
 
 class ModelProviderChange(Input):
-    """What is left out stays; a `key` of null takes it away."""
+    """Fields left out are not changed. A `key` of null removes the key."""
 
     model_config = example(models=["claude-sonnet-4-5"], prices={"claude-sonnet-*": {"input": 3, "output": 15}})
 
     name: Name | None = None
-    base_url: Url | None = Field(default=None, description="On another server it needs that one's key with it.")
+    base_url: Url | None = Field(default=None, description="If the host changes, the key must be sent again.")
     key: Key | None = None
     models: ModelNames | None = None
     prices: Prices | None = None
-    test: bool = Field(default=False, description="As in POST: what does not work is not stored.")
+    test: bool = Field(default=False, description="Test before saving, as in POST.")
 
 
 class ModelProviderTest(Model):
@@ -147,21 +151,21 @@ class ModelProviderTest(Model):
     model: str | None
     duration_ms: int
     cause: str | None = Field(
-        default=None, description="Why it does not work: key, quota, busy, model, address, unreachable or error."
+        default=None, description="Why it failed: key, quota, busy, model, address, unreachable or error."
     )
-    models: list[str] = Field(default_factory=list, description="Those it has, if it was asked for them.")
+    models: list[str] = Field(default_factory=list, description="The provider's models, if they were requested.")
 
 
 class UsageSums(Model):
-    """Sums over requests to models."""
+    """Totals over requests to models."""
 
     calls: int
-    input_tokens: int = Field(description="With those from and to a cache.")
+    input_tokens: int = Field(description="Includes tokens read from and written to a cache.")
     output_tokens: int
     cache_read_tokens: int
     cache_write_tokens: int
-    cost_usd: float | None = Field(description="What is known of it; null when no price is.")
-    unpriced: int = Field(description="Answers that are not in `costUsd`.")
+    cost_usd: float | None = Field(description="The known cost. Null if no price is known.")
+    unpriced: int = Field(description="Number of responses not included in `costUsd`.")
 
 
 class UsageOfModel(UsageSums):
@@ -174,17 +178,17 @@ class UsageView(UsageSums):
 
 class UsageOfDay(UsageOfModel):
     day: date = Field(description="In UTC.")
-    project_id: str | None = Field(description="Null: of sessions without a project.")
+    project_id: str | None = Field(description="Null for sessions without a project.")
 
 
 class UsageDays(Model):
     items: list[UsageOfDay]
-    truncated: bool = Field(description="There are older days than these; ask for fewer, or for one project.")
+    truncated: bool = Field(description="True if there are older days. Ask for fewer days or for one project.")
 
 
 @router.get("/model-presets", name="model_preset.list")
 async def presets(caller: Caller, agents: Agents) -> ModelPresets:
-    """Well-known providers, with their addresses, models and prices."""
+    """List well-known providers with their addresses, models and prices."""
     profiles = [one.profile for one in await agents.list(caller)]
     items = [
         ModelPresetView(**preset.model_dump(), agents=[one.name for one in profiles if preset.serves(one)])
@@ -201,7 +205,7 @@ async def list_(caller: Caller, page: Paging, models: Models, project_id: OfProj
 
 @router.post("/model-providers", name="model_provider.create", status_code=201, dependencies=[limited("create")])
 async def create(caller: Caller, body: NewModelProvider, request: Request, models: Models) -> ModelProviderView:
-    """For everybody, by an administrator; or for a project, by its owner."""
+    """Add a provider: for all users (administrators only) or for a project (its owner)."""
     made = await models.providers.create(
         caller,
         name=body.name,
@@ -243,13 +247,13 @@ async def update(
 
 @router.delete("/model-providers/{provider_id}", name="model_provider.delete", status_code=204)
 async def delete(caller: Caller, provider_id: ProviderId, models: Models) -> None:
-    """What was spent there stays known."""
+    """Delete a provider. Its recorded usage is kept."""
     await models.providers.delete(caller, provider_id)
 
 
 @router.post("/model-providers/{provider_id}/test", name="model_provider.test", dependencies=[limited("execute")])
 async def test(caller: Caller, provider_id: ProviderId, models: Models) -> ModelProviderTest:
-    """Ask its first model for one word, or for its list of models: does the key work?"""
+    """Test the key: ask the first model for one word, or ask for the list of models."""
     return ModelProviderTest.model_validate(await models.test(caller, provider_id))
 
 
@@ -260,9 +264,9 @@ async def usage(
     project_id: Annotated[str | None, Query(alias="projectId", max_length=40)] = None,
     task_id: Annotated[str | None, Query(alias="taskId", max_length=40)] = None,
     session_id: Annotated[str | None, Query(alias="sessionId", max_length=40)] = None,
-    since: Annotated[Moment | None, Query(description="Only requests from then on.")] = None,
+    since: Annotated[Moment | None, Query(description="Only requests at or after this time.")] = None,
 ) -> UsageView:
-    """What was spent on models, in all and by model; without a filter, on all that the caller may see."""
+    """Get model usage, in total and by model. Without a filter: of everything you may see."""
     spent, by_model = await models.report(
         caller, session_id=session_id, task_id=task_id, project_id=project_id, since=since
     )
@@ -276,9 +280,9 @@ async def usage_days(
     caller: Caller,
     models: Models,
     project_id: Annotated[str | None, Query(alias="projectId", max_length=40)] = None,
-    since: Annotated[Moment | None, Query(description="Only requests from then on.")] = None,
+    since: Annotated[Moment | None, Query(description="Only requests at or after this time.")] = None,
 ) -> UsageDays:
-    """The same by day, project and model, newest day first. Days on which nothing was asked are not among them."""
+    """Get usage by day, project and model, newest day first. Days without requests are left out."""
     days, truncated = await models.days(caller, project_id=project_id, since=since)
     items = [UsageOfDay(day=one.day, project_id=one.project_id, model=one.model, **_sums(one.spent)) for one in days]
     return UsageDays(items=items, truncated=truncated)

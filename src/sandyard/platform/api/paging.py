@@ -1,4 +1,4 @@
-"""`?limit=&cursor=` and the answer's `{items, nextCursor}`."""
+"""Pagination: `?limit=&cursor=` in requests, `{items, nextCursor}` in responses."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CURSOR = r"^[A-Za-z0-9_-]{1,100}$"
 class Page(Model, Generic[T]):
     items: list[T]
     next_cursor: str | None = Field(
-        default=None, description="Send it as `cursor` for the next page; null on the last one."
+        default=None, description="Send it as `cursor` to get the next page. Null on the last page."
     )
 
     @classmethod
@@ -32,9 +32,10 @@ class Page(Model, Generic[T]):
 
 async def _page(
     _slot: Annotated[None, large_answer()],
-    limit: Annotated[int, Query(ge=1, le=MAX_LIMIT, description="How many at most.")] = DEFAULT_LIMIT,
+    limit: Annotated[int, Query(ge=1, le=MAX_LIMIT, description="Maximum number of items.")] = DEFAULT_LIMIT,
     cursor: Annotated[
-        str | None, Query(pattern=CURSOR, description="`nextCursor` of the page before; leave it out to begin.")
+        str | None,
+        Query(pattern=CURSOR, description="`nextCursor` of the previous page. Leave it out for the first page."),
     ] = None,
 ) -> PageRequest:
     return PageRequest(limit, cursor)

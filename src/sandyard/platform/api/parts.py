@@ -1,4 +1,4 @@
-"""How a route gets at the domain: `Users = Annotated[users.Users, part("users")]`."""
+"""Inject domain services into routes: `Users = Annotated[users.Users, part("users")]`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from starlette.requests import HTTPConnection
 
 
 def part(name: str) -> Any:
-    """The service of that name in `app.state.services`, for routes and WebSockets alike. Async, like all dependencies here:
-    FastAPI sends the others through a thread."""
+    """Return a dependency on the service of that name in `app.state.services`, for routes and WebSockets.
+
+    It is async like all dependencies here, because FastAPI runs others in a thread.
+    """
 
     async def provide(connection: HTTPConnection) -> Any:
         return getattr(connection.app.state.services, name)

@@ -1,4 +1,4 @@
-"""Prepared snapshots: what sessions of a project start from."""
+"""Prepared snapshots, from which a project's sessions start."""
 
 from __future__ import annotations
 
@@ -32,12 +32,19 @@ Agents = Annotated[AgentCatalogue, part("agents")]
 Models = Annotated[ModelService, part("models")]
 PreparationId = Annotated[str, id_in_path("preparation", "prp_00mwhnkz2f0a9s8d7f6g")]
 Wait = Annotated[
-    float, Query(ge=0, le=300, description="Seconds to wait for its end; then the answer is 202 and it goes on.")
+    float,
+    Query(
+        ge=0,
+        le=300,
+        description="Seconds to wait for it to finish. After that, the response is 202 and the preparation continues.",
+    ),
 ]
 
 
 class PreparedCommand(Model):
-    source: str = Field(description="What has asked for it: a file of the repository, or the project's settings.")
+    source: str = Field(
+        description="Where the command comes from: a file of the repository, or the project's settings."
+    )
     command: str
     command_id: str
     exit_code: int | None
@@ -65,14 +72,14 @@ class PreparationView(Model):
     template: str
     base_branch: str
     base_commit: str
-    sandbox_id: str | None = Field(description="In which it is being prepared.")
-    step: str | None = Field(description="What is being done, or was done last.")
-    sources: list[str] = Field(description="Where its commands are from.")
+    sandbox_id: str | None = Field(description="The sandbox used for the preparation.")
+    step: str | None = Field(description="The current or last step.")
+    sources: list[str] = Field(description="Where the commands come from.")
     commands: list[PreparedCommand]
-    warnings: list[str] = Field(description="What was asked for and not done, and what a checkout lacks.")
-    agents_md: bool = Field(description="The repository has an AGENTS.md.")
+    warnings: list[str] = Field(description="Requests that were not carried out, and things missing from the checkout.")
+    agents_md: bool = Field(description="Whether the repository has an AGENTS.md.")
     shallow: bool
-    seconds: float | None = Field(description="How long it took to make.")
+    seconds: float | None = Field(description="How long the preparation took.")
     error: str | None
     error_code: str | None
     created_at: Instant
@@ -98,21 +105,21 @@ class NewPreparation(Input):
     model_config = example(agent="opencode", baseBranch="main")
 
     agent: str | None = Field(
-        None, min_length=1, max_length=100, description="Null: the project's, or the platform's default."
+        None, min_length=1, max_length=100, description="Default: the project's agent, or the platform's default agent."
     )
-    base_branch: Branch | None = Field(None, description="Null: the project's.")
+    base_branch: Branch | None = Field(None, description="Default: the project's base branch.")
 
 
 _DOES: dict[str, Any] = {
     "dependencies": [limited("create")],
     "response_model": PreparationView,
-    "responses": {202: {"model": PreparationView, "description": "It is being made; look at `Location`."}},
+    "responses": {202: {"model": PreparationView, "description": "The preparation is in progress. Poll `Location`."}},
 }
 
 
 @router.get("/projects/{project_id}/preparations", name="preparation.list")
 async def list_(caller: Caller, preparing: Preparing, project_id: ProjectId, page: Paging) -> Page[PreparationView]:
-    """Newest first."""
+    """List preparations, newest first."""
     return Page.of(await preparing.list(caller, project_id, page), PreparationView.of)
 
 
@@ -128,7 +135,7 @@ async def create(
     body: NewPreparation,
     wait: Wait = 0,
 ) -> JSONResponse:
-    """Prepare for the newest commit of the branch, unless that was done. One whose setup has failed is tried again."""
+    """Prepare the newest commit of the branch, unless that is already done. Retries a preparation whose setup failed."""
     project = await projects.get(caller, project_id)
     name = body.agent or await model_service.find_default_agent(project)
     profile = await agents.profile(caller.user_id, name)
@@ -152,6 +159,6 @@ async def get(caller: Caller, preparing: Preparing, preparation_id: PreparationI
 
 @router.delete("/preparations/{preparation_id}", name="preparation.delete", status_code=204)
 async def delete(caller: Caller, preparing: Preparing, preparation_id: PreparationId) -> Response:
-    """With its snapshot. Sessions that were started from it go on."""
+    """Delete a preparation and its snapshot. Sessions started from it are not affected."""
     await preparing.delete(caller, preparation_id)
     return Response(status_code=204)

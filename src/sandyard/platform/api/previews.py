@@ -1,4 +1,4 @@
-"""Ports of a sandbox, and the addresses under which a browser sees what listens there."""
+"""List a sandbox's ports and create preview URLs for them."""
 
 from __future__ import annotations
 
@@ -29,41 +29,43 @@ class PortView(Model):
     model_config = example(port=3000, address="127.0.0.1", process="node", url=_URL)
 
     port: int
-    address: str = Field(description="What it listens on: `0.0.0.0` and `::` mean every address of the sandbox.")
-    process: str | None = Field(description="The program's name, where the sandbox tells it.")
+    address: str = Field(description="The address it listens on. `0.0.0.0` and `::` mean every address of the sandbox.")
+    process: str | None = Field(description="The program's name, if known.")
     url: str | None = Field(
-        description="Where a browser with a preview's cookie sees it. null: this platform has no address for previews."
+        description="The preview URL, for browsers that have the preview's cookie. Null if the platform has no address for previews."
     )
 
 
 class PortList(Model):
     items: list[PortView]
-    sleeping: bool = Field(description="The sandbox is paused: which ports are open is not known until it is woken.")
+    sleeping: bool = Field(description="True if the sandbox is paused. Open ports are unknown until it is resumed.")
 
 
 class NewPreview(Input):
     model_config = example(port=3000, path="/")
 
     port: int = Field(ge=1, le=65535)
-    path: str = Field("/", max_length=2000, description="Where in it to begin, with its query.")
+    path: str = Field("/", max_length=2000, description="The path to open, including the query.")
 
 
 class PreviewView(Model):
     model_config = example(url=f"{_URL}?sandyard_ticket=AXk0…", expiresAt="2026-01-31T10:00:30.000Z")
 
-    url: str = Field(description="Opens the preview in the first browser that goes there.")
-    expires_at: Instant = Field(description="Until when it has to be opened; from then on the browser's cookie counts.")
+    url: str = Field(description="Opens the preview in the first browser that visits it.")
+    expires_at: Instant = Field(
+        description="When the URL expires. After opening it, the browser's cookie is used instead."
+    )
 
 
 class ShownPreview(Model):
     model_config = example(path="/settings?tab=team")
 
-    path: str | None = Field(description="null: no page of it was opened in a frame since the platform started.")
+    path: str | None = Field(description="Null if no page was opened in a frame since the platform started.")
 
 
 @router.get("/sandboxes/{sandbox_id}/ports", name="port.list", dependencies=[large_answer(slow=True)])
 async def list_(caller: Caller, previews: Previews, sandbox_id: SandboxId) -> PortList:
-    """TCP ports that something listens on, at most 2 seconds old. Never wakes the sandbox, nor counts as a use of it."""
+    """List TCP ports with a listening process. The list is at most 2 seconds old. Does not resume the sandbox or count as activity."""
     return PortList.model_validate(await previews.ports(caller, sandbox_id))
 
 
@@ -73,7 +75,7 @@ async def list_(caller: Caller, previews: Previews, sandbox_id: SandboxId) -> Po
 async def create(
     request: Request, caller: Caller, previews: Previews, sandbox_id: SandboxId, body: NewPreview
 ) -> PreviewView:
-    """An address that shows a port of the sandbox in a browser, in a tab or a frame. It is good once, for 30 seconds."""
+    """Create a URL that shows a port of the sandbox in a browser tab or frame. Valid once, for 30 seconds."""
     note(request, port=body.port)
     return PreviewView.model_validate(await previews.create(caller, sandbox_id, body.port, body.path))
 
@@ -82,6 +84,8 @@ async def create(
 async def get(
     caller: Caller, previews: Previews, sandbox_id: SandboxId, port: Annotated[int, Path(ge=1, le=65535)]
 ) -> ShownPreview:
-    """The path of the page that you opened last in a frame that shows this port. What a page does to its address without loading another
-    page is not known."""
+    """Get the path of the page you last opened in a frame for this port.
+
+    Changes a page makes to its URL without loading another page are not tracked.
+    """
     return ShownPreview(path=await previews.shown_path(caller, sandbox_id, port))

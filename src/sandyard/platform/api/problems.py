@@ -1,4 +1,4 @@
-"""Every error leaves as application/problem+json: a code for programs, a sentence for people, and the request's id."""
+"""Error responses as application/problem+json: a code for programs, a sentence for people, and the request id."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from sandyard.kit.errors import SandyardError
 from sandyard.platform.api.validation_messages import message_of
 
 MEDIA_TYPE = "application/problem+json"
-FAILED = "The platform failed to do this; its log says why, under the request's id. Try again, or report it."
+FAILED = "Internal error. See the platform's log for this request id, and try again or report it."
 MOST_FAULTS, _LONGEST_FIELD = 20, 300
-"""Of a request that is not valid: how many of its faults are told, and characters of a fault's place."""
+"""Limits of a validation error: how many errors are listed, and the length of a field's path."""
 _RETRY_AFTER = {503: 1.0}
 _CODES = {
     400: "invalid_argument",
@@ -44,12 +44,15 @@ class FieldError(BaseModel):
 
 class ConflictedFile(BaseModel):
     path: str = Field(examples=["src/login.py"])
-    kind: str = Field(examples=["content"], description="As git calls it: content, add/add, modify/delete, …")
+    kind: str = Field(
+        examples=["content"],
+        description="The kind of conflict, as Git names it: content, add/add, modify/delete and so on.",
+    )
     detail: str
 
 
 class Problem(BaseModel):
-    """What went wrong (RFC 9457). `code` is for programs, `detail` for people."""
+    """An error (RFC 9457). `code` is for programs, `detail` for people."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -72,29 +75,27 @@ class Problem(BaseModel):
     code: str
     detail: str
     requestId: str | None  # noqa: N815 - the wire's own name
-    errors: list[FieldError] | None = Field(
-        default=None, description="Of a request that is not valid: the places of the first 20 faults."
-    )
+    errors: list[FieldError] | None = Field(default=None, description="For invalid requests: the first 20 errors.")
     operationId: str | None = Field(  # noqa: N815
         default=None,
-        description="Of what was done with git: the operation that failed.",
+        description="For Git operations: the operation that failed.",
         examples=["gop_00mwhnkzc0a1b2c3d4e5"],
     )
-    files: list[ConflictedFile] | None = Field(default=None, description="Of `conflicts`: the files in conflict.")
+    files: list[ConflictedFile] | None = Field(default=None, description="For `conflicts`: the files in conflict.")
     choices: list[str] | None = Field(
         default=None,
-        description="Of `conflicts`: what can be done about them, as `how` of POST /git/update.",
+        description="For `conflicts`: possible values of `how` in POST /git/update.",
         examples=[["agent", "give_up"]],
     )
     suggestion: str | None = Field(
         default=None,
-        description="Of `commit_message`: a message that would be taken.",
+        description="For `commit_message`: an acceptable message.",
         examples=["fix: the login works again"],
     )
 
 
 class TooManyRequestsError(SandyardError):
-    """Too many requests; wait a moment."""
+    """Too many requests. Try again in a moment."""
 
     code, status = "rate_limited", 429
 
@@ -113,7 +114,7 @@ def problem(
     headers: Mapping[str, str] | None = None,
     extra: Mapping[str, object] | None = None,
 ) -> Response:
-    """Leaves `code` in the connection's state, where the audit finds it. `extra` are members that only some errors have."""
+    """Build an error response. Stores `code` in the connection's state for the audit log. `extra` are members of specific errors."""
     connection.state.problem_code = code
     body: dict[str, Any] = {
         **(extra or {}),
@@ -131,7 +132,7 @@ def problem(
         sent["WWW-Authenticate"] = 'Bearer realm="sandyard"'
     if status in _RETRY_AFTER and "Retry-After" not in sent:
         sent["Retry-After"] = str(math.ceil(_RETRY_AFTER[status]))
-    # a detail may quote what a client sent: what is no text leaves escaped, never as a failure of its own
+    # the detail may quote the client's input: escape invalid text instead of failing on it
     text = json.dumps(body, ensure_ascii=False).encode(errors="backslashreplace")
     return Response(text, status, sent, media_type=MEDIA_TYPE)
 
@@ -143,7 +144,7 @@ def of_error(connection: HTTPConnection, error: SandyardError) -> Response:
 
 
 def install(app: FastAPI) -> None:
-    """Map each kind of error once, for requests and for WebSockets."""
+    """Install one handler per kind of error, for requests and WebSockets."""
 
     async def sandyard(connection: Any, error: SandyardError) -> Response | None:
         return await _answer(connection, of_error(connection, error), error.message)
@@ -151,9 +152,9 @@ def install(app: FastAPI) -> None:
     async def invalid(connection: Any, error: Any) -> Response | None:
         found = error.errors()
         faults = [_fault(one) for one in found[:MOST_FAULTS]]
-        detail = "The request is not valid: " + "; ".join(f"{f['field']}: {f['message']}" for f in faults[:3]) + "."
+        detail = "The request is invalid: " + "; ".join(f"{f['field']}: {f['message']}" for f in faults[:3]) + "."
         if len(found) > MOST_FAULTS:
-            detail += f" It has {len(found) - MOST_FAULTS:,} more faults than are listed."
+            detail += f" There are {len(found) - MOST_FAULTS:,} more errors."
         return await _answer(connection, problem(connection, 400, "invalid_argument", detail, errors=faults), detail)
 
     async def http(connection: Any, error: HTTPException) -> Response | None:
@@ -173,7 +174,7 @@ def install(app: FastAPI) -> None:
 
 
 async def _answer(connection: HTTPConnection, response: Response, detail: str) -> Response | None:
-    """A WebSocket that is not open yet is denied with the same answer; an open one is closed with 4000 + status."""
+    """Deny a WebSocket that is not yet open with the response; close an open one with 4000 + status."""
     if not isinstance(connection, WebSocket):
         return response
     if connection.application_state is WebSocketState.CONNECTING:
@@ -198,9 +199,9 @@ def _fault(error: Mapping[str, Any]) -> dict[str, str]:
 def _sentence(connection: HTTPConnection, error: HTTPException) -> str:
     path, method = connection.scope["path"], connection.scope.get("method", "WebSocket")
     if error.status_code == 404 and error.detail == "Not Found":
-        return f"There is no {method} {path} here."
+        return f"{method} {path} does not exist."
     if error.status_code == 405:
-        return f"{path} does not know {method}."
+        return f"{path} does not support {method}."
     return str(error.detail)
 
 

@@ -1,4 +1,4 @@
-"""Projects and who works on them."""
+"""Projects and their members."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ Repository = Annotated[
     Field(
         min_length=1,
         max_length=1000,
-        description="An https or ssh address without credentials in it. A path on the platform's own machine: by administrators only.",
+        description="An https or ssh URL without credentials. Only administrators may use a path on the platform's own machine.",
         examples=["https://example.org/website.git"],
     ),
 ]
-BaseBranch = Annotated[Branch, Field(description="Null: the remote's default branch.")]
+BaseBranch = Annotated[Branch, Field(description="Null means the remote's default branch.")]
 _SETTINGS: dict[str, Any] = {
     "commandPolicy": {"allow": [], "deny": ["\\bsudo\\b"]},
     "idleSeconds": 600,
@@ -78,13 +78,13 @@ class ProjectView(Model):
     updated_at: Instant
     archived_at: Instant | None
     connection_error: str | None = Field(
-        description="Why the repository could not be used when it was last tried; null: it could, or was not tried yet."
+        description="Why the last connection to the repository failed. Null if it succeeded or was not tried yet."
     )
     forge_note: str | None = Field(
-        description="Why branches of this repository get no pull requests, and what to set; null: they do, or nobody expects it."
+        description="Why branches of this repository get no pull requests, and what to set. Null if they do, or if none are expected."
     )
     default_agent: str = Field(
-        description="Who works on tasks that name no agent: as `settings.agent.default` says, else the first that has a model."
+        description="The agent for tasks that name none: `settings.agent.default`, or else the first agent that has a model."
     )
 
 
@@ -99,12 +99,12 @@ class NewProject(GivenCredentials):
     settings: ProjectSettings = Field(default_factory=ProjectSettings)
     test: bool = Field(
         default=False,
-        description="Test the connection first; if it fails, nothing is stored (`connection_test_failed`, with `findings`).",
+        description="Test the connection first. If it fails, nothing is stored (`connection_test_failed`, with `findings`).",
     )
 
 
 class ProjectChange(Input):
-    """What is left out stays; `settings` is replaced as a whole."""
+    """Fields left out are not changed. `settings` is replaced as a whole."""
 
     model_config = example(name="web site", settings=_SETTINGS)
 
@@ -119,14 +119,12 @@ class SampleTask(Model):
     model_config = example(title="Count words, not gaps", description="run: python3 -m unittest")
 
     title: str
-    description: str = Field(description="For people, and with instructions that the demo agent follows.")
+    description: str = Field(description="For people, with instructions that the demo agent follows.")
 
 
 class SampleProject(Model):
     project: ProjectView
-    tasks: list[SampleTask] = Field(
-        description="What could be done in it first; as `title` and `description` of POST /tasks."
-    )
+    tasks: list[SampleTask] = Field(description="Suggested first tasks: `title` and `description` for POST /tasks.")
 
 
 class Member(Model):
@@ -146,9 +144,9 @@ async def list_projects(
     page: Paging,
     projects: Projects,
     models: Models,
-    archived: Annotated[bool, Query(description="Those that were archived instead.")] = False,
+    archived: Annotated[bool, Query(description="List archived projects instead.")] = False,
 ) -> Page[ProjectView]:
-    """Those the caller owns or is a member of; administrators see all."""
+    """List projects that you own or are a member of. Administrators see all projects."""
     found = await projects.list(caller, page, archived=archived)
     default = await models.find_default_agents(found.items)
     return Page[ProjectView].of(found, lambda one: _view(one, default[one.id]))
@@ -164,7 +162,7 @@ async def create_project(
     access: Access,
     models: Models,
 ) -> ProjectView:
-    drafts = await asyncio.to_thread(body.drafts)  # before anything is made
+    drafts = await asyncio.to_thread(body.drafts)  # validate before anything is created
     project = await projects.draft(
         caller, body.name, repository=body.repository, base_branch=body.base_branch, settings=body.settings
     )
@@ -182,12 +180,12 @@ async def create_project(
     name="project.sample",
     status_code=201,
     dependencies=[limited("create")],
-    responses={200: {"model": SampleProject, "description": "It was there already."}},
+    responses={200: {"model": SampleProject, "description": "The sample project already exists."}},
 )
 async def sample_project(
     caller: Caller, request: Request, response: Response, samples: Samples, models: Models
 ) -> SampleProject:
-    """The caller's own project to try things with: a small repository that the platform makes, and tasks for it. Again: the same."""
+    """Create a sample project for the caller: a small repository and tasks for it. Idempotent."""
     found = await samples.ensure(caller)
     note(request, target=found.project.id)
     if not found.made:
@@ -213,8 +211,8 @@ async def update_project(
     test: Annotated[
         bool,
         Query(
-            description="Ask the forge's API first, as the project would; if that fails, nothing is stored "
-            "(`connection_test_failed`, with `findings`)."
+            description="Test the forge's API with the changed project first. If it fails, nothing is stored (`connection_test_failed`, "
+            "with `findings`)."
         ),
     ] = False,
 ) -> ProjectView:
@@ -228,25 +226,25 @@ async def update_project(
 
 @router.delete("/projects/{project_id}", name="project.delete", status_code=204)
 async def delete_project(caller: Caller, project_id: ProjectId, projects: Projects) -> None:
-    """Its tasks and secrets go with it; its sessions stay their owners'."""
+    """Delete a project with its tasks and secrets. Its sessions are kept by their owners."""
     await projects.delete(caller, project_id)
 
 
 @router.get("/projects/{project_id}/members", name="project.members", dependencies=[large_answer()])
 async def list_members(caller: Caller, project_id: ProjectId, projects: Projects) -> Members:
-    """Without the owner."""
+    """List the project's members, without the owner."""
     return Members(items=[Member.model_validate(user) for user in await projects.members(caller, project_id)])
 
 
 @router.put("/projects/{project_id}/members/{user_id}", name="project.add_member", status_code=204)
 async def add_member(caller: Caller, project_id: ProjectId, user_id: MemberId, projects: Projects) -> None:
-    """A member sees the project and what belongs to it. Again: 204."""
+    """Add a member, who can then see the project and everything in it. Idempotent."""
     await projects.add_member(caller, project_id, user_id)
 
 
 @router.delete("/projects/{project_id}/members/{user_id}", name="project.remove_member", status_code=204)
 async def remove_member(caller: Caller, project_id: ProjectId, user_id: MemberId, projects: Projects) -> None:
-    """By the owner, or by the member. Again: 204."""
+    """Remove a member. Allowed for the owner and for the member. Idempotent."""
     await projects.remove_member(caller, project_id, user_id)
 
 

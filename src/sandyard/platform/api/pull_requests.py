@@ -1,4 +1,4 @@
-"""Pull requests: opened from a sandbox's branch, followed, merged."""
+"""Open, list, refresh and merge pull requests."""
 
 from __future__ import annotations
 
@@ -25,12 +25,16 @@ from sandyard.platform.domain.forge.model import Checks, ForgeKind, MergeMethod,
 
 router = api_router("pull requests")
 PullRequests = Annotated[service.PullRequests, part("pull_requests")]
-Number = Annotated[int, Path(ge=1, le=2**31 - 1, examples=[17], description="Its number on the forge.")]
+Number = Annotated[int, Path(ge=1, le=2**31 - 1, examples=[17], description="The pull request's number on the forge.")]
 PullRequestId = Annotated[str, id_in_path("pull request", "pul_00mwhnkzc0a1b2c3d4e5")]
 TaskId = Annotated[str, id_in_path("task", "tsk_0mh3k7a1x2abcdefghij")]
 OfProject = Annotated[
     str | None,
-    Query(alias="projectId", max_length=40, description="Needed only when two of your projects have this number."),
+    Query(
+        alias="projectId",
+        max_length=40,
+        description="Required only if two of your projects have a pull request with this number.",
+    ),
 ]
 Name = Annotated[str, Field(min_length=1, max_length=100)]
 MAX_BODY = 60_000
@@ -57,7 +61,7 @@ class PullRequestView(Model):
     sandbox_id: str | None
     forge: ForgeKind
     number: int | None = Field(
-        description="Null on a plain remote, which has no pull requests: compare its branch at `url`."
+        description="Null on a plain remote, which has no pull requests: compare the branch at `url`."
     )
     url: str
     title: str
@@ -66,13 +70,15 @@ class PullRequestView(Model):
     head_branch: str
     base_branch: str
     head_commit: str | None
-    mergeable: bool | None = Field(description="Null while the forge has not found out.")
+    mergeable: bool | None = Field(description="Null until the forge has determined it.")
     review: Review
     checks: Checks
-    detail: dict[str, Any] = Field(description="`runs` of checks, `remarks` of people and checks, `labels`.")
+    detail: dict[str, Any] = Field(
+        description="`runs`: check runs. `remarks`: comments of people and checks. `labels`."
+    )
     created_at: Instant
     updated_at: Instant
-    looked_at: Instant | None = Field(description="When the forge was last asked.")
+    looked_at: Instant | None = Field(description="When the forge was last queried.")
     merged_at: Instant | None
     closed_at: Instant | None
     branch_deleted_at: Instant | None
@@ -83,34 +89,34 @@ class NewPullRequest(Input):
 
     sandbox_id: Id
     title: str | None = Field(
-        None, min_length=1, max_length=250, description="Made of the commits or the task if left out."
+        None, min_length=1, max_length=250, description="Default: generated from the commits or the task."
     )
     body: str | None = Field(
-        None, max_length=MAX_BODY, description="Markdown; made of the commits and the task if left out."
+        None, max_length=MAX_BODY, description="Markdown. Default: generated from the commits and the task."
     )
-    draft: bool | None = Field(None, description="As the project says if left out.")
+    draft: bool | None = Field(None, description="Default: the project's setting.")
     labels: list[Name] = Field(default_factory=list, max_length=50)
     reviewers: list[Name] = Field(default_factory=list, max_length=15)
     assignees: list[Name] = Field(default_factory=list, max_length=10)
-    base: Branch | None = Field(
-        None, description="The branch it is to be merged into; the checkout's base if left out."
-    )
+    base: Branch | None = Field(None, description="The branch to merge into. Default: the checkout's base branch.")
 
 
 class InProject(Input):
     model_config = example(projectId="prj_0mh3k7a1x2abcdefghij")
 
-    project_id: Id | None = Field(default=None, description="Needed only when two of your projects have this number.")
+    project_id: Id | None = Field(
+        default=None, description="Required only if two of your projects have a pull request with this number."
+    )
 
 
 class MergeHow(Input):
     model_config = example(method="squash")
 
-    method: MergeMethod | None = Field(default=None, description="As the project says if left out.")
+    method: MergeMethod | None = Field(default=None, description="Default: the project's setting.")
     head_commit: str | None = Field(
         default=None,
         pattern=r"^([0-9a-f]{40}|[0-9a-f]{64})$",
-        description="What was reviewed: if the branch has moved since, nothing is merged. As it was last shown here if left out.",
+        description="The reviewed commit. If the branch has moved since, nothing is merged. Default: the commit last shown here.",
     )
 
 
@@ -126,11 +132,13 @@ NO_PROJECT, AS_THE_PROJECT_SAYS, AS_SEEN = InProject(), Merge(), MergeHow()
     name="pull_request.open",
     response_model=PullRequestView,
     status_code=201,
-    responses={200: {"model": PullRequestView, "description": "There was one already; it was brought up to date."}},
+    responses={
+        200: {"model": PullRequestView, "description": "The branch already had a pull request, which was updated."}
+    },
     **_CHANGES,
 )
 async def open_(request: Request, caller: Caller, pulls: PullRequests, body: NewPullRequest) -> JSONResponse:
-    """Push what is not pushed yet, and open a pull request of the branch, or bring the one it has up to date."""
+    """Push unpushed commits, and open a pull request for the branch or update the existing one."""
     note(request, target=body.sandbox_id)
     row, made = await pulls.open(caller, **dict(body))
     note(request, pull_request=row.id)
@@ -146,7 +154,7 @@ async def list_(
     project_id: Annotated[str | None, Query(alias="projectId", max_length=40)] = None,
     state: PullState | None = None,
 ) -> Page[PullRequestView]:
-    """Those of projects and sessions you may see, newest first."""
+    """List pull requests of projects and sessions you may see, newest first."""
     found = await pulls.list(caller, page, project_id=project_id, state=state)
     return Page.of(found, PullRequestView.model_validate)
 
@@ -157,7 +165,7 @@ async def get(
     pulls: PullRequests,
     number: Number,
     project_id: OfProject = None,
-    refresh: Annotated[bool, Query(description="Ask the forge first.")] = False,
+    refresh: Annotated[bool, Query(description="Query the forge first.")] = False,
 ) -> PullRequestView:
     return PullRequestView.model_validate(await pulls.get(caller, project_id, number, refresh=refresh))
 
@@ -166,7 +174,7 @@ async def get(
 async def merge(
     request: Request, caller: Caller, pulls: PullRequests, number: Number, body: Merge = AS_THE_PROJECT_SAYS
 ) -> PullRequestView:
-    """If it was merged already, nothing more happens."""
+    """Merge a pull request. Does nothing if it is already merged."""
     row = await _one(request, pulls, caller, number, body)
     return PullRequestView.model_validate(await pulls.merge(caller, row.id, body.method, head_commit=body.head_commit))
 
@@ -175,7 +183,7 @@ async def merge(
 async def ready(
     request: Request, caller: Caller, pulls: PullRequests, number: Number, body: InProject = NO_PROJECT
 ) -> PullRequestView:
-    """It is a draft no longer."""
+    """Mark a draft as ready for review."""
     row = await _one(request, pulls, caller, number, body)
     return PullRequestView.model_validate(await pulls.ready(caller, row.id))
 
@@ -184,7 +192,7 @@ async def ready(
 async def close(
     request: Request, caller: Caller, pulls: PullRequests, number: Number, body: InProject = NO_PROJECT
 ) -> PullRequestView:
-    """Without merging it."""
+    """Close a pull request without merging it."""
     row = await _one(request, pulls, caller, number, body)
     return PullRequestView.model_validate(await pulls.close(caller, row.id))
 
@@ -193,14 +201,14 @@ async def close(
 async def refresh(
     request: Request, caller: Caller, pulls: PullRequests, number: Number, body: InProject = NO_PROJECT
 ) -> PullRequestView:
-    """Ask the forge how it stands. What is new becomes an event."""
+    """Refresh the pull request from the forge. Changes are published as events."""
     row = await _one(request, pulls, caller, number, body)
     return PullRequestView.model_validate(await pulls.refresh(row))
 
 
 @router.get("/pull-requests/{pull_request_id}", name="pull_request.get_by_id", dependencies=[large_answer()])
 async def get_by_id(caller: Caller, pulls: PullRequests, pull_request_id: PullRequestId) -> PullRequestView:
-    """A pull request, or the branch that was pushed to a remote without pull requests."""
+    """Get a pull request, or a branch that was pushed to a remote without pull requests."""
     return PullRequestView.model_validate(await pulls.get_by_id(caller, pull_request_id))
 
 
@@ -212,8 +220,11 @@ async def merge_by_id(
     pull_request_id: PullRequestId,
     body: MergeHow = AS_SEEN,
 ) -> PullRequestView:
-    """On a remote without pull requests, the pushed branch is merged into its base here and the base is pushed; a branch that is checked
-    out in a work tree of the remote is refused (`branch_checked_out`). If it was merged already, nothing more happens."""
+    """Merge a pull request. Does nothing if it is already merged.
+
+    On a remote without pull requests, the pushed branch is merged into its base here and the base is pushed. A base that is checked out in a
+    work tree of the remote is rejected (`branch_checked_out`).
+    """
     note(request, target=pull_request_id)
     done = await pulls.merge(caller, pull_request_id, body.method, head_commit=body.head_commit)
     return PullRequestView.model_validate(done)
@@ -223,20 +234,20 @@ async def merge_by_id(
 async def refresh_by_id(
     request: Request, caller: Caller, pulls: PullRequests, pull_request_id: PullRequestId
 ) -> PullRequestView:
-    """Ask the forge how it stands, or the remote whether the branch was merged there. What is new becomes an event."""
+    """Refresh from the forge, or check whether the remote's branch was merged. Changes are published as events."""
     note(request, target=pull_request_id)
     return PullRequestView.model_validate(await pulls.refresh(await pulls.get_by_id(caller, pull_request_id)))
 
 
 @router.get("/tasks/{task_id}/pull-request", name="task.pull_request", dependencies=[large_answer()])
 async def of_task(caller: Caller, pulls: PullRequests, task_id: TaskId) -> PullRequestView:
-    """The newest of the task."""
+    """Get the task's newest pull request."""
     return PullRequestView.model_validate(await pulls.of_task(caller, task_id))
 
 
 @router.get("/sessions/{session_id}/pull-request", name="session.pull_request", dependencies=[large_answer()])
 async def of_session(caller: Caller, pulls: PullRequests, session_id: SessionId) -> PullRequestView:
-    """The newest of the session."""
+    """Get the session's newest pull request."""
     return PullRequestView.model_validate(await pulls.of_session(caller, session_id))
 
 

@@ -1,4 +1,4 @@
-"""Names of branches, tags and commits, and paths in a repository, as requests have them."""
+"""Request types for branch, tag and commit names, and for paths in a repository."""
 
 from __future__ import annotations
 
@@ -30,4 +30,4 @@ Against = Annotated[str, Field(max_length=64, pattern=rf"^(base|head|{COMMIT.pat
 """`base`, `head` or a commit."""
 RepositoryPath = Annotated[str, Field(min_length=1, max_length=MAX_PATH)]
 RepositoryPaths = Annotated[list[RepositoryPath], Field(max_length=MAX_PATHS, fail_fast=True)]
-"""The first path that is wrong is told, not thousands of them."""
+"""Validation stops at the first invalid path, instead of reporting thousands."""

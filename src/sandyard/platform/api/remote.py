@@ -1,9 +1,8 @@
-"""SSH into a sandbox over a WebSocket, and where editors find a session.
+"""SSH into a sandbox over a WebSocket, and connection details for editors.
 
-Binary messages are the bytes of SSH in both directions. Text messages are JSON: the server first sends
-`{"type": "opened", "hostKey": "ssh-ed25519 …"}`, which is how the sandbox's sshd will prove who it is, and last
-`{"type": "closed", "reason": str | null}`; the client may send `{"type": "eof"}` when it has no more to say. `sandyard ssh --stdio`
-is the other side.
+Binary messages are the bytes of SSH in both directions. Text messages are JSON. The server first sends `{"type": "opened", "hostKey":
+"ssh-ed25519 …"}` with the key of the sandbox's sshd, and last `{"type": "closed", "reason": str | null}`. The client may send `{"type":
+"eof"}` when it has no more input. `sandyard ssh --stdio` is the client.
 """
 
 from __future__ import annotations
@@ -34,9 +33,11 @@ Remotes = Annotated[service.Remotes, part("remotes")]
 
 
 class EditorInfo(Model):
-    """An editor in the browser. `POST /sandboxes/{id}/editor` starts it."""
+    """The browser editor. Start it with `POST /sandboxes/{id}/editor`."""
 
-    available: bool | None = Field(description="Whether `code-server` is in the sandbox; null: it is not awake.")
+    available: bool | None = Field(
+        description="Whether `code-server` is installed in the sandbox. Null if the sandbox is not running."
+    )
 
 
 class RemoteView(Model):
@@ -54,10 +55,12 @@ class RemoteView(Model):
 
     sandbox_id: str
     ssh_host: str
-    ssh_available: bool | None = Field(description="Whether the sandbox has an sshd; null: it is not awake.")
+    ssh_available: bool | None = Field(
+        description="Whether the sandbox has an sshd. Null if the sandbox is not running."
+    )
     folder: str
     vscode_url: str
-    setup: list[str] = Field(description="Commands to run once on one's own machine.")
+    setup: list[str] = Field(description="Commands to run once on your own machine.")
     ssh_command: str
     code_command: str
     editor: EditorInfo
@@ -66,13 +69,13 @@ class RemoteView(Model):
 class EditorView(Model):
     model_config = example(port=13337, path="/?folder=/home/user/workspace")
 
-    port: int = Field(description="Where it listens in the sandbox, for a preview of that port.")
-    path: str = Field(description="What to open there.")
+    port: int = Field(description="The port it listens on in the sandbox. Open it with a preview.")
+    path: str = Field(description="The path to open.")
 
 
 @router.get("/sessions/{session_id}/remote", name="session.remote")
 async def remote(request: Request, caller: Caller, remotes: Remotes, session_id: SessionId) -> RemoteView:
-    """Where an editor and `ssh` find the session. Never wakes its sandbox."""
+    """Get the session's connection details for `ssh` and editors. Does not resume its sandbox."""
     found = await remotes.of_session(caller, session_id)
     address = request.app.state.services.settings.public_url or str(request.base_url)
     return RemoteView(
@@ -90,8 +93,10 @@ async def remote(request: Request, caller: Caller, remotes: Remotes, session_id:
 
 @router.post("/sandboxes/{sandbox_id}/editor", name="editor.open")
 async def open_editor(caller: Caller, remotes: Remotes, sandbox_id: SandboxId) -> EditorView:
-    """Start `code-server` in the sandbox, if it is there and does not run yet. It listens on loopback in the sandbox: a preview of the
-    port leads to it."""
+    """Start `code-server` in the sandbox if it is installed and not running yet.
+
+    It listens on loopback in the sandbox. Open it with a preview of the port.
+    """
     return EditorView.model_validate(await remotes.open_editor(caller, sandbox_id))
 
 
@@ -107,11 +112,13 @@ async def ssh(
         await socket.accept()
         await socket.send_text(json.dumps({"type": "opened", "hostKey": connection.host_key}))
         said = asyncio.ensure_future(_said(socket, connection))
-        shown = asyncio.ensure_future(_shown(socket, connection))
+        shown = asyncio.ensure_future(_forward_output(socket, connection))
         watch = asyncio.ensure_future(still_allowed(socket, caller, lambda: connection.check(caller)))
         try:
             await asyncio.wait((said, shown, watch), return_when=asyncio.FIRST_COMPLETED)
-            reason = await shown if shown.done() else "You may no longer use this sandbox." if watch.done() else None
+            reason = (
+                await shown if shown.done() else "You no longer have access to this sandbox." if watch.done() else None
+            )
             if socket.client_state is WebSocketState.CONNECTED and not said.done():
                 await socket.send_text(json.dumps({"type": "closed", "reason": reason}))
                 await socket.close()
@@ -120,8 +127,8 @@ async def ssh(
                 task.cancel()
 
 
-async def _shown(socket: WebSocket, connection: Connection) -> str | None:
-    """What sshd says, until it ends; then why."""
+async def _forward_output(socket: WebSocket, connection: Connection) -> str | None:
+    """Forward the output of sshd until it ends. Returns the reason."""
     try:
         while (data := await connection.receive()) is not None:
             await socket.send_bytes(data)
@@ -133,7 +140,7 @@ async def _shown(socket: WebSocket, connection: Connection) -> str | None:
 
 
 async def _said(socket: WebSocket, connection: Connection) -> None:
-    """What the client says, until it goes. What is no message of ours is passed over."""
+    """Forward the client's input until it disconnects. Unknown messages are ignored."""
     while True:
         message = await socket.receive()
         if message["type"] == "websocket.disconnect":

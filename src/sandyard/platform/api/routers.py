@@ -1,4 +1,4 @@
-"""How the API's routers are made."""
+"""Create the API's routers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PREFIX = "/api/v1"
 
 
 def api_router(tag: str, *, prefix: str = PREFIX) -> APIRouter:
-    """Create a router whose routes are added to the application as they are: `include_router` would build each of them again."""
+    """Create a router. Its routes are added to the application directly, because `include_router` would build each of them again."""
     return APIRouter(prefix=prefix, tags=[tag], generate_unique_id_function=_operation_id)
 
 

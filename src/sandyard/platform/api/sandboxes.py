@@ -1,4 +1,4 @@
-"""Sandboxes: make, list, pause, wake, copy and end them."""
+"""Create, list, pause, resume, fork and delete sandboxes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,11 @@ Sandboxes = Annotated[service.Sandboxes, part("sandboxes")]
 SandboxId = Annotated[str, id_in_path("sandbox", "sbx_00mwhnkzb5gfh26ygacc")]
 Envs = Annotated[
     dict[str, str],
-    Field(default_factory=dict, max_length=200, description="Variables of every process in it; stored encrypted."),
+    Field(
+        default_factory=dict,
+        max_length=200,
+        description="Environment variables of every process in the sandbox. Stored encrypted.",
+    ),
 ]
 Template = Annotated[
     str | None, Field(None, min_length=1, max_length=256, description="A template or snapshot of the engine.")
@@ -32,7 +36,7 @@ Template = Annotated[
 
 
 class Usage(Model):
-    """A sample of what a sandbox uses."""
+    """A sample of the sandbox's resource usage."""
 
     cpu_percent: float | None = None
     cpu_count: int | None = None
@@ -51,23 +55,23 @@ class SandboxView(Model):
     id: str
     status: Status
     template: str
-    engine_id: str | None = Field(description="Its id at the E2B endpoint, for E2B's own SDKs and CLI.")
+    engine_id: str | None = Field(description="The sandbox's id at the E2B endpoint, for E2B's SDKs and CLI.")
     session_id: str | None
     project_id: str | None
     task_id: str | None
     agent_id: str | None
     owner_id: str
-    error: str | None = Field(description="Why it is in status `error`.")
+    error: str | None = Field(description="Why the status is `error`.")
     error_code: str | None
-    idle_seconds: int = Field(description="Unused this long, it is paused.")
+    idle_seconds: int = Field(description="Seconds of inactivity after which the sandbox is paused.")
     command_count: int
     pause_count: int
-    usage: Usage | None = Field(description="The last sample.")
+    usage: Usage | None = Field(description="The latest sample.")
     created_at: Instant
     started_at: Instant | None
     used_at: Instant | None
     paused_at: Instant | None
-    seen_at: Instant | None = Field(description="When the engine last said that it is there.")
+    seen_at: Instant | None = Field(description="When the engine last reported the sandbox.")
     destroyed_at: Instant | None
 
     @classmethod
@@ -76,7 +80,7 @@ class SandboxView(Model):
 
 
 class ListedSandbox(SandboxView):
-    title: str | None = Field(None, description="The title of its session, which is its task's title if it has one.")
+    title: str | None = Field(None, description="The title of the session, or of its task if it has one.")
     project_name: str | None = None
 
     @classmethod
@@ -91,7 +95,7 @@ class NewSandbox(Input):
     project_id: str | None = Field(
         None,
         max_length=40,
-        description="Whose settings apply, and whose repository may be cloned into it; null: of no project.",
+        description="The project whose settings apply and whose repository may be cloned. Null means no project.",
     )
     agent_id: str | None = Field(None, max_length=100)
     task_id: str | None = Field(None, max_length=40)
@@ -101,7 +105,7 @@ class NewSandbox(Input):
 
 @router.post("/sandboxes", name="sandbox.create", status_code=201, dependencies=[limited("create")])
 async def create(request: Request, caller: Caller, sandboxes: Sandboxes, body: NewSandbox) -> SandboxView:
-    """Make a sandbox of your own, and answer when it runs."""
+    """Create a sandbox and respond when it is running."""
     row = await sandboxes.create_sandbox(caller, **dict(body))
     note(request, target=row.id)
     return SandboxView.of(row)
@@ -112,11 +116,13 @@ async def list_(
     caller: Caller,
     sandboxes: Sandboxes,
     page: Paging,
-    everybody: Annotated[bool, Query(alias="all", description="Also those of others that you may see.")] = False,
+    everybody: Annotated[
+        bool, Query(alias="all", description="Include sandboxes of other users that you may see.")
+    ] = False,
     status: Status | None = None,
     session_id: Annotated[str | None, Query(alias="sessionId", max_length=40)] = None,
 ) -> Page[ListedSandbox]:
-    """Your sandboxes, newest first; destroyed ones only with `status=destroyed`."""
+    """List your sandboxes, newest first. Deleted ones are listed only with `status=destroyed`."""
     found = await sandboxes.list_sandboxes(caller, page, everybody=everybody, status=status, session_id=session_id)
     names = await sandboxes.names_of(found.items)
     return Page.of(found, lambda row: ListedSandbox.named(row, names.get(row.id) or service.SandboxNames()))
@@ -124,7 +130,7 @@ async def list_(
 
 @router.get("/sandboxes/{sandbox_id}", name="sandbox.get")
 async def get(caller: Caller, sandboxes: Sandboxes, sandbox_id: SandboxId) -> ListedSandbox:
-    """What is known of it. Never wakes it."""
+    """Get a sandbox. Does not resume it."""
     row = await sandboxes.get_status(caller, sandbox_id)
     names = await sandboxes.names_of([row])
     return ListedSandbox.named(row, names.get(row.id) or service.SandboxNames())
@@ -132,26 +138,26 @@ async def get(caller: Caller, sandboxes: Sandboxes, sandbox_id: SandboxId) -> Li
 
 @router.delete("/sandboxes/{sandbox_id}", name="sandbox.destroy", status_code=204)
 async def destroy(caller: Caller, sandboxes: Sandboxes, sandbox_id: SandboxId) -> Response:
-    """End it and everything in it. Again: 204."""
+    """Delete the sandbox and everything in it. Idempotent."""
     await sandboxes.destroy_sandbox(caller, sandbox_id)
     return Response(status_code=204)
 
 
 @router.post("/sandboxes/{sandbox_id}/pause", name="sandbox.pause")
 async def pause(caller: Caller, sandboxes: Sandboxes, sandbox_id: SandboxId) -> SandboxView:
-    """Stop all its processes where they are; memory is kept. Idempotent."""
+    """Pause all processes of the sandbox and keep its memory. Idempotent."""
     return SandboxView.of(await sandboxes.pause(caller, sandbox_id))
 
 
 @router.post("/sandboxes/{sandbox_id}/resume", name="sandbox.resume")
 async def resume(caller: Caller, sandboxes: Sandboxes, sandbox_id: SandboxId) -> SandboxView:
-    """Let them go on. Any use does this by itself. Idempotent."""
+    """Resume the sandbox. Using it also resumes it. Idempotent."""
     return SandboxView.of(await sandboxes.resume(caller, sandbox_id))
 
 
 @router.post("/sandboxes/{sandbox_id}/fork", name="sandbox.fork", status_code=201, dependencies=[limited("create")])
 async def fork(request: Request, caller: Caller, sandboxes: Sandboxes, sandbox_id: SandboxId) -> SandboxView:
-    """A copy of its files in a new sandbox of your own."""
+    """Copy the sandbox's files into a new sandbox."""
     row = await sandboxes.fork(caller, sandbox_id)
     note(request, made=row.id)
     return SandboxView.of(row)
@@ -161,12 +167,14 @@ class Metrics(Model):
     status: Status
     command_count: int
     created_at: Instant
-    usage: Usage | None = Field(description="Now, while it runs; else the last sample.")
+    usage: Usage | None = Field(
+        description="The current usage while the sandbox is running, otherwise the latest sample."
+    )
 
 
 @router.get("/sandboxes/{sandbox_id}/metrics", name="sandbox.metrics")
 async def metrics(caller: Caller, sandboxes: Sandboxes, sandbox_id: SandboxId) -> Metrics:
-    """What it uses. Never wakes it."""
+    """Get resource usage. Does not resume the sandbox."""
     row = await sandboxes.get_status(caller, sandbox_id)
     usage: dict[str, Any] | None = await sandboxes.usage(caller, sandbox_id)
     return Metrics(
@@ -181,19 +189,19 @@ class DeniedConnection(Model):
     model_config = example(host="example.org", protocol="dns", port=None, at="2026-01-31T10:00:00.000Z")
 
     host: str
-    protocol: str = Field(description="tcp, udp, or dns: the name was not resolved.")
+    protocol: str = Field(description="tcp, udp, or dns if the name was not resolved.")
     port: int | None
-    at: Instant = Field(description="When it was first seen.")
+    at: Instant = Field(description="When the connection was first denied.")
 
 
 class DeniedConnections(Model):
-    available: bool = Field(description="False: the engine does not tell what it refuses, as E2B Cloud.")
+    available: bool = Field(description="False if the engine does not report denied connections, like E2B Cloud.")
     items: list[DeniedConnection]
 
 
 @router.get("/sandboxes/{sandbox_id}/denied", name="sandbox.denied")
 async def denied(caller: Caller, sandboxes: Sandboxes, sandbox_id: SandboxId) -> DeniedConnections:
-    """Connections that its network settings have refused, each once. Never wakes it."""
+    """List connections denied by the network settings, each once. Does not resume the sandbox."""
     found = await sandboxes.denied(caller, sandbox_id)
     items = [DeniedConnection.model_validate(one) for one in found or ()]
     return DeniedConnections(available=found is not None, items=items)

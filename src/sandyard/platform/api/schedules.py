@@ -1,4 +1,4 @@
-"""Schedules: tasks that are made again and again."""
+"""Schedules, which create tasks repeatedly."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Cron = Annotated[
         min_length=9,
         max_length=MAX_CRON,
         examples=["0 6 * * MON-FRI"],
-        description="Minute, hour, day of the month, month, day of the week.",
+        description="Minute, hour, day of month, month, day of week.",
     ),
 ]
 Zone = Annotated[str, Field(min_length=1, max_length=MAX_ZONE, examples=["UTC", "Europe/Berlin"])]
@@ -48,16 +48,18 @@ class ScheduleView(Model):
 
     id: str
     project_id: str
-    owner_id: str = Field(description="For whom its tasks work.")
+    owner_id: str = Field(description="The user on whose behalf its tasks run.")
     name: str
     cron: str
     timezone: str
     task: ScheduledTask
     enabled: bool
-    next_at: Instant | None = Field(description="Null while it is switched off.")
+    next_at: Instant | None = Field(description="Null while the schedule is disabled.")
     last_at: Instant | None
     last_task_id: str | None
-    last_error: str | None = Field(description="Why the last time made no task; null: it did. It goes on all the same.")
+    last_error: str | None = Field(
+        description="Why the last run created no task. Null if it did. The schedule continues after a failure."
+    )
     created_at: Instant
     updated_at: Instant
 
@@ -70,7 +72,10 @@ class ScheduleView(Model):
 class ScheduledTaskInput(TaskInput):
     model_config = example(**_TASK)
 
-    start: bool = Field(default=True, description="At once, or as soon as there is room; else it stays in the backlog.")
+    start: bool = Field(
+        default=True,
+        description="True: start immediately or when a slot is free. False: leave the task in the backlog.",
+    )
 
     def scheduled(self) -> ScheduledTask:
         return ScheduledTask(start=self.start, **{name: getattr(self, name) for name in TaskFields.model_fields})
@@ -88,7 +93,7 @@ class NewSchedule(Input):
 
 
 class ScheduleChange(Input):
-    """What is left out stays; `task` is replaced as a whole."""
+    """Fields left out are not changed. `task` is replaced as a whole."""
 
     model_config = example(cron="30 3 * * *", enabled=True)
 
@@ -106,7 +111,7 @@ async def list_(
     page: Paging,
     project_id: Annotated[str | None, Query(alias="projectId", max_length=40)] = None,
 ) -> Page[ScheduleView]:
-    """Those of projects you may see, newest first."""
+    """List schedules of projects you may see, newest first."""
     found = await schedules.list(caller, page, project_id=project_id)
     failures = await schedules.failures(found.items)
     return Page[ScheduleView].of(found, lambda row: ScheduleView.of(row, failures.get(row.id)))
@@ -114,7 +119,7 @@ async def list_(
 
 @router.post("/schedules", name="schedule.create", status_code=201, dependencies=[limited("create")])
 async def create(request: Request, caller: Caller, schedules: Schedules, body: NewSchedule) -> ScheduleView:
-    """Times that were missed while the platform was down are made up for by one task."""
+    """Create a schedule. Runs missed while the platform was down are made up for by a single task."""
     given: dict[str, Any] = {name: getattr(body, name) for name in ("name", "cron", "timezone", "enabled")}
     row = await schedules.create(caller, body.project_id, task=body.task.scheduled(), **given)
     note(request, target=row.id)
@@ -130,7 +135,7 @@ async def get(caller: Caller, schedules: Schedules, schedule_id: ScheduleId) -> 
 async def update(
     request: Request, caller: Caller, schedules: Schedules, schedule_id: ScheduleId, body: ScheduleChange
 ) -> ScheduleView:
-    """By whoever made it, the project's owner or an administrator."""
+    """Update a schedule. Allowed for its creator, the project's owner and administrators."""
     given = {name: value for name in body.model_fields_set if (value := getattr(body, name)) is not None}
     note(request, changed=sorted(given))
     if body.task is not None:
@@ -140,7 +145,7 @@ async def update(
 
 @router.delete("/schedules/{schedule_id}", name="schedule.delete", status_code=204)
 async def delete(caller: Caller, schedules: Schedules, schedule_id: ScheduleId) -> Response:
-    """The tasks it has made stay."""
+    """Delete a schedule. Tasks it has created are kept."""
     await schedules.delete(caller, schedule_id)
     return Response(status_code=204)
 
@@ -149,7 +154,7 @@ async def delete(caller: Caller, schedules: Schedules, schedule_id: ScheduleId) 
 async def run(
     request: Request, caller: Caller, schedules: Schedules, tasks: Tasks, schedule_id: ScheduleId
 ) -> TaskView:
-    """Make its task now, for yourself; its times stay as they are."""
+    """Create the schedule's task now, on your behalf. Does not change its times."""
     row = await schedules.run(caller, schedule_id)
     note(request, task=row.id)
     return TaskView.of(await tasks.cards.one(row))

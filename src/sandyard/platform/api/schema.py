@@ -1,4 +1,4 @@
-"""What the JSON of the API has in common: camelCase names, UTC times with a Z, no NUL, no unknown fields in requests."""
+"""Common JSON types of the API: camelCase names, UTC times with a Z, no NUL characters, no unknown fields in requests."""
 
 from __future__ import annotations
 
@@ -14,50 +14,50 @@ from sandyard.kit.times import rfc3339
 
 
 class Model(BaseModel):
-    """The base of every answer; takes attributes of rows and dataclasses by their own names."""
+    """Base of every response. Reads the attributes of rows and dataclasses by their own names."""
 
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, from_attributes=True)
 
 
 class Input(Model):
-    """The base of every request's body: an unknown field is a mistake, and a database stores text only."""
+    """Base of every request body. Rejects unknown fields and text that a database cannot store."""
 
     model_config = ConfigDict(extra="forbid")
 
     @model_validator(mode="before")
     @classmethod
     def _of_text(cls, data: Any) -> Any:
-        if isinstance(data, dict) and len(data) > _MOST_FIELDS:  # else each of them would make an error
-            raise ValueError(f"must not have more than {_MOST_FIELDS} fields")
+        if isinstance(data, dict) and len(data) > _MOST_FIELDS:  # otherwise each of them would produce an error
+            raise ValueError(f"Must not have more than {_MOST_FIELDS} fields")
         if not _is_text(data):
-            raise ValueError("must not contain NUL characters or half characters (lone surrogates)")
+            raise ValueError("Must not contain NUL characters or lone surrogates")
         return data
 
 
 Instant = Annotated[
     datetime, PlainSerializer(rfc3339, return_type=str, when_used="json"), Field(examples=["2026-01-31T10:00:00.123Z"])
 ]
-"""A time in an answer."""
+"""A time in a response."""
 
 
 def _bounded(moment: datetime) -> datetime:
     if not _FIRST_YEAR <= moment.year <= _LAST_YEAR:
-        raise ValueError(f"must be between the years {_FIRST_YEAR} and {_LAST_YEAR}")
+        raise ValueError(f"Must be between the years {_FIRST_YEAR} and {_LAST_YEAR}")
     return moment.astimezone(UTC)
 
 
 _FIRST_YEAR, _LAST_YEAR = 1970, 9998
 Moment = Annotated[AwareDatetime, AfterValidator(_bounded), Field(examples=["2026-01-31T10:00:00Z"])]
-"""A time in a request, with its zone; arithmetic on it does not overflow."""
+"""A time with time zone in a request, bounded so that arithmetic does not overflow."""
 
 
 def id_in_path(what: str, example: str) -> Any:
-    """An id in a path. One that cannot exist is not found, like one that does not."""
+    """Return a path parameter for an id. A malformed id gives 404, like an unknown one."""
     return Path(description=f"The {what}'s id.", examples=[example])
 
 
 def example(**values: Any) -> ConfigDict:
-    """For `model_config`: shown in the OpenAPI document."""
+    """Return a `model_config` with an example for the OpenAPI document."""
     return ConfigDict(json_schema_extra={"examples": [values]})
 
 

@@ -20,10 +20,11 @@ from sandyard.platform.domain.secrets import service
 router = api_router("secrets")
 Secrets = Annotated[service.Secrets, part("secrets")]
 SecretName = Annotated[
-    str, Path(max_length=200, pattern=f"^{service.NAME.pattern}$", examples=["NPM_TOKEN"], description="Its name.")
+    str,
+    Path(max_length=200, pattern=f"^{service.NAME.pattern}$", examples=["NPM_TOKEN"], description="The secret's name."),
 ]
 OfProject = Annotated[
-    str | None, Query(alias="projectId", max_length=40, description="A project's; without it the caller's own.")
+    str | None, Query(alias="projectId", max_length=40, description="The project's id. Without it: your own secrets.")
 ]
 
 
@@ -47,14 +48,16 @@ class SecretValue(Input):
     model_config = example(value="hunter2", projectId=None)
 
     value: SecretStr = Field(min_length=1, max_length=service.MAX_SIZE)
-    project_id: str | None = Field(default=None, max_length=40, description="A project's; without it the caller's own.")
+    project_id: str | None = Field(
+        default=None, max_length=40, description="The project's id. Without it: your own secret."
+    )
 
 
 @router.get("/secrets", name="secret.list")
 async def list_secrets(
     caller: Caller, page: Paging, secrets: Secrets, project_id: OfProject = None
 ) -> Page[SecretView]:
-    """Names only: nothing in this API shows a value."""
+    """List the names of secrets. No endpoint returns their values."""
     return Page[SecretView].of(await secrets.list(caller, page, project_id), SecretView.model_validate)
 
 
@@ -62,7 +65,7 @@ async def list_secrets(
 async def put_secret(
     caller: Caller, name: SecretName, body: SecretValue, request: Request, secrets: Secrets
 ) -> SecretView:
-    """Makes it, or replaces its value."""
+    """Create a secret or replace its value."""
     if body.project_id is not None:
         note(request, project=body.project_id)
     value = Secret(body.value.get_secret_value())

@@ -44,7 +44,7 @@ class SessionView(Model):
     sandbox_id: str | None
     sandbox: SandboxView | None = None
     checkpoint_at: Instant | None = Field(
-        description="When its files were last kept; it can be provisioned from there."
+        description="When the files were last saved. A new sandbox can be created from this checkpoint."
     )
     created_at: Instant
     updated_at: Instant
@@ -64,11 +64,11 @@ class NewSession(Input):
     template: Template
     agent: str | None = Field(None, max_length=100)
     model: str | None = Field(
-        None, max_length=200, description="Of the agent; null: the project's, or the agent's own."
+        None, max_length=200, description="The agent's model. Null means the project's, or else the agent's default."
     )
-    mode: str | None = Field(None, max_length=100, description="Of the agent; null: as it is by itself.")
+    mode: str | None = Field(None, max_length=100, description="The agent's mode. Null means the agent's default.")
     base_branch: Branch | None = Field(
-        None, description="What the checkout begins at; null: the project's base branch."
+        None, description="The branch to start from. Null means the project's base branch."
     )
     envs: Envs
 
@@ -81,7 +81,7 @@ class SessionChange(Input):
 
 @router.post("/sessions", name="session.create", status_code=201, dependencies=[limited("create")])
 async def create(request: Request, caller: Caller, sessions: Sessions, body: NewSession) -> SessionView:
-    """Begin a session. The answer does not wait for its sandbox: that is being provisioned."""
+    """Start a session. Responds immediately, while the sandbox is being created."""
     row, sandbox = await sessions.create(caller, **dict(body))
     note(request, target=row.id)
     return SessionView.of(row, sandbox)
@@ -95,7 +95,7 @@ async def list_(
     project_id: Annotated[str | None, Query(alias="projectId", max_length=40)] = None,
     archived: bool = False,
 ) -> Page[SessionView]:
-    """Sessions you may see, newest first."""
+    """List sessions you may see, newest first."""
     found = await sessions.list_sessions(caller, page, project_id=project_id, archived=archived)
     sandboxes = await sessions.sandboxes_of(found)
     return Page.of(found, lambda row: SessionView.of(row, sandboxes.get(row.sandbox_id or "")))
@@ -113,20 +113,20 @@ async def rename(caller: Caller, sessions: Sessions, session_id: SessionId, body
 
 @router.delete("/sessions/{session_id}", name="session.delete", status_code=204)
 async def delete(caller: Caller, sessions: Sessions, session_id: SessionId) -> Response:
-    """With its sandbox, its messages and its checkpoint."""
+    """Delete the session with its sandbox, messages and checkpoint."""
     await sessions.delete(caller, session_id)
     return Response(status_code=204)
 
 
 @router.post("/sessions/{session_id}/archive", name="session.archive")
 async def archive(caller: Caller, sessions: Sessions, session_id: SessionId) -> SessionView:
-    """Put it away; its sandbox is paused."""
+    """Archive the session and pause its sandbox."""
     return SessionView.of(await sessions.archive(caller, session_id))
 
 
 @router.get("/sessions/{session_id}/sandbox", name="session.sandbox")
 async def sandbox(caller: Caller, sessions: Sessions, session_id: SessionId) -> SandboxView:
-    """The session's sandbox. Never wakes it."""
+    """Get the session's sandbox. Does not resume it."""
     return SandboxView.of(await sessions.sandbox(caller, session_id))
 
 
@@ -146,13 +146,13 @@ async def resume(caller: Caller, sessions: Sessions, sandboxes: Sandboxes, sessi
     "/sessions/{session_id}/provision", name="session.provision", status_code=201, dependencies=[limited("create")]
 )
 async def provision(caller: Caller, sessions: Sessions, session_id: SessionId) -> SessionView:
-    """A new sandbox, from the last checkpoint if there is one, in place of one that failed or was destroyed."""
+    """Create a new sandbox in place of one that failed or was deleted, from the last checkpoint if there is one."""
     return SessionView.of(*await sessions.provision(caller, session_id))
 
 
 @router.post("/sessions/{session_id}/checkpoint", name="session.checkpoint")
 async def checkpoint(caller: Caller, sessions: Sessions, session_id: SessionId) -> SessionView:
-    """Keep its sandbox's files as they are now. Before every pause this happens by itself."""
+    """Save the current state of the sandbox's files. This happens automatically before every pause."""
     return SessionView.of(await sessions.checkpoint(caller, session_id))
 
 
@@ -185,7 +185,7 @@ class MessageView(Model):
 
 @router.get("/sessions/{session_id}/messages", name="message.list")
 async def messages(caller: Caller, sessions: Sessions, session_id: SessionId, page: Paging) -> Page[MessageView]:
-    """Newest first."""
+    """List messages, newest first."""
     return Page.of(await sessions.messages(caller, session_id, page), MessageView.of)
 
 

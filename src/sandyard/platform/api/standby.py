@@ -1,4 +1,4 @@
-"""What a platform answers before it owns its database: that it is alive, and that it is not ready and why."""
+"""Responses of a platform that does not own its database yet: alive, but not ready, and why."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ RETRY_AFTER_S = 5
 
 
 class Entrance:
-    """What the server serves: `app` once there is one, else only that this platform stands by, and `reason`."""
+    """The ASGI entry point: serves `app` once it is set; before that, reports that this platform is on standby, with `reason`."""
 
     def __init__(self) -> None:
         self.app: ASGIApp | None = None
@@ -38,7 +38,7 @@ class Entrance:
             "title": "Service Unavailable",
             "status": 503,
             "code": "standby",
-            "detail": f"This platform stands by. {self.reason}",
+            "detail": f"This platform is on standby. {self.reason}",
             "requestId": None,
         }
         return JSONResponse(problem, 503, later, MEDIA_TYPE)

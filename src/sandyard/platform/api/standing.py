@@ -1,4 +1,4 @@
-"""Long connections end when whoever opened them may no longer have them."""
+"""Close long-lived connections when their user loses access."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ LOOK_SECONDS = 10.0
 
 
 async def still_allowed(connection: HTTPConnection, caller: Principal, look: Callable[[], Awaitable[object]]) -> None:
-    """Returns when the caller's token, login or account has ended, or what they look at (`look` raises NotFoundError) is no
-    longer theirs to see."""
+    """Return when the caller's token, login or account is no longer valid, or `look` raises NotFoundError."""
     services = connection.app.state.services
     while True:
         await asyncio.sleep(LOOK_SECONDS)

@@ -1,4 +1,4 @@
-"""What is shown of tasks and attempts."""
+"""Responses about tasks and attempts."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ class PullSummary(Model):
 
 
 class SpentView(Model):
-    """On models, as counted at the platform's proxy."""
+    """Model usage, as counted by the platform's proxy."""
 
     calls: int
     input_tokens: int
     output_tokens: int
     cache_read_tokens: int
     cache_write_tokens: int
-    cost_usd: float | None = Field(description="Null: nobody knows what its models cost.")
-    unpriced: int = Field(description="Answers whose cost is not known and not in the sum.")
+    cost_usd: float | None = Field(description="Null if the models' prices are unknown.")
+    unpriced: int = Field(description="Number of responses with unknown cost, which are not in the total.")
 
 
 class DiffStat(Model):
@@ -58,12 +58,12 @@ class StepView(Model):
     round: int
     number: int
     name: str
-    status: str = Field(description="running, completed or failed")
+    status: str = Field(description="running, completed or failed.")
     outcome: Outcome = Field(
-        description="What came of it. `failed`: also a check that ran and found something, `fixed`: which a later try in the same "
-        "round has fixed. `skipped`: the project has no check. `not_applicable`: the remote has no pull requests."
+        description="The result. `failed`: the step failed, or a check found problems. `fixed`: a later try in the same round fixed the "
+        "problems. `skipped`: the project has no check. `not_applicable`: the remote has no pull requests."
     )
-    tries: int = Field(description="More than one: it was begun again after a crash.")
+    tries: int = Field(description="More than 1 if the step was restarted after a crash.")
     detail: dict[str, Any]
     error: str | None
     started_at: Instant
@@ -85,35 +85,31 @@ class AttemptView(Model):
     id: str
     task_id: str
     number: int
-    owner_id: str = Field(description="For whom it works.")
-    session_id: str = Field(description="Of the session it works in, which may not be there yet.")
+    owner_id: str = Field(description="The user on whose behalf the attempt runs.")
+    session_id: str = Field(description="The session the attempt runs in, which may not exist yet.")
     sandbox_id: str | None
     agent: str
     model: str | None
     status: AttemptStatus
-    step: str | None = Field(description="What it does now.")
+    step: str | None = Field(description="The current step.")
     step_detail: str | None = Field(
-        description="During `setup`: what is being done, in words, such as “installing OpenCode (first time only)”."
+        description="During `setup`: a description of the current work, such as “installing OpenCode (first time only)”."
     )
-    step_output: str | None = Field(description="The last line that this has written, where there is one.")
-    round: int = Field(
-        description="The first is the task itself, each later one is a piece of feedback or another try."
-    )
-    queue_position: int | None = Field(description="1 is the next to start.")
-    stopping: bool = Field(description="Somebody asked for its end.")
-    verified: bool | None = Field(description="Whether the project's check succeeded; null: there was none yet.")
+    step_output: str | None = Field(description="The last line of its output, if any.")
+    round: int = Field(description="The first round is the task itself; each later one is feedback or a retry.")
+    queue_position: int | None = Field(description="1 is next to start.")
+    stopping: bool = Field(description="True if a user asked to stop it.")
+    verified: bool | None = Field(description="Whether the project's check passed. Null if it has not run yet.")
     verification: dict[str, Any] | None = Field(
-        description="`ok`, `command`, `exitCode`, `seconds`, `at` of that check."
+        description="`ok`, `command`, `exitCode`, `seconds` and `at` of the check."
     )
     diff: DiffStat | None
     branch: str | None
-    head: str | None = Field(description="The newest commit of its branch.")
+    head: str | None = Field(description="The newest commit of the branch.")
     spent: SpentView
-    seconds: float | None = Field(
-        description="How long it has worked, without the waiting before and between its rounds."
-    )
+    seconds: float | None = Field(description="Working time, without waiting before and between rounds.")
     working_since: Instant | None = Field(
-        description="While it works: from when a clock runs that shows `seconds`. Null: it does not work now."
+        description="While the attempt is working: the start time of a clock that shows `seconds`. Null otherwise."
     )
     pull_request: PullSummary | None
     error: str | None
@@ -151,7 +147,7 @@ class AttemptView(Model):
 
 
 class CardView(Model):
-    """What a board shows of a task."""
+    """A task as shown on the board."""
 
     model_config = example(
         id=TASK, projectId=PROJECT, title="Fix the login", status="in_progress", position=0, agent="demo", attempts=[]
@@ -162,20 +158,22 @@ class CardView(Model):
     created_by: str | None
     title: str
     status: Column
-    position: int = Field(description="Its place in its column, from 0.")
+    position: int = Field(description="Position in the column, starting at 0.")
     priority: int
     base_branch: str | None
     agent: str | None
     model: str | None
-    wanted: list[WantedAttempt] = Field(description="The attempts it is to have; empty: one.")
+    wanted: list[WantedAttempt] = Field(description="The attempts to run. Empty means one.")
     budget: BudgetSettings
-    source: dict[str, Any] = Field(description="What made it: `kind` is person, issue or schedule.")
-    start_when_ready: bool = Field(description="It starts by itself, as soon as it is not blocked and there is room.")
+    source: dict[str, Any] = Field(description="What created the task: `kind` is person, issue or schedule.")
+    start_when_ready: bool = Field(
+        description="True if the task starts automatically once it is not blocked and a slot is free."
+    )
     needs: list[str]
-    blocked_by: list[str] = Field(description="Those of its needs that are not done.")
-    queue_position: int | None = Field(description="Of the first of its attempts that waits.")
+    blocked_by: list[str] = Field(description="Ids of its needs that are not done.")
+    queue_position: int | None = Field(description="Queue position of its first waiting attempt.")
     attempts: list[AttemptView]
-    pull_request: PullSummary | None = Field(description="The newest.")
+    pull_request: PullSummary | None = Field(description="The newest pull request.")
     error: str | None
     created_at: Instant
     updated_at: Instant
@@ -206,17 +204,17 @@ class TaskView(CardView):
 
 class ColumnView(Model):
     status: Column
-    total: int = Field(description="Cards in the column.")
-    matching: int = Field(description="Of those, the ones that match the filters.")
+    total: int = Field(description="Number of tasks in the column.")
+    matching: int = Field(description="Number of these tasks that match the filters.")
     failed: int = Field(
-        description="Of `total`, the ones in progress that have failed. They don't count for the column's limit."
+        description="Number of failed tasks in progress, out of `total`. They do not count towards the column's limit."
     )
-    items: list[CardView] = Field(description="Of those that match, this page.")
+    items: list[CardView] = Field(description="This page of the matching tasks.")
 
 
 class BoardView(Model):
     columns: list[ColumnView]
-    titles: dict[str, str] = Field(description="Of tasks that cards wait for and that are not on this page.")
+    titles: dict[str, str] = Field(description="Titles of tasks that block tasks on this page but are not on it.")
 
     @classmethod
     def of(cls, page: BoardPage) -> BoardView:
@@ -237,8 +235,8 @@ class BoardView(Model):
 
 class ProjectCounts(Model):
     project_id: str
-    columns: dict[Column, int] = Field(description="How many cards each has; columns without any are left out.")
-    failed: int = Field(description="Of those in progress, the ones that have failed.")
+    columns: dict[Column, int] = Field(description="Number of tasks by column. Empty columns are left out.")
+    failed: int = Field(description="Number of failed tasks in progress.")
 
 
 class TaskCounts(Model):

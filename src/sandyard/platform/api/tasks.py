@@ -1,4 +1,4 @@
-"""Tasks: cards on a project's board, and the attempts at them."""
+"""Tasks on a project's board and their attempts."""
 
 from __future__ import annotations
 
@@ -55,34 +55,41 @@ SearchWords = Annotated[
     str | None,
     Query(
         max_length=200,
-        description=f"Each word in the title, the first {SEARCHED_CHARACTERS:,} characters of the description, or a pull request's "
-        f"branch or number; or the id. The first {MAX_WORDS} different words count.",
+        description=f"Matches tasks that contain each word in the title, the first {SEARCHED_CHARACTERS:,} characters of the description, "
+        f"or a pull request's branch or number; or the task's id. Only the first {MAX_WORDS} different words are used.",
     ),
 ]
 Need = Annotated[str, Field(min_length=1, max_length=40, examples=[TASK])]
 Needs = Annotated[
-    list[Need], Field(max_length=MAX_NEEDS, description="Ids of tasks of the same project that must be done first.")
+    list[Need], Field(max_length=MAX_NEEDS, description="Ids of tasks in the same project that must be done first.")
 ]
 Wanted = Annotated[
     list[WantedAttempt],
-    Field(max_length=MAX_ATTEMPTS, description="One session each, side by side, to pick one from; empty: one."),
+    Field(
+        max_length=MAX_ATTEMPTS,
+        description="Attempts to run in parallel, one session each, to pick one from. Empty means one.",
+    ),
 ]
 COLUMN_LIMIT = 25
 _ALWAYS_SOMETHING = frozenset(("title", "description", "attempts", "priority", "budget"))
-"""What a task cannot be without: null there means the same as leaving it out."""
+"""Fields that a task cannot be without: null means the same as leaving them out."""
 
 
 class TaskInput(Input):
-    """What a task can be made with, by a person or by a schedule."""
+    """The fields of a new task, created by a user or a schedule."""
 
     title: Title
-    description: Description = Field(default="", description="What the agent is to do, in full.")
-    agent: AgentName | None = Field(default=None, description="Null: the project's.", examples=["demo"])
-    model: ModelName | None = Field(default=None, description="Null: the project's, else the agent's own.")
+    description: Description = Field(default="", description="The full instructions for the agent.")
+    agent: AgentName | None = Field(default=None, description="Null means the project's agent.", examples=["demo"])
+    model: ModelName | None = Field(
+        default=None, description="Null means the project's model, or else the agent's default."
+    )
     attempts: Wanted = Field(default_factory=list)
-    base_branch: Branch | None = Field(default=None, description="Null: the project's.")
+    base_branch: Branch | None = Field(default=None, description="Null means the project's base branch.")
     priority: Priority = 0
-    budget: BudgetSettings = Field(default_factory=BudgetSettings, description="Null limits: as the project says.")
+    budget: BudgetSettings = Field(
+        default_factory=BudgetSettings, description="Null limits are taken from the project."
+    )
 
     def fields(self) -> TaskFields:
         return TaskFields(**{name: getattr(self, name) for name in TaskFields.model_fields})
@@ -100,12 +107,12 @@ class NewTask(TaskInput):
     project_id: str = Field(min_length=1, max_length=40)
     needs: Needs = Field(default_factory=list)
     start: bool = Field(
-        default=False, description="At once, or as soon as all that it needs is done and its column has room."
+        default=False, description="Start immediately, or as soon as all its needs are done and its column has space."
     )
 
 
 class TaskChange(Input):
-    """What is left out stays. Attempts that were begun go on as they were asked to."""
+    """Fields left out are not changed. Attempts that have started are not affected."""
 
     model_config = example(title="Fix the login for good", priority=5)
 
@@ -118,7 +125,7 @@ class TaskChange(Input):
     priority: Priority | None = None
     budget: BudgetSettings | None = None
     needs: Needs | None = None
-    start: bool | None = Field(default=None, description="Whether it is to start by itself as soon as it can.")
+    start: bool | None = Field(default=None, description="Whether to start automatically as soon as possible.")
 
 
 class Move(Input):
@@ -126,10 +133,13 @@ class Move(Input):
 
     status: Column
     position: int | None = Field(
-        default=None, ge=0, le=1_000_000, description="Its place in the column, from 0; left out: where new ones go."
+        default=None,
+        ge=0,
+        le=1_000_000,
+        description="Position in the column, starting at 0. Default: where new tasks go.",
     )
     feedback: str | None = Field(
-        default=None, max_length=MAX_FEEDBACK, description="From review to in progress: what the agent gets to read."
+        default=None, max_length=MAX_FEEDBACK, description="From review to in progress: the feedback for the agent."
     )
 
 
@@ -140,22 +150,22 @@ class Retry(Input):
         default=None,
         min_length=1,
         max_length=MAX_FEEDBACK,
-        description="What the agent is told when it goes on with what has failed or was stopped.",
+        description="Message to the agent when a failed or stopped attempt continues.",
     )
     attempt_id: str | None = Field(
-        default=None, max_length=60, description="Only this attempt goes on; left out: all that failed or were stopped."
+        default=None, max_length=60, description="Continue only this attempt. Default: all that failed or were stopped."
     )
 
 
 class Pick(Input):
     model_config = example(attemptId=ATTEMPT)
 
-    attempt_id: str = Field(min_length=1, max_length=40, description="Its id or its number.")
+    attempt_id: str = Field(min_length=1, max_length=40, description="The attempt's id or number.")
 
 
 @router.post("/tasks", name="task.create", status_code=201, dependencies=[limited("create")])
 async def create(request: Request, caller: Caller, tasks: Tasks, body: NewTask) -> TaskView:
-    """Make a card in the backlog, and start it if that is wanted."""
+    """Create a task in the backlog, and start it if requested."""
     row = await tasks.create(caller, body.project_id, body.fields(), needs=body.needs, start=body.start)
     note(request, target=row.id)
     return TaskView.of(await tasks.cards.one(row))
@@ -170,7 +180,7 @@ async def list_(
     status: Column | None = None,
     q: SearchWords = None,
 ) -> Page[TaskView]:
-    """Column by column, in each as on the board. `steps` of attempts are left out."""
+    """List tasks by column, in board order. `steps` of attempts are left out."""
     found = await tasks.list(caller, page, project_id=project_id, status=status, q=q)
     cards = await tasks.cards.of(found.items)
     return Page(items=[TaskView.of(card) for card in cards], next_cursor=found.next_cursor)
@@ -178,7 +188,7 @@ async def list_(
 
 @router.get("/tasks/counts", name="task.counts", dependencies=[large_answer()])
 async def counts(caller: Caller, tasks: Tasks) -> TaskCounts:
-    """How many cards there are, by project and column."""
+    """Count tasks by project and column."""
     found = await tasks.counts(caller)
     return TaskCounts(
         items=[
@@ -193,14 +203,19 @@ async def show_board(
     caller: Caller,
     tasks: Tasks,
     project_id: Annotated[str | None, Query(alias="projectId", max_length=40)] = None,
-    status: Annotated[Column | None, Query(description="This column alone.")] = None,
-    offset: Annotated[int, Query(ge=0, le=1_000_000, description="From this card of each column on.")] = 0,
-    limit: Annotated[int, Query(ge=0, le=MAX_LIMIT, description="Cards of each column at most.")] = COLUMN_LIMIT,
+    status: Annotated[Column | None, Query(description="Only this column.")] = None,
+    offset: Annotated[int, Query(ge=0, le=1_000_000, description="Skip this many tasks of each column.")] = 0,
+    limit: Annotated[int, Query(ge=0, le=MAX_LIMIT, description="Maximum number of tasks per column.")] = COLUMN_LIMIT,
     q: SearchWords = None,
-    agent: Annotated[str | None, Query(max_length=100, description="Works, has worked or would work on it.")] = None,
+    agent: Annotated[
+        str | None, Query(max_length=100, description="Only tasks that this agent works, worked or would work on.")
+    ] = None,
     show: Show | None = None,
 ) -> BoardView:
-    """How many cards each column has, and the first of each. Descriptions of tasks and `steps` of attempts are left out."""
+    """Get the board: the number of tasks in each column, and the first of each.
+
+    Descriptions of tasks and `steps` of attempts are left out.
+    """
     wanted = BoardFilter(q or "", agent, show)
     page = await tasks.board(caller, wanted, project_id=project_id, only=status, offset=offset, limit=limit)
     return BoardView.of(page)
@@ -223,15 +238,18 @@ async def update(request: Request, caller: Caller, tasks: Tasks, task_id: TaskId
 
 @router.delete("/tasks/{task_id}", name="task.delete", status_code=204)
 async def delete(caller: Caller, tasks: Tasks, task_id: TaskId) -> Response:
-    """By whoever made it, the project's owner or an administrator. What works on it is stopped; its sessions stay."""
+    """Delete a task. Allowed for its creator, the project's owner and administrators. Its attempts are stopped; its sessions are kept."""
     await tasks.delete(caller, task_id)
     return Response(status_code=204)
 
 
 @router.post("/tasks/{task_id}/move", name="task.move", dependencies=[limited("execute")])
 async def move(request: Request, caller: Caller, tasks: Tasks, task_id: TaskId, body: Move) -> TaskView:
-    """To another column, or to another place in its own. To in progress it starts; from there to the backlog or to cancelled it is
-    stopped; from review back to in progress it needs feedback."""
+    """Move a task to another column, or within its column.
+
+    Moving to in progress starts it. Moving from there to the backlog or to cancelled stops it. Moving from review back to in progress
+    requires feedback.
+    """
     note(request, to=body.status)
     row = await tasks.move(caller, task_id, body.status, position=body.position, feedback=body.feedback)
     return TaskView.of(await tasks.cards.one(row))
@@ -239,7 +257,7 @@ async def move(request: Request, caller: Caller, tasks: Tasks, task_id: TaskId, 
 
 @router.post("/tasks/{task_id}/stop", name="task.stop", dependencies=[limited("execute")])
 async def stop(caller: Caller, tasks: Tasks, task_id: TaskId) -> TaskView:
-    """Cancel it, with all that works on it. Again: the same."""
+    """Cancel a task and stop its attempts. Idempotent."""
     return TaskView.of(await tasks.cards.one(await tasks.stop(caller, task_id)))
 
 
@@ -247,15 +265,18 @@ async def stop(caller: Caller, tasks: Tasks, task_id: TaskId) -> TaskView:
 async def retry(
     caller: Caller, tasks: Tasks, task_id: TaskId, body: Annotated[Retry, Body(default_factory=Retry)]
 ) -> TaskView:
-    """Once more: what has failed or was stopped goes on with the work it has done, and reads the message if there is one; what is done
-    starts over."""
+    """Retry a task.
+
+    Attempts that failed or were stopped continue from their existing work, with the message if there is one. A task that is done starts
+    over.
+    """
     row = await tasks.retry(caller, task_id, message=body.message, attempt_id=body.attempt_id)
     return TaskView.of(await tasks.cards.one(row))
 
 
 @router.get("/tasks/{task_id}/attempts", name="task.attempts", dependencies=[large_answer()])
 async def attempts_of(caller: Caller, tasks: Tasks, task_id: TaskId) -> AttemptList:
-    """Side by side: what they changed, whether it was verified, what it cost and how long it took."""
+    """List attempts with their changes, verification, cost and duration, for comparison."""
     return AttemptList.of(await tasks.cards.one(await tasks.get(caller, task_id)))
 
 
@@ -263,7 +284,7 @@ async def attempts_of(caller: Caller, tasks: Tasks, task_id: TaskId) -> AttemptL
 async def pick(
     request: Request, caller: Caller, tasks: Tasks, attempts: Attempts, task_id: TaskId, body: Pick
 ) -> TaskView:
-    """The one of several attempts that becomes the pull request; the others are archived."""
+    """Choose the attempt that becomes the pull request. The others are archived."""
     task = await tasks.get(caller, task_id)
     row = await attempts.pick(caller, task_id, body.attempt_id)
     note(request, attempt=row.id)
@@ -272,7 +293,7 @@ async def pick(
 
 @router.get("/queue", name="task.queue", dependencies=[large_answer()])
 async def queue(caller: Caller, tasks: Tasks, attempts: Attempts) -> QueueView:
-    """Attempts that wait, in order, with what they wait for. Places count those of others, too."""
+    """List waiting attempts in order, with what they wait for. Positions include other users' attempts."""
     waiting = await attempts.queue(caller)
     titles = await tasks.cards.titles([row.task_id for row, _, _ in waiting])
     return QueueView(items=[Waiting.of(row, titles.get(row.task_id, ""), place, why) for row, place, why in waiting])

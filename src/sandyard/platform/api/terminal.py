@@ -1,9 +1,8 @@
-"""A shell in a sandbox over a WebSocket.
+"""A terminal in a sandbox over a WebSocket.
 
-Binary messages are what is typed and what the terminal shows. Text messages are JSON: the client sends
-`{"type": "resize", "cols": 120, "rows": 40}`, the server first `{"type": "opened", "terminal": "trm_…"}` and last
-`{"type": "closed", "ended": bool, "exitCode": int | null}`: when the shell has not ended, connect again with `?terminal=` and
-go on in the very same.
+Binary messages are the terminal's input and output. Text messages are JSON. The client sends `{"type": "resize", "cols": 120, "rows": 40}`.
+The server first sends `{"type": "opened", "terminal": "trm_…"}` and last `{"type": "closed", "ended": bool, "exitCode": int | null}`. If the
+shell has not ended, connect again with `?terminal=` to continue in it.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ Terminals = Annotated[domain.Terminals, part("terminals")]
 TerminalId = Annotated[str, id_in_path("terminal", "trm_00mwhnkzc0a1b2c3d4e5")]
 Cells = Annotated[int, Query(ge=1, le=1000)]
 TEXT_LIMIT, TEXT_VALUES = 1024, 20
-"""Of a text message: a size is much smaller."""
+"""Limits of a text message. A resize message is much smaller."""
 
 
 class TerminalView(Model):
@@ -53,7 +52,7 @@ class TerminalList(Model):
 
 @router.get("/sandboxes/{sandbox_id}/terminals", name="terminal.list")
 async def list_(caller: Caller, terminals: Terminals, sandbox_id: SandboxId) -> TerminalList:
-    """Shells that can be come back to."""
+    """List the shells you can reconnect to."""
     return TerminalList(items=[TerminalView.of(row) for row in await terminals.list(caller, sandbox_id)])
 
 
@@ -80,11 +79,11 @@ async def open_(
         await socket.send_text(json.dumps({"type": "opened", "terminal": terminal_id}))
         if terminal is not None:
             await terminals.resize(shell, cols, rows)
-        typing = asyncio.ensure_future(_typed(socket, terminals, shell))
+        typing = asyncio.ensure_future(_forward_input(socket, terminals, shell))
         watch = asyncio.ensure_future(still_allowed(socket, caller, lambda: terminals.list(caller, sandbox_id)))
         watch.add_done_callback(lambda _: viewer.give(None))
         try:
-            await _show(socket, viewer, typing)
+            await _send_output(socket, viewer, typing)
             if socket.client_state is WebSocketState.CONNECTED and not typing.done():
                 await socket.send_text(
                     json.dumps({"type": "closed", "ended": shell.over, "exitCode": shell.handle.exit_code})
@@ -95,8 +94,8 @@ async def open_(
             watch.cancel()
 
 
-async def _show(socket: WebSocket, viewer: domain.Viewer, typing: asyncio.Future[None]) -> None:
-    """What the shell says, until it ends or the person goes."""
+async def _send_output(socket: WebSocket, viewer: domain.Viewer, typing: asyncio.Future[None]) -> None:
+    """Send the shell's output until it ends or the user disconnects."""
     while True:
         piece = asyncio.ensure_future(viewer.pieces.get())
         await asyncio.wait((piece, typing), return_when=asyncio.FIRST_COMPLETED)
@@ -109,8 +108,8 @@ async def _show(socket: WebSocket, viewer: domain.Viewer, typing: asyncio.Future
         await socket.send_bytes(data)
 
 
-async def _typed(socket: WebSocket, terminals: domain.Terminals, shell: domain.Shell) -> None:
-    """What the person types, until they go. What is no message of ours is passed over."""
+async def _forward_input(socket: WebSocket, terminals: domain.Terminals, shell: domain.Shell) -> None:
+    """Forward the user's input until they disconnect. Unknown messages are ignored."""
     try:
         while True:
             message = await socket.receive()

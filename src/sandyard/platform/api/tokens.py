@@ -1,4 +1,4 @@
-"""API tokens: each person's own."""
+"""The user's own API tokens."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class TokenView(Model):
 
     id: str
     name: str
-    hint: str = Field(description="How it begins, so that one knows which it is.")
+    hint: str = Field(description="The beginning of the token, to tell tokens apart.")
     created_at: Instant
-    last_used_at: Instant | None = Field(description="To the minute.")
+    last_used_at: Instant | None = Field(description="Accurate to the minute.")
     expires_at: Instant | None
 
 
@@ -43,7 +43,7 @@ class NewToken(Input):
     model_config = example(name="laptop", expiresAt=None)
 
     name: Annotated[str, StringConstraints(min_length=1, max_length=200, strip_whitespace=True)]
-    expires_at: Moment | None = Field(default=None, description="null: it works until it is revoked.")
+    expires_at: Moment | None = Field(default=None, description="Null means the token never expires.")
 
 
 class TokenMade(TokenView):
@@ -57,12 +57,12 @@ class TokenMade(TokenView):
         value="sy_k3f9x…",
     )
 
-    value: str = Field(description="The token itself; it is shown this once.")
+    value: str = Field(description="The token. It is shown only once.")
 
 
 @router.get("/tokens", name="token.list")
 async def list_tokens(caller: Caller, page: Paging, users: Users) -> Page[TokenView]:
-    """The caller's own, without those that were revoked."""
+    """List your API tokens, without revoked ones."""
     return Page[TokenView].of(await users.list_tokens(caller, page), TokenView.model_validate)
 
 
@@ -76,5 +76,5 @@ async def create_token(caller: Caller, body: NewToken, request: Request, users: 
 
 @router.delete("/tokens/{token_id}", name="token.delete", status_code=204)
 async def revoke_token(caller: Caller, token_id: TokenId, users: Users) -> None:
-    """It stops working at once."""
+    """Revoke a token. It stops working immediately."""
     await users.revoke_token(caller, token_id)

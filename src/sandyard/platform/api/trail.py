@@ -1,7 +1,7 @@
-"""The audit's hook: every request that changes something is recorded before its answer goes out.
+"""Audit middleware: every request that changes something is recorded before its response is sent.
 
-Also recorded: WebSockets, when they are opened, and routes marked with `@audited`. Not recorded: what was refused for
-want of a login or for being too frequent, and webhooks that were not taken, because anybody can cause those without end.
+Also recorded: WebSockets when they are opened, and routes marked with `@audited`. Not recorded: requests rejected for missing authentication
+or rate limits, and rejected webhooks, because anyone can send an unlimited number of those.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ _UNRECORDED = frozenset(("rate_limited", "method_not_allowed"))
 
 
 def audited(endpoint: F) -> F:
-    """Marks a route that only reads and is recorded all the same: a download, for example."""
+    """Mark a read-only route that is recorded anyway, such as a download."""
     setattr(endpoint, _MARK, True)
     return endpoint
 
 
 def audits_itself(endpoint: F) -> F:
-    """Marks a route that records what is done through it in its own words."""
+    """Mark a route that writes its own audit entries."""
     setattr(endpoint, _ITSELF, True)
     return endpoint
 
 
 def note(connection: HTTPConnection, *, target: str | None = None, **detail: Any) -> None:
-    """Say more about this request in the audit. `target` replaces the id in the path, which a creating request lacks."""
+    """Add details to the request's audit entry. `target` replaces the id in the path, which a creating request lacks."""
     if target is not None:
         connection.state.audit_target = target
     connection.state.audit_detail = {**getattr(connection.state, "audit_detail", {}), **detail}
@@ -62,7 +62,7 @@ class Trail:
 
         try:
             await self._app(scope, receive, reply)
-        except BaseException as error:  # cancelled too: what was asked for may go on without us
+        except BaseException as error:  # also if cancelled: the requested work may still continue
             if not recorded:
                 scope["state"].setdefault("problem_code", None if isinstance(error, Exception) else "interrupted")
                 await asyncio.shield(_record(scope, 500))

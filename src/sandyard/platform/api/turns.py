@@ -1,4 +1,4 @@
-"""Prompts to a session's agent, what became of them, and what the agent asks."""
+"""Prompts to a session's agent, their results, and the agent's questions and permission requests."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ class NewTurn(Input):
     model_config = example(text="Please fix the login.")
 
     text: str = Field(min_length=1, max_length=MAX_PROMPT)
-    model: str | None = Field(None, min_length=1, max_length=200, description="From this turn on.")
-    mode: str | None = Field(None, min_length=1, max_length=100, description="From this turn on.")
+    model: str | None = Field(None, min_length=1, max_length=200, description="Applies from this turn on.")
+    mode: str | None = Field(None, min_length=1, max_length=100, description="Applies from this turn on.")
     key: str | None = Field(
         None,
         min_length=1,
         max_length=150,
         pattern=r"^[A-Za-z0-9._:-]+$",
-        description="Sent again under the same key, it is the same turn.",
+        description="Idempotency key: a prompt sent again with the same key returns the same turn.",
     )
 
 
@@ -56,21 +56,23 @@ class TurnView(Model):
     number: int
     origin: Origin
     user_id: str | None
-    prompt_id: str | None = Field(description="The message that it answers.")
+    prompt_id: str | None = Field(description="The message that started the turn.")
     model: str | None
     mode: str | None
     status: TurnStatus = Field(
-        description="waiting: the agent has asked a person. over_budget: it was stopped, because no more may be spent."
+        description="waiting: the agent is waiting for a person. over_budget: the turn was stopped because the budget is used up."
     )
-    stop_reason: str | None = Field(description="As the agent says it.")
+    stop_reason: str | None = Field(description="As reported by the agent.")
     error: str | None
     error_code: str | None
-    usage: dict[str, Any] = Field(description="models: counted by the platform; agent and context: as the agent says.")
+    usage: dict[str, Any] = Field(
+        description="models: counted by the platform. agent and context: reported by the agent."
+    )
     queued_at: Instant
     started_at: Instant | None
-    active_at: Instant | None = Field(description="When the agent was last seen to do something.")
-    stuck_at: Instant | None = Field(description="Since when it seems to do nothing.")
-    cancel_at: Instant | None = Field(description="When somebody asked for its end.")
+    active_at: Instant | None = Field(description="When the agent was last active.")
+    stuck_at: Instant | None = Field(description="Since when the agent seems inactive.")
+    cancel_at: Instant | None = Field(description="When cancellation was requested.")
     finished_at: Instant | None
 
     @classmethod
@@ -79,7 +81,7 @@ class TurnView(Model):
 
 
 class AgentStateView(Model):
-    """The newest life of the session's agent."""
+    """The latest run of the session's agent."""
 
     model_config = example(agent="demo", status="ready", model=None)
 
@@ -89,8 +91,10 @@ class AgentStateView(Model):
     status: Literal["none", "starting", "ready", "ended", "lost"]
     run_id: str | None
     sandbox_id: str | None
-    capabilities: dict[str, Any] = Field(description="What it said when it was greeted.")
-    options: dict[str, Any] = Field(description="Its modes, models, commands and other choices, as it last said.")
+    capabilities: dict[str, Any] = Field(description="The capabilities the agent reported on connecting.")
+    options: dict[str, Any] = Field(
+        description="The agent's modes, models, commands and other options, as last reported."
+    )
     exit_code: int | None
     error: str | None
     error_code: str | None
@@ -135,15 +139,17 @@ class AskView(Model):
     turn_id: str | None
     kind: AskKind
     title: str
-    detail: dict[str, Any] = Field(description="`options` to choose from, the `toolCall`, or the `form` to fill in.")
+    detail: dict[str, Any] = Field(
+        description="The `options` to choose from, the `toolCall`, or the `form` to fill in."
+    )
     status: AskStatus
     answer: dict[str, Any] | None
     decided_by: str | None = Field(
-        description="person, policy, timeout or cancel; overruled: refused by the policy, and allowed by a person since."
+        description="person, policy, timeout or cancel. overruled: denied by the policy and later allowed by a person."
     )
     user_id: str | None
     created_at: Instant
-    expires_at: Instant | None = Field(description="Refused then, if nobody answers.")
+    expires_at: Instant | None = Field(description="When the request is denied automatically if nobody answers.")
     answered_at: Instant | None
 
     @classmethod
@@ -156,14 +162,14 @@ class Answer(Input):
 
     option_id: str | None = Field(None, min_length=1, max_length=300, description="One of the agent's own options.")
     decision: Literal["allow", "allow_always", "reject", "reject_always"] | None = Field(
-        None, description="The option that means this, whatever the agent calls it."
+        None, description="The option with this meaning, whatever the agent calls it."
     )
-    content: dict[str, Any] | None = Field(None, max_length=200, description="What was filled into a form.")
+    content: dict[str, Any] | None = Field(None, max_length=200, description="The values of a form.")
     message: str | None = Field(
         None,
         min_length=1,
         max_length=MAX_PROMPT,
-        description="With a refused permission: what the agent should do instead. It becomes the session's next turn.",
+        description="With a denied permission: what the agent should do instead. It becomes the session's next turn.",
     )
 
 
@@ -172,13 +178,13 @@ class Allowance(Input):
 
     resume: bool = Field(
         default=True,
-        description="Go on with the session's failed attempt at its task, or tell its agent, unless it is at work.",
+        description="Continue the session's failed task attempt, or notify its agent, unless it is already working.",
     )
 
 
 @router.post("/sessions/{session_id}/turns", name="turn.create", status_code=202, dependencies=[limited("execute")])
 async def create(request: Request, caller: Caller, service: Turns, session_id: SessionId, body: NewTurn) -> TurnView:
-    """Prompt the session's agent. While it works on another prompt, this one waits for its turn."""
+    """Send a prompt to the session's agent. It is queued while the agent works on another prompt."""
     parts = [{"type": "text", "text": body.text}]
     key = None if body.key is None else f"{session_id}:{body.key}"
     turn = await service.prompt(caller, session_id, parts, key=key, model=body.model, mode=body.mode)
@@ -188,13 +194,13 @@ async def create(request: Request, caller: Caller, service: Turns, session_id: S
 
 @router.get("/sessions/{session_id}/turns", name="turn.list")
 async def list_(caller: Caller, service: Turns, session_id: SessionId, page: Paging) -> Page[TurnView]:
-    """Newest first."""
+    """List turns, newest first."""
     return Page.of(await service.list(caller, session_id, page), TurnView.of)
 
 
 @router.get("/sessions/{session_id}/agent", name="session.agent", dependencies=[large_answer()])
 async def agent(caller: Caller, service: Turns, session_id: SessionId) -> AgentStateView:
-    """How the session's agent is, and what it can be set to. Never wakes it."""
+    """Get the state of the session's agent and its options. Does not resume it."""
     return AgentStateView.of(*await service.agent(caller, session_id))
 
 
@@ -205,13 +211,13 @@ async def get(caller: Caller, service: Turns, turn_id: TurnId) -> TurnView:
 
 @router.post("/turns/{turn_id}/cancel", name="turn.cancel", status_code=202)
 async def cancel(caller: Caller, service: Turns, turn_id: TurnId) -> TurnView:
-    """Stop it. One that waits never begins; the agent of one that runs is asked to stop, and ended if it does not."""
+    """Cancel a turn. A queued turn never starts. A running agent is asked to stop, and killed if it does not."""
     return TurnView.of(await service.cancel(caller, turn_id))
 
 
 @router.post("/turns/{turn_id}/retry", name="turn.retry", status_code=202, dependencies=[limited("execute")])
 async def retry(request: Request, caller: Caller, service: Turns, turn_id: TurnId) -> TurnView:
-    """The same prompt as a new turn."""
+    """Send the same prompt as a new turn."""
     turn = await service.retry(caller, turn_id)
     note(request, turn=turn.id)
     return TurnView.of(turn)
@@ -226,7 +232,7 @@ async def list_asks(
     task_id: Annotated[str | None, Query(alias="taskId", max_length=40)] = None,
     status: AskStatus | None = None,
 ) -> Page[AskView]:
-    """What agents have asked, newest first: permissions and questions."""
+    """List the permission requests and questions of agents, newest first."""
     found = await service.list(caller, page, session_id=session_id, task_id=task_id, status=status)
     return Page.of(found, AskView.of)
 
@@ -238,7 +244,7 @@ async def get_ask(caller: Caller, service: Asks, ask_id: AskId) -> AskView:
 
 @router.post("/asks/{ask_id}/answer", name="ask.answer", dependencies=[limited("execute")])
 async def answer(request: Request, caller: Caller, service: Asks, ask_id: AskId, body: Answer) -> AskView:
-    """With one of optionId, decision or content. The agent goes on, and is woken for that."""
+    """Answer with one of optionId, decision or content. The agent continues; a paused one is resumed."""
     ask = await service.answer(
         caller,
         ask_id,
@@ -255,8 +261,10 @@ async def answer(request: Request, caller: Caller, service: Asks, ask_id: AskId,
 async def allow(
     request: Request, caller: Caller, service: Asks, prompts: Turns, cards: Tasks, ask_id: AskId, body: Allowance
 ) -> AskView:
-    """Allow what the project's policy refused (`decidedBy: policy`, with the `pattern` in its detail), for the rest of the session, and
-    go on. Only for the project's owner and administrators."""
+    """Allow what the project's policy denied, for the rest of the session, and continue.
+
+    Applies to requests with `decidedBy: policy`, with the `pattern` in their detail. Only for the project's owner and administrators.
+    """
     ask = await service.allow(caller, ask_id)
     note(request, session=ask.session_id, pattern=ask.detail.get("pattern"))
     if body.resume and not await cards.resume_allowed(caller, ask.session_id, [ask.title]):

@@ -1,4 +1,4 @@
-"""People and their roles; for administrators."""
+"""Users and their roles, for administrators."""
 
 from __future__ import annotations
 
@@ -47,18 +47,20 @@ class NewUser(Input):
 
     name: UserName
     role: Role = "member"
-    password: Password | None = Field(default=None, description="Without one the person can only use API tokens.")
+    password: Password | None = Field(default=None, description="Without a password, the user can only use API tokens.")
 
 
 class UserChange(Input):
-    """What is left out stays."""
+    """Fields left out are not changed."""
 
     model_config = example(role="admin")
 
     name: UserName | None = None
     role: Role | None = None
     disabled: bool | None = None
-    password: Password | None = Field(default=None, description="null removes it. A new one ends all logins.")
+    password: Password | None = Field(
+        default=None, description="Null removes the password. A new password ends all sessions."
+    )
 
 
 @router.get("/users", name="user.list")
@@ -76,7 +78,7 @@ async def create_user(caller: AdminCaller, body: NewUser, request: Request, user
 
 @router.get("/users/{user_id}", name="user.get")
 async def get_user(caller: Caller, user_id: UserId, users: Users) -> UserView:
-    """Everybody may see themselves; administrators see everybody."""
+    """Get a user. Users can see themselves; administrators can see everyone."""
     return UserView.model_validate(await users.get(caller, user_id))
 
 
@@ -84,7 +86,7 @@ async def get_user(caller: Caller, user_id: UserId, users: Users) -> UserView:
 async def update_user(
     caller: AdminCaller, user_id: UserId, body: UserChange, request: Request, users: Users
 ) -> UserView:
-    """A disabled person's tokens and logins stop working at once. The last administrator stays one."""
+    """Update a user. A disabled user's tokens and sessions stop working immediately. The last administrator cannot be removed."""
     given = body.model_dump(exclude_unset=True, exclude={"password"})
     if "password" in body.model_fields_set:
         given["password"] = body.password.get_secret_value() if body.password else None
@@ -94,5 +96,5 @@ async def update_user(
 
 @router.delete("/users/{user_id}", name="user.delete", status_code=204)
 async def delete_user(caller: AdminCaller, user_id: UserId, users: Users) -> None:
-    """Disables the person; what they made stays. Again: 204."""
+    """Disable a user. What they created is kept. Idempotent."""
     await users.delete(caller, user_id)

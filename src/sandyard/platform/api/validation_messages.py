@@ -1,4 +1,4 @@
-"""What people read when a field of a request is not valid, instead of Pydantic's own words."""
+"""Validation messages for people, in place of Pydantic's own."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ from typing import Any
 
 from sandyard.platform.domain.mcp_servers import model as mcp_servers
 
-_VARIABLE = "Use letters, digits and _; do not begin with a digit"
+_VARIABLE = "Use letters, digits and _; do not start with a digit"
 PATTERNS: Mapping[str, str] = {
-    r"^[A-Za-z0-9][A-Za-z0-9._@-]*$": "Use letters, digits and . _ @ -; begin with a letter or a digit",
-    rf"^{mcp_servers.NAME}$": "Use letters, digits and dashes; begin and end with a letter or a digit",
+    r"^[A-Za-z0-9][A-Za-z0-9._@-]*$": "Use letters, digits and . _ @ -; start with a letter or digit",
+    rf"^{mcp_servers.NAME}$": "Use letters, digits and hyphens; start and end with a letter or digit",
     rf"^{mcp_servers.ENV_NAME}$": _VARIABLE,
     r"^[A-Za-z_][A-Za-z0-9_]*$": _VARIABLE,
-    r"^[a-z][a-z0-9-]*$": "Use lower-case letters, digits and dashes; begin with a letter",
+    r"^[a-z][a-z0-9-]*$": "Use lowercase letters, digits and hyphens; start with a letter",
     r"^[^<>\r\n\x00]+$": "Use one line without < and >",
-    r"^[^<>\s\x00]+$": "Enter an e-mail address, without spaces and without < and >",
-    r"^https?://[^\s@?#]+$": "Enter an address that begins with https:// or http://, without a user name, ? and #",
-    r"^([^\s/]+/)?[a-z0-9_.-]+$": "Enter a tool's name, such as web_search or PROVIDER/web_search",
+    r"^[^<>\s\x00]+$": "Enter an email address without spaces, < and >",
+    r"^https?://[^\s@?#]+$": "Enter a URL that starts with https:// or http://, without a username, ? or #",
+    r"^([^\s/]+/)?[a-z0-9_.-]+$": "Enter a tool name, such as web_search or PROVIDER/web_search",
     r"^[A-Za-z0-9-]+\[bot\]$": "Enter the name of a bot, such as dependabot[bot]",
-    r"^[A-Za-z0-9][A-Za-z0-9._/:-]*$": "Use letters, digits and . _ / : -; begin with a letter or a digit",
+    r"^[A-Za-z0-9][A-Za-z0-9._/:-]*$": "Use letters, digits and . _ / : -; start with a letter or digit",
     r"^[A-Za-z0-9._:-]+$": "Use letters, digits and . _ : -",
-    r"^([0-9a-f]{40}|[0-9a-f]{64})$": "Enter the full id of a commit",
+    r"^([0-9a-f]{40}|[0-9a-f]{64})$": "Enter a full commit id",
 }
-"""The rule of a pattern that requests have, in words. tests/unit/platform/api/test_openapi.py misses none."""
+"""The rule of each request pattern, in words. tests/unit/platform/api/test_openapi.py checks that none is missing."""
 
 
 def message_of(error: Mapping[str, Any]) -> str:
-    """One of Pydantic's errors in plain words, without the full stop. A validator's own sentence stays as it is."""
+    """Return one of Pydantic's errors in plain words, without the full stop. A validator's own message is kept."""
     describe = _MESSAGES.get(error["type"])
     return describe(error.get("ctx", {})) if describe else str(error["msg"]).removeprefix("Value error, ")
 
@@ -61,15 +61,15 @@ def _says(text: str) -> Callable[[Mapping[str, Any]], str]:
 
 
 _WHOLE, _NUMBER, _OBJECT = _says("Must be a whole number"), _says("Must be a number"), _says("Must be an object")
-_TIME = _says("Must be a time with its zone, such as 2026-01-31T10:00:00Z")
+_TIME = _says("Must be a time with time zone, such as 2026-01-31T10:00:00Z")
 _MESSAGES: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "missing": _says("This is required"),
-    "extra_forbidden": _says("There is no such field"),
+    "extra_forbidden": _says("Unknown field"),
     "string_too_short": _too_short,
     "too_short": _too_short,
     "string_too_long": _too_long,
     "too_long": _too_long,
-    "string_pattern_mismatch": lambda ctx: PATTERNS.get(ctx["pattern"], "This is not in the form that is expected"),
+    "string_pattern_mismatch": lambda ctx: PATTERNS.get(ctx["pattern"], "Invalid format"),
     "greater_than": lambda ctx: f"Must be more than {_number(ctx['gt'])}",
     "greater_than_equal": lambda ctx: f"Must be at least {_number(ctx['ge'])}",
     "less_than": lambda ctx: f"Must be less than {_number(ctx['lt'])}",

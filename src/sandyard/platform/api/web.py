@@ -1,6 +1,6 @@
-"""The web application: what no route knows and a browser asks for. Made by `make web` into `static/`, and part of the wheel.
+"""Serve the web application to browsers where no route matches. `make web` builds it into `static/`, and it is part of the wheel.
 
-Open to everybody, because nothing in it is anybody's: what it shows, it asks the API for.
+No authentication is needed, because it contains no user data: it gets everything from the API.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ STATIC = Path(__file__).parents[1] / "static"
 PAGE = "/index.html"
 ASSETS = "/assets/"
 OTHERS = frozenset(("api", "mcp", "health", "ready", "metrics", "assets"))
-"""What begins like this is no page, also where there is nothing."""
-FOREVER = "public, max-age=31536000, immutable"  # an asset's name has its content's hash in it
+"""First path segments that are never pages, even if nothing exists there."""
+FOREVER = "public, max-age=31536000, immutable"  # an asset's name contains a hash of its content
 ASK_AGAIN = "no-cache"
 UNBUILT = """\
-The web application of this Sandyard has not been built. In a clone of the repository:
+The web application has not been built. In a clone of the repository, run:
 
     make web
 
-and load this page again. Everything else works without it: the command line (`sandyard --help`) and the API (/api/v1).
+and reload this page. Everything else works without it: the command line (`sandyard --help`) and the API (/api/v1).
 """
-_TYPES = {  # the machine's own table may lack these, or know better
+_TYPES = {  # the machine's own table may lack these or differ
     ".css": "text/css",
     ".html": "text/html",
     ".ico": "image/x-icon",
@@ -52,11 +52,11 @@ _OF_TEXT = ("text/", "application/json", "application/manifest+json", "image/svg
 
 
 def policy(settings: PlatformSettings) -> str:
-    """What a page may load and do: its own files, its own API (a WebSocket of the same origin included), and previews in frames."""
+    """Return the Content-Security-Policy: a page may load its own files, use its own API and WebSockets, and show previews in frames."""
     parts = {
         "default-src": "'none'",
         "script-src": "'self'",
-        "style-src": "'self' 'unsafe-inline'",  # terminals and editors place what they draw by style attributes
+        "style-src": "'self' 'unsafe-inline'",  # terminals and editors use style attributes for positioning
         "img-src": "'self' data: blob:",
         "font-src": "'self' data:",
         "connect-src": "'self'",
@@ -72,7 +72,7 @@ def policy(settings: PlatformSettings) -> str:
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """`packed` is the same with gzip; None where that was not worth it."""
+    """`packed` is the content compressed with gzip, or None if that saves too little."""
 
     content: bytes
     packed: bytes | None
@@ -82,7 +82,7 @@ class File:
 
 
 class Web:
-    """What stands behind all routes. `otherwise` answers what is neither a file nor a page."""
+    """Serve the web application behind all routes. `otherwise` handles what is neither a file nor a page."""
 
     def __init__(self, otherwise: ASGIApp, settings: PlatformSettings, folder: Path = STATIC) -> None:
         self._otherwise = otherwise
@@ -114,7 +114,7 @@ class Web:
         sent = {
             "ETag": tag,
             "Cache-Control": FOREVER if file.lasting else ASK_AGAIN,
-            "Content-Security-Policy": self._policy,  # also of scripts: a worker has that of its own file
+            "Content-Security-Policy": self._policy,  # also for scripts: a worker uses the policy of its own file
             "Vary": "Accept-Encoding",
         }
         if tag in (one.strip().removeprefix("W/") for one in headers.get("if-none-match", "").split(",")):
@@ -126,7 +126,7 @@ class Web:
         return Response(b"" if head else content, 200, sent)
 
     async def _look(self) -> None:
-        """Read all of it into memory, when it was built (again) since: a page and its assets are then of the same build."""
+        """Load all files into memory if they were rebuilt, so that a page and its assets come from the same build."""
         try:
             state = (self._folder / PAGE[1:]).stat()
         except OSError:
@@ -139,8 +139,10 @@ class Web:
 
 
 def is_page(path: str, accept: str) -> bool:
-    """Whether the browser's router is to look at it. Programs that take anything get pages where a page could be; what only
-    wants a picture or a script gets none."""
+    """Return whether the browser's router should handle the path.
+
+    Clients that accept anything get a page where one could be. Clients that want only an image or a script do not.
+    """
     first, last = path[1:].partition("/")[0], path.rpartition("/")[2]
     if first in OTHERS:
         return False
@@ -150,7 +152,7 @@ def is_page(path: str, accept: str) -> bool:
 
 
 def accepts_gzip(accept: str) -> bool:
-    """Of an Accept-Encoding header; `q=0` says no."""
+    """Return whether the Accept-Encoding header allows gzip; `q=0` means it does not."""
     for one in accept.lower().split(","):
         name, _, options = one.partition(";")
         if name.strip() in ("gzip", "*"):
@@ -159,7 +161,7 @@ def accepts_gzip(accept: str) -> bool:
 
 
 def _read(folder: Path) -> Iterator[tuple[str, File]]:
-    """By the path in an address. Only what is in the folder is ever served, whatever a path says."""
+    """Yield the files by URL path. Only files in the folder are ever served, whatever the request path."""
     for file in sorted(folder.rglob("*")):
         name = "/" + file.relative_to(folder).as_posix()
         if file.suffix == ".gz" or "/." in name or not file.is_file():

@@ -1,4 +1,4 @@
-"""What a forge tells by itself. Nobody signs in here: a delivery's signature is its login."""
+"""Webhooks from the forge. There is no sign-in: a delivery is authenticated by its signature."""
 
 from __future__ import annotations
 
@@ -37,23 +37,23 @@ class Taken(Model):
         "parameters": [{"in": "header", "name": name, "schema": {"type": "string"}} for name in _HEADERS],
     },
     responses={
-        401: {"description": "The signature is missing or not right."},
-        403: {"description": "No project of this repository has a webhook's secret."},
+        401: {"description": "The signature is missing or invalid."},
+        403: {"description": "No project with this repository has a webhook secret."},
     },
 )
 @streams_body
 async def github(request: Request, webhooks: Webhooks) -> Taken:
-    """GitHub's deliveries: `known` is one that came before, `ignored` one that nobody here needs."""
+    """Receive a GitHub webhook. `known`: already received. `ignored`: not relevant."""
     taken = await webhooks.take(request.headers, await _body(request))
     note(request, event=request.headers.get("x-github-event"), delivery=request.headers.get("x-github-delivery"))
     return Taken(status=taken.value)
 
 
 async def _body(request: Request) -> bytes:
-    """Not one piece more than the limit is kept."""
+    """Read the body, keeping at most one piece more than the limit."""
     body = bytearray()
     async for piece in request.stream():
         body += piece
         if len(body) > LARGEST:
-            raise TooMuchError(f"A delivery has at most {LARGEST >> 20} MiB.")
+            raise TooMuchError(f"The webhook is too large: the limit is {LARGEST >> 20} MiB.")
     return bytes(body)

@@ -68,7 +68,7 @@ async def test_the_bridge(services: Services) -> None:
             assert [tool.name for tool in (await agent.list_tools()).tools] == list(TOOLS)
             assert (await done(agent, "list_projects"))["items"] == []
             assert (await refused(agent, "get_session", sessionId="ses_none"))[0] == "not_found"
-            with pytest.raises(mcp.MCPError, match="no tool"):
+            with pytest.raises(mcp.MCPError, match="Unknown tool"):
                 await agent.call_tool("format_disk", {})
 
 

@@ -128,7 +128,7 @@ async def test_progress_is_told_while_a_command_runs(mcp: Client, monkeypatch: p
     waits = {"sandboxId": box, "command": "until [ -e go ]; do sleep 0.05; done", "waitSeconds": 60}
     result = await mcp.call_tool("run_command", waits, progress_callback=progress)
     assert not result.is_error and result.structured_content["status"] == "exited"
-    assert len(told) >= 2 and told[0][1] == 60 and "It runs" in (told[0][2] or "")
+    assert len(told) >= 2 and told[0][1] == 60 and "Running; " in (told[0][2] or "")
     assert [at for at, _, _ in told] == sorted(at for at, _, _ in told)
 
 
@@ -225,7 +225,7 @@ async def test_nobody_waits_when_the_platform_stops(yard: Yard, mcp: Client) -> 
     yard.services.commands.stop()
     async with asyncio.timeout(20):
         code, said = await waiting
-    assert code == "stopping" and "goes on" in said
+    assert code == "stopping" and "continues" in said
 
 
 async def _commands(yard: Yard, box: str) -> Any:

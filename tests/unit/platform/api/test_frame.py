@@ -251,12 +251,12 @@ async def test_few_of_many_faults_are_told(web: httpx.AsyncClient) -> None:
         await web.post("/api/v1/things", json={"name": "a", "sizes": ["x"] * 1020}), 400, "invalid_argument"
     )
     assert [one["field"] for one in found["errors"]] == [f"sizes.{number}" for number in range(20)]  # type: ignore[attr-defined]
-    assert str(found["detail"]).endswith(" It has 1,000 more faults than are listed.")
+    assert str(found["detail"]).endswith(" There are 1,000 more errors.")
     found = problem(await web.post("/api/v1/things", json={"name": "a", "x" * 5000: 1}), 400, "invalid_argument")
-    assert "more faults" not in str(found["detail"]) and len(found["errors"][0]["field"]) < 500  # type: ignore[index]
+    assert "more errors" not in str(found["detail"]) and len(found["errors"][0]["field"]) < 500  # type: ignore[index]
     names = {str(number): 0 for number in range(1000)}
     found = problem(await web.post("/api/v1/things", json=names), 400, "invalid_argument")
-    assert found["errors"] == [{"field": "body", "message": "must not have more than 200 fields"}]
+    assert found["errors"] == [{"field": "body", "message": "Must not have more than 200 fields"}]
 
 
 async def test_only_our_own_names_are_answered(tmp_path: Path) -> None:
@@ -296,7 +296,7 @@ async def test_sockets_are_refused_with_problems(world: World) -> None:
     said = await connect(app, "/api/v1/socket?how=late")
     assert said[-1]["type"] == "websocket.close" and said[-1]["code"] == 4404 and said[-1]["reason"] == "It is gone."
     said = await connect(app, "/api/v1/socket?how=crash")
-    assert said == [{"type": "websocket.close", "code": 1011, "reason": "The platform failed."}]
+    assert said == [{"type": "websocket.close", "code": 1011, "reason": "Internal error."}]
 
 
 async def test_streams_pass_as_they_are_made(world: World) -> None:

@@ -66,7 +66,7 @@ async def test_each_person_has_their_own(tmp_path: Path) -> None:
             assert [(await web.post("/api/v1/create")).status_code for _ in range(3)] == [200, 200, 429]
             answer = await web.post("/api/v1/create")
             assert answer.json()["code"] == "rate_limited" and answer.headers["retry-after"] == "30"
-            assert "try again in 30 s" in answer.json()["detail"]
+            assert "Try again in 30 s" in answer.json()["detail"]
             await world.clock.advance(30)
             assert (await web.post("/api/v1/create")).status_code == 200
         async with client(app, otto) as web:

@@ -77,7 +77,7 @@ async def test_what_the_protocol_says(place: Place, mode: str) -> None:
         assert [tool.name for tool in listed] == list(mcp_tools.TOOLS)
         if mode == "legacy":
             await mcp.send_ping()
-        with pytest.raises(exceptions.MCPError, match="no tool"):
+        with pytest.raises(exceptions.MCPError, match="Unknown tool"):
             await mcp.call_tool("format_disk", {})
 
 

@@ -164,7 +164,7 @@ async def test_the_verdict(admin: httpx.AsyncClient) -> None:
         await admin.patch(path, json={"key": "sk-another-one-altogether"})
         refused = (await admin.post(f"{path}/test")).json()
         assert (refused["ok"], "sk-another" in refused["detail"]) == (False, False)
-        assert (refused["cause"], refused["detail"][:30]) == ("key", "a refused the API key (401). I")
+        assert (refused["cause"], refused["detail"][:31]) == ("key", "a rejected the API key (401). I")
     gone = (await admin.post(f"{path}/test")).json()
     assert (gone["ok"], gone["cause"]) == (False, "unreachable")
     assert "could not be reached" in gone["detail"]
@@ -185,7 +185,7 @@ async def test_only_what_works_is_stored(admin: httpx.AsyncClient) -> None:
         refused = await admin.post(PROVIDERS, json={**body, "key": "sk-another-one-altogether"})
         told = refused.json()
         assert (refused.status_code, told["code"], told["cause"]) == (409, "connection_test_failed", "key")
-        assert told["detail"].startswith("a refused the API key (401).")
+        assert told["detail"].startswith("a rejected the API key (401).")
         assert "sk-another" not in refused.text
         assert (await admin.get(PROVIDERS)).json()["items"] == []
         made = (await admin.post(PROVIDERS, json={**body, "key": KEY})).json()

@@ -298,7 +298,7 @@ async def test_schedules(front: Front) -> None:
     made = await front.post("/schedules", 201, **given, timezone="Europe/Berlin")
     assert (made["nextAt"], made["lastError"], made["task"]["start"]) == ("2023-11-15T02:00:00.000Z", None, True)
     wrong = await front.post("/schedules", 400, **{**given, "cron": "0 3 * * FOO"})
-    assert "no cron expression" in wrong["detail"]
+    assert "not a valid cron expression" in wrong["detail"]
     task = await front.post(f"/schedules/{made['id']}/run", 201)
     assert (task["status"], task["source"]["scheduleId"]) == ("in_progress", made["id"])
     off = await front.web.patch(

@@ -1,1 +1,1 @@
-"""The yard as tools for other agents: the Model Context Protocol over streamable HTTP, at /mcp."""
+"""Sandyard as tools for other agents: the Model Context Protocol over streamable HTTP, at /mcp."""

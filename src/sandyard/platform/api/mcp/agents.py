@@ -1,4 +1,4 @@
-"""The catalogue of agents, as a tool."""
+"""MCP tools: agents."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ class AgentSummary(Model):
     name: str
     title: str
     description: str
-    demo: bool = Field(description="No real agent: it follows simple written instructions, without a model.")
-    models: list[str] = Field(description="Some that it is known to work with.")
+    demo: bool = Field(
+        description="True for the demo agent, which follows simple written instructions and uses no model."
+    )
+    models: list[str] = Field(description="Models the agent is known to work with.")
     modes: list[str]
 
 
@@ -32,7 +34,7 @@ class AgentList(Model):
 
 @tools.add("list_agents", title="List agents", reads=True)
 async def list_agents(call: Call, given: ListAgents) -> AgentList:
-    """List the coding agents that tasks and sessions can be given to, by the names that create_task and create_session take."""
+    """List the coding agents available for tasks and sessions, by the names that create_task and create_session take."""
     profiles = [one.profile for one in await call.services.agents.list(call.caller)]
     return AgentList(
         items=[

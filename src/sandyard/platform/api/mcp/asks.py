@@ -1,4 +1,4 @@
-"""What agents ask, as tools."""
+"""MCP tools: questions and permission requests of agents."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ListAsks(Paged):
     task_id: TaskId | None = Field(default=None, description="Only those of this task.")
     session_id: SessionId | None = Field(default=None, description="Only those of this session.")
     status: AskStatus | None = Field(
-        default=AskStatus.PENDING, description="pending: those that wait for an answer; null: all."
+        default=AskStatus.PENDING, description="pending: those waiting for an answer. null: all."
     )
 
 
@@ -32,21 +32,21 @@ class AnswerAsk(Input):
     model_config = example(askId="ask_00mwhnkzc0a1b2c3d4e5", decision="allow")
 
     ask_id: AskId
-    option_id: str | None = Field(default=None, max_length=300, description="One of the ask's options.")
+    option_id: str | None = Field(default=None, max_length=300, description="One of the request's options.")
     decision: Literal["allow", "allow_always", "reject", "reject_always"] | None = Field(
-        default=None, description="Instead of an option: the one that means this."
+        default=None, description="Instead of an option: the option with this meaning."
     )
     content: dict[str, Any] | None = Field(
         default=None,
         max_length=200,
-        description="The answer to a question that has a form, by the form's fields.",
+        description="The answer to a question with a form, by field.",
         examples=[{"answer": "yes"}],
     )
     message: str | None = Field(
         default=None,
         min_length=1,
         max_length=50_000,
-        description="With a refused permission: what the agent should do instead.",
+        description="With a denied permission: what the agent should do instead.",
     )
 
 
@@ -69,15 +69,15 @@ class AskState(Model):
     session_id: str
     turn_id: str | None
     kind: AskKind = Field(
-        description="permission: the agent wants to do something; question: it wants to know something."
+        description="permission: the agent wants to do something. question: the agent wants to know something."
     )
     status: AskStatus
     title: str
     options: list[Option]
-    form: Any = Field(default=None, description="Of a question: the JSON schema of its answer.")
+    form: Any = Field(default=None, description="For a question: the JSON schema of its answer.")
     answer: dict[str, Any] | None
     created_at: Instant
-    expires_at: Instant | None = Field(description="Not answered by then, it counts as refused.")
+    expires_at: Instant | None = Field(description="When it is denied automatically if nobody answers.")
 
     @classmethod
     def of(cls, row: models.Ask) -> AskState:
@@ -102,9 +102,9 @@ class AskList(Model):
     next_cursor: str | None
 
 
-@tools.add("list_asks", title="List what agents ask", reads=True)
+@tools.add("list_asks", title="List agents' requests", reads=True)
 async def list_asks(call: Call, given: ListAsks) -> AskList:
-    """List what agents want to know or want permission for, newest first. An agent waits until it is answered."""
+    """List the questions and permission requests of agents, newest first. An agent waits until its request is answered."""
     found = await call.services.asks.list(
         call.caller, given.page, session_id=given.session_id, task_id=given.task_id, status=given.status
     )
@@ -113,9 +113,10 @@ async def list_asks(call: Call, given: ListAsks) -> AskList:
 
 @tools.add("answer_ask", title="Answer an agent")
 async def answer_ask(call: Call, given: AnswerAsk) -> AskState:
-    """Answer what an agent asks, with one of optionId, decision or content. The agent goes on with it at once.
+    """Answer a question or permission request with one of optionId, decision or content. The agent continues immediately.
 
-    You answer in the name of your token's owner: do not allow what they would not allow."""
+    You answer on behalf of your token's owner: do not allow what they would not allow.
+    """
     row = await call.services.asks.answer(
         call.caller,
         given.ask_id,

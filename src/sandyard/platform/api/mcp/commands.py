@@ -1,4 +1,4 @@
-"""Commands in sandboxes, as tools."""
+"""MCP tools: commands in sandboxes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ tools = Toolbox()
 PROGRESS_S = 5.0
 OutputLimit = Annotated[
     int,
-    Field(ge=1, le=64 * 1024, description="How many bytes of each stream to return at most."),
+    Field(ge=1, le=64 * 1024, description="Maximum bytes to return of each stream."),
 ]
 
 
@@ -32,13 +32,15 @@ class RunCommand(Input):
     )
 
     sandbox_id: SandboxId
-    command: str = Field(min_length=1, max_length=MAX_COMMAND, description="For `bash -l -c`.", examples=["pytest -q"])
-    cwd: str | None = Field(
-        default=None, max_length=4096, description="The folder to run it in; left out: the user's home."
+    command: str = Field(
+        min_length=1, max_length=MAX_COMMAND, description="Run with `bash -l -c`.", examples=["pytest -q"]
     )
-    envs: dict[str, str] = Field(default_factory=dict, max_length=200, description="Variables for it. Not stored.")
+    cwd: str | None = Field(
+        default=None, max_length=4096, description="The working directory. Default: the user's home directory."
+    )
+    envs: dict[str, str] = Field(default_factory=dict, max_length=200, description="Environment variables. Not stored.")
     timeout: float | None = Field(
-        default=None, gt=0, description="It is ended after so many seconds; left out: 300.", examples=[300]
+        default=None, gt=0, description="Seconds after which the command is killed. Default: 300.", examples=[300]
     )
     wait_seconds: Annotated[float, waiting(120)]
     output_limit: OutputLimit = 16 * 1024
@@ -48,8 +50,8 @@ class ReadOutput(Input):
     model_config = example(commandId="cmd_00mwhnkzc0a1b2c3d4e5", stdoutOffset=0, waitSeconds=60)
 
     command_id: CommandId
-    stdout_offset: int = Field(default=0, ge=0, le=2**53, description="The byte of stdout to begin at.")
-    stderr_offset: int = Field(default=0, ge=0, le=2**53, description="The byte of stderr to begin at.")
+    stdout_offset: int = Field(default=0, ge=0, le=2**53, description="The byte of stdout to start at.")
+    stderr_offset: int = Field(default=0, ge=0, le=2**53, description="The byte of stderr to start at.")
     wait_seconds: Annotated[float, waiting(0)]
     output_limit: OutputLimit = 16 * 1024
 
@@ -65,7 +67,8 @@ class CommandResult(Model):
 
     command_id: str
     status: CommandStatus = Field(
-        description="starting or running: it goes on; read_output waits for more. exited: see exitCode. lost: its end was never seen."
+        description="starting, running: not finished; call read_output to wait for more. exited: see exitCode. lost: its end was not "
+        "observed."
     )
     exit_code: int | None
     signal: int | None
@@ -77,10 +80,11 @@ class CommandResult(Model):
 
 @tools.add("run_command", title="Run a command", limit="execute", waits=True)
 async def run_command(call: Call, given: RunCommand) -> CommandResult:
-    """Run a shell command in a sandbox and wait for its end. A paused sandbox is woken.
+    """Run a shell command in a sandbox and wait for it to finish. Resumes a paused sandbox.
 
-    Returns the end of its output; read_output gives any other part by its offsets. A command that takes longer than waitSeconds
-    goes on: the result then has status running, and read_output waits for more. With waitSeconds 0 it is started in the background."""
+    Returns the end of its output; read_output returns any other part by offset. A command that takes longer than waitSeconds continues: the
+    result then has status running, and read_output waits for more. With waitSeconds 0, it runs in the background.
+    """
     commands, settings = call.services.commands, call.services.settings
     new = NewCommand(
         command=given.command,
@@ -103,8 +107,11 @@ async def run_command(call: Call, given: RunCommand) -> CommandResult:
 
 @tools.add("read_output", title="Read a command's output", reads=True, waits=True)
 async def read_output(call: Call, given: ReadOutput) -> CommandResult:
-    """Read what a command wrote, from given offsets on, and whether it is over. With waitSeconds it waits for the command's end
-    before it reads. To follow a long command, call it again with the `end` of each stream as the next offset."""
+    """Read a command's output from given offsets, and whether it has finished.
+
+    With waitSeconds, waits for the command to finish before reading. To follow a long command, call it again with the `end` of each stream
+    as the next offset.
+    """
     commands = call.services.commands
     command, _ = await commands.get_for(call.caller, given.command_id)
     command = await _waited(call, command, given.wait_seconds)
@@ -115,16 +122,16 @@ async def read_output(call: Call, given: ReadOutput) -> CommandResult:
     )
 
 
-@tools.add("kill_command", title="End a command", destroys=True, repeats=True)
+@tools.add("kill_command", title="Kill a command", destroys=True, repeats=True)
 async def kill_command(call: Call, given: OneCommand) -> CommandResult:
-    """End a running command. One that is over stays what it was."""
+    """Kill a running command. Does nothing if it has finished."""
     commands = call.services.commands
     command = await commands.kill(call.caller, given.command_id)
     return _result(command, await tail(commands, command, STDOUT, 4096), await tail(commands, command, STDERR, 4096))
 
 
 async def _waited(call: Call, command: models.Command, seconds: float) -> models.Command:
-    """As it is at its end, or when the time is over. Says now and then that it waits."""
+    """Wait for the command to finish or for the time to pass, and report progress meanwhile."""
     commands = call.services.commands
     started, end = time.monotonic(), time.monotonic() + seconds
     while not CommandStatus(command.status).over and (left := end - time.monotonic()) > 0:
@@ -134,7 +141,7 @@ async def _waited(call: Call, command: models.Command, seconds: float) -> models
                 break
         command = await commands.get(command.id)
         written = command.stdout_bytes + command.stderr_bytes
-        await call.progress(time.monotonic() - started, seconds, f"It runs; {written:,} bytes of output so far.")
+        await call.progress(time.monotonic() - started, seconds, f"Running; {written:,} bytes of output so far.")
     if seconds > PROGRESS_S:
         await call.check_standing()
     return command

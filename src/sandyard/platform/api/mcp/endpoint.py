@@ -1,4 +1,4 @@
-"""POST /mcp: who comes in. An API token and nothing else; no page of another site."""
+"""POST /mcp: authentication. Accepts only API tokens, and no requests from pages of other sites."""
 
 from __future__ import annotations
 
@@ -22,19 +22,22 @@ router = api_router("service", prefix="")
 
 
 async def token_caller(connection: HTTPConnection, bearer: Bearer) -> Principal:
-    """Raises UnauthenticatedError without an API token, whatever cookie there is, and CrossSiteError for other sites' pages."""
+    """Return the user of the API token.
+
+    Raises UnauthenticatedError without a token, even if there is a cookie, and CrossSiteError for pages of other sites.
+    """
     if not same_origin(connection):
         raise CrossSiteError("This request was made by a page of another site.")
     if bearer is None:
-        raise UnauthenticatedError("Send an API token: Authorization: Bearer sy_…")
+        raise UnauthenticatedError("Send an API token in the header: Authorization: Bearer sy_…")
     return await caller(connection, bearer, None)
 
 
 TokenCaller = Annotated[Principal, Depends(token_caller)]
 
 
-class _Handed(Response):
-    """The answer is made by somebody else, who has yet to be told the request's body."""
+class _DelegatedResponse(Response):
+    """A response produced by another ASGI app, which receives the request's body that was already read."""
 
     def __init__(self, app: ASGIApp, message: bytes) -> None:
         super().__init__()
@@ -52,14 +55,16 @@ class _Handed(Response):
 @router.post("/mcp", name="mcp", include_in_schema=False)
 @audits_itself
 async def mcp(request: Request, principal: TokenCaller) -> Response:
-    """One message of the Model Context Protocol. Nothing is sent by itself, so there is no stream to GET, and there is no
-    session to DELETE."""
+    """Handle one message of the Model Context Protocol.
+
+    The server sends nothing on its own, so there is no stream to GET, and there is no session to DELETE.
+    """
     door = getattr(request.app.state, "mcp", None)
     if door is None:
-        # the package takes a second to load: not at the start of every platform, and not while others wait
+        # the package takes a second to load: load it on first use, in a thread, and not at every start
         made: Callable[[], Any] = (await asyncio.to_thread(importlib.import_module, _SERVER)).Door
         door = request.app.state.mcp = getattr(request.app.state, "mcp", None) or made()
-    return _Handed(door, await request.body())  # here, where it is refused if it is too large
+    return _DelegatedResponse(door, await request.body())  # read the body here, where it is rejected if it is too large
 
 
 _SERVER = "sandyard.platform.api.mcp.server"

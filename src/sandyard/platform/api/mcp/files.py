@@ -1,4 +1,4 @@
-"""Files of sandboxes, as tools: pieces of them, as much as a model should read or write at once."""
+"""MCP tools: files in sandboxes, read and written in pieces of a size suitable for a model."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class ReadFile(Input):
 
     sandbox_id: SandboxId
     path: Path
-    offset: int = Field(default=0, ge=0, le=MAX_OFFSET, description="The byte to begin at.")
-    limit: int = Field(default=READ_DEFAULT, ge=1, le=READ_LIMIT, description="How many bytes at most.")
+    offset: int = Field(default=0, ge=0, le=MAX_OFFSET, description="The byte to start at.")
+    limit: int = Field(default=READ_DEFAULT, ge=1, le=READ_LIMIT, description="Maximum number of bytes.")
 
 
 class FilePiece(Model):
@@ -40,10 +40,10 @@ class FilePiece(Model):
 
     path: str
     offset: int
-    end: int = Field(description="The byte after the last one: the offset of the next piece.")
-    total: int | None = Field(description="The file's size, if it is known.")
-    complete: bool = Field(description="The piece reaches the end of the file.")
-    encoding: Literal["utf-8", "base64"] = Field(description="base64 for what is no text.")
+    end: int = Field(description="The offset of the next piece.")
+    total: int | None = Field(description="The file's size, if known.")
+    complete: bool = Field(description="True if the piece reaches the end of the file.")
+    encoding: Literal["utf-8", "base64"] = Field(description="base64 if the content is not text.")
     content: str
 
 
@@ -54,8 +54,8 @@ class WriteFile(Input):
 
     sandbox_id: SandboxId
     path: Path
-    content: str = Field(max_length=MAX_CONTENT, description="The whole file. It replaces what is there.")
-    encoding: Literal["utf-8", "base64"] = Field(default="utf-8", description="base64 for what is no text.")
+    content: str = Field(max_length=MAX_CONTENT, description="The whole file. Replaces the existing content.")
+    encoding: Literal["utf-8", "base64"] = Field(default="utf-8", description="Use base64 if the content is not text.")
 
 
 class Written(Model):
@@ -70,17 +70,17 @@ class ListFiles(Input):
 
     sandbox_id: SandboxId
     path: Annotated[Path, Field(default=".")]
-    depth: int = Field(default=1, ge=1, le=10, description="How deep to look into folders.")
+    depth: int = Field(default=1, ge=1, le=10, description="How many levels of folders to list.")
 
 
 class FileList(Model):
     items: list[Entry]
-    truncated: bool = Field(description="There are more than are listed: look into one folder at a time.")
+    truncated: bool = Field(description="True if there are more entries. List one folder at a time.")
 
 
 @tools.add("read_file", title="Read a file", reads=True)
 async def read_file(call: Call, given: ReadFile) -> FilePiece:
-    """Read a file of a sandbox, or a piece of it. Text comes as it is, anything else as base64. A paused sandbox is woken."""
+    """Read a file in a sandbox, or a part of it. Text is returned as is, anything else as base64. Resumes a paused sandbox."""
     call.note(path=given.path)
     total, chunks = await call.services.sandboxes.download_file(call.caller, given.sandbox_id, given.path)
     data, more = await _piece(chunks, given.offset, given.limit)
@@ -101,7 +101,7 @@ async def read_file(call: Call, given: ReadFile) -> FilePiece:
 
 @tools.add("write_file", title="Write a file", destroys=True, repeats=True)
 async def write_file(call: Call, given: WriteFile) -> Written:
-    """Write a file in a sandbox; folders on the way are made, and what was there before is replaced. A paused sandbox is woken."""
+    """Write a file in a sandbox. Creates missing folders and replaces an existing file. Resumes a paused sandbox."""
     call.note(path=given.path)
     data = _decoded(given)
 
@@ -114,7 +114,7 @@ async def write_file(call: Call, given: WriteFile) -> Written:
 
 @tools.add("list_files", title="List files", reads=True)
 async def list_files(call: Call, given: ListFiles) -> FileList:
-    """List what is in a folder of a sandbox. A paused sandbox is woken."""
+    """List a folder of a sandbox. Resumes a paused sandbox."""
     found = await call.services.sandboxes.list_files(
         call.caller, given.sandbox_id, given.path, given.depth, PageRequest(MAX_ENTRIES)
     )
@@ -122,7 +122,7 @@ async def list_files(call: Call, given: ListFiles) -> FileList:
 
 
 async def _piece(chunks: AsyncIterator[bytes], offset: int, limit: int) -> tuple[bytes, bool]:
-    """Those bytes, and whether there are more. Reads no further than that."""
+    """Return these bytes and whether there are more. Reads no further than needed."""
     piece, passed = bytearray(), 0
     async with aclosing(chunks):  # type: ignore[type-var]  # a generator
         async for chunk in chunks:
@@ -134,7 +134,7 @@ async def _piece(chunks: AsyncIterator[bytes], offset: int, limit: int) -> tuple
 
 
 def _text(data: bytes, *, more: bool) -> str | None:
-    """Without a character that the piece cuts in two: the next one begins with it. None when it is no text."""
+    """Decode the piece; None if it is not text. A character cut in two is left to the next piece."""
     try:
         text = data.decode()
     except UnicodeDecodeError as error:
@@ -150,4 +150,4 @@ def _decoded(given: WriteFile) -> bytes:
     try:
         return base64.b64decode(given.content, validate=True)
     except binascii.Error:
-        raise InvalidInputError("content is not valid base64.") from None
+        raise InvalidInputError("`content` is not valid base64.") from None

@@ -1,4 +1,4 @@
-"""Git in sandboxes, as tools."""
+"""MCP tools: Git in sandboxes."""
 
 from __future__ import annotations
 
@@ -29,16 +29,18 @@ class GitDiff(Input):
 
     sandbox_id: SandboxId
     against: Against = Field(
-        default="base", description="base: all of the branch's work; head: what is not committed; or a commit."
+        default="base", description="base: all changes of the branch. head: uncommitted changes. Or a commit."
     )
-    paths: list[RepositoryPath] = Field(default_factory=list, max_length=1000, description="Only these.")
-    patches: bool = Field(default=True, description="With the changed lines themselves.")
+    paths: list[RepositoryPath] = Field(default_factory=list, max_length=1000, description="Only these paths.")
+    patches: bool = Field(default=True, description="Include the changed lines.")
 
 
-@tools.add("git_status", title="Look at a checkout", reads=True)
+@tools.add("git_status", title="Get Git status", reads=True)
 async def git_status(call: Call, given: GitStatus) -> StatusView:
-    """Which branch is checked out in a sandbox, and what was changed since its last commit. Never wakes the sandbox: of one that
-    sleeps it says how it was kept last."""
+    """Get the branch checked out in a sandbox and the changes since its last commit.
+
+    Does not resume the sandbox: for a paused one, returns the last saved state.
+    """
     found = StatusView.model_validate(await call.services.git.status(call.caller, given.sandbox_id))
     if len(found.entries) > MAX_ENTRIES:
         found.entries, found.truncated = found.entries[:MAX_ENTRIES], True
@@ -47,8 +49,10 @@ async def git_status(call: Call, given: GitStatus) -> StatusView:
 
 @tools.add("git_diff", title="Show changes", reads=True)
 async def git_diff(call: Call, given: GitDiff) -> DiffView:
-    """What was changed in a sandbox's checkout, file by file. Never wakes the sandbox. What is too large to show says so: ask for
-    single paths then."""
+    """Show the changes in a sandbox's checkout, file by file.
+
+    Does not resume the sandbox. Files that are too large to show are marked as truncated: request single paths then.
+    """
     made = await call.services.git.diff(
         call.caller, given.sandbox_id, against=given.against, paths=given.paths, patches=given.patches
     )
@@ -56,7 +60,7 @@ async def git_diff(call: Call, given: GitDiff) -> DiffView:
 
 
 def bounded(made: Any) -> DiffView:
-    """A diff a model can read: patches up to a limit, in order; files after that without them."""
+    """Limit a diff to what a model can read: patches up to a limit, in order; later files without patches."""
     view = DiffView.model_validate(made)
     view.truncated = view.truncated or len(view.files) > MAX_ENTRIES
     view.files = view.files[:MAX_ENTRIES]

@@ -1,4 +1,4 @@
-"""What the arguments of tools have in common."""
+"""Common arguments of tools."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Path = Annotated[
     Field(
         min_length=1,
         max_length=4096,
-        description="A path in the sandbox, absolute or from the user's home.",
+        description="A path in the sandbox: absolute, or relative to the user's home directory.",
         examples=["/home/user/workspace/README.md"],
     ),
 ]
@@ -40,16 +40,16 @@ def waiting(default: float) -> object:
         default=default,
         ge=0,
         le=MAX_WAIT,
-        description="How many seconds this call may wait. It goes on without you when the time is over: ask again.",
+        description="How many seconds this call may wait. The work continues afterwards; call again to keep waiting.",
     )
 
 
 class Paged(Input):
-    """Lists are newest first."""
+    """Arguments of lists, which are newest first."""
 
-    limit: int = Field(default=20, ge=1, le=100, description="How many at most.")
+    limit: int = Field(default=20, ge=1, le=100, description="Maximum number of items.")
     cursor: str | None = Field(
-        default=None, pattern=CURSOR, description="`nextCursor` of the page before; leave it out to begin."
+        default=None, pattern=CURSOR, description="`nextCursor` of the previous page. Leave it out for the first page."
     )
 
     @property
@@ -58,6 +58,6 @@ class Paged(Input):
 
 
 class Done(Model):
-    """Nothing more to say."""
+    """An empty result."""
 
     done: bool = True

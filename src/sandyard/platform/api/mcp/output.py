@@ -1,4 +1,4 @@
-"""What a command wrote, as much of it as a model should read at once, with the place where the rest begins."""
+"""Command output in pieces of a size suitable for a model, with the offset of the next piece."""
 
 from __future__ import annotations
 
@@ -8,27 +8,29 @@ from sandyard.platform.api.schema import Model, example
 from sandyard.platform.db.models import Command
 from sandyard.platform.domain.sandboxes.commands import Commands
 
-_LONGEST = 4  # bytes of a character
+_LONGEST = 4  # bytes of the longest UTF-8 character
 
 
 class Output(Model):
     model_config = example(text="ok\n", offset=0, end=3, total=3)
 
-    text: str = Field(description="Bytes that are no UTF-8 are replaced.")
-    offset: int = Field(description="The byte of the stream at which the text begins.")
-    end: int = Field(description="The byte after its last one: the offset of what comes next.")
-    total: int = Field(description="How many bytes there are so far.")
+    text: str = Field(description="Bytes that are not UTF-8 are replaced.")
+    offset: int = Field(description="The byte of the stream at which the text starts.")
+    end: int = Field(description="The offset of the next piece.")
+    total: int = Field(description="Number of bytes written so far.")
 
 
 async def tail(commands: Commands, command: Command, stream: str, limit: int) -> Output:
-    """The last `limit` bytes."""
+    """Return the last `limit` bytes."""
     total: int = getattr(command, f"{stream}_bytes")
     return await page(commands, command, stream, max(0, total - limit), limit)
 
 
 async def page(commands: Commands, command: Command, stream: str, offset: int, limit: int) -> Output:
-    """At most `limit` bytes from there on. No character is cut in two at its end as long as more may come, nor at its
-    beginning if a page is begun anywhere."""
+    """Return at most `limit` bytes from `offset` on.
+
+    No character is cut in two at the end while more output may follow, nor at the beginning if `offset` is inside one.
+    """
     total: int = getattr(command, f"{stream}_bytes")
     data = await commands.files.read(command.id, stream, offset, max(0, min(limit, total - offset)))
     if offset > 0:
@@ -40,7 +42,7 @@ async def page(commands: Commands, command: Command, stream: str, offset: int, l
 
 
 def _cut(data: bytes) -> int:
-    """How many bytes at the end are the beginning of a character that is not all there."""
+    """Return how many bytes at the end belong to an incomplete character."""
     for back in range(1, min(_LONGEST, len(data)) + 1):
         byte = data[-back]
         if byte & 0xC0 == 0xC0:

@@ -1,4 +1,4 @@
-"""Projects, as tools."""
+"""MCP tools: projects."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ProjectSummary(Model):
     id: str
     name: str
     repository: str | None
-    base_branch: str | None = Field(description="Null: the remote's default branch.")
+    base_branch: str | None = Field(description="Null means the remote's default branch.")
     created_at: Instant
 
 
@@ -32,6 +32,6 @@ class ProjectList(Model):
 
 @tools.add("list_projects", title="List projects", reads=True)
 async def list_projects(call: Call, given: ListProjects) -> ProjectList:
-    """List the projects you may work on, newest first. A project is a repository and how to work on it; tasks belong to one."""
+    """List the projects you may work on, newest first. A project is a repository with its settings; every task belongs to one."""
     found = await call.services.projects.list(call.caller, given.page)
     return ProjectList(items=[ProjectSummary.model_validate(row) for row in found.items], next_cursor=found.next_cursor)

@@ -1,4 +1,4 @@
-"""Sandboxes, as tools."""
+"""MCP tools: sandboxes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Envs = Annotated[
     Field(
         default_factory=dict,
         max_length=200,
-        description="Variables of every process in it; stored encrypted.",
+        description="Environment variables of every process in the sandbox. Stored encrypted.",
         examples=[{"STAGE": "test"}],
     ),
 ]
@@ -28,7 +28,7 @@ Template = Annotated[
         default=None,
         min_length=1,
         max_length=256,
-        description="What it starts from: a template or snapshot of the engine; left out: the usual one.",
+        description="The engine's template or snapshot to start from. Default: the platform's default template.",
         examples=["base"],
     ),
 ]
@@ -42,11 +42,14 @@ class CreateSandbox(Input):
         default=None,
         min_length=1,
         max_length=40,
-        description="The project whose settings apply to it; left out: of no project.",
+        description="The project whose settings apply. Default: no project.",
     )
     envs: Envs
     idle_seconds: int | None = Field(
-        default=None, ge=5, le=7 * 86400, description="Unused this long, it is paused; any use wakes it again."
+        default=None,
+        ge=5,
+        le=7 * 86400,
+        description="Seconds of inactivity after which the sandbox is paused. Using it resumes it.",
     )
 
 
@@ -59,7 +62,9 @@ class OneSandbox(Input):
 class ListSandboxes(Paged):
     model_config = example(status="running")
 
-    status: Status | None = Field(default=None, description="Only those; left out: all but destroyed ones.")
+    status: Status | None = Field(
+        default=None, description="Only sandboxes with this status. Default: all except deleted ones."
+    )
 
 
 class SandboxState(Model):
@@ -69,8 +74,8 @@ class SandboxState(Model):
     session_id: str | None
     project_id: str | None
     task_id: str | None
-    error: str | None = Field(description="Why it is in status error.")
-    idle_seconds: int = Field(description="Unused this long, it is paused.")
+    error: str | None = Field(description="Why the status is error.")
+    idle_seconds: int = Field(description="Seconds of inactivity after which the sandbox is paused.")
     created_at: Instant
 
     @classmethod
@@ -85,10 +90,11 @@ class SandboxList(Model):
 
 @tools.add("create_sandbox", title="Create a sandbox", limit="create")
 async def create_sandbox(call: Call, given: CreateSandbox) -> SandboxState:
-    """Make a sandbox: a Linux computer of your own, isolated from everything else. Returns when it runs.
+    """Create a sandbox: an isolated Linux machine. Returns when it is running.
 
-    Run commands in it with run_command; destroy it with destroy_sandbox when you need it no longer. To work on a project's repository,
-    use create_session or create_task instead: they check it out."""
+    Run commands in it with run_command, and delete it with destroy_sandbox when you no longer need it. To work on a project's repository,
+    use create_session or create_task instead: they check it out.
+    """
     row = await call.services.sandboxes.create_sandbox(call.caller, **dict(given))
     call.note(target=row.id)
     return SandboxState.of(row)
@@ -103,26 +109,26 @@ async def list_sandboxes(call: Call, given: ListSandboxes) -> SandboxList:
     return SandboxList(items=[SandboxState.of(row) for row in found.items], next_cursor=found.next_cursor)
 
 
-@tools.add("get_sandbox", title="Look at a sandbox", reads=True)
+@tools.add("get_sandbox", title="Get a sandbox", reads=True)
 async def get_sandbox(call: Call, given: OneSandbox) -> SandboxState:
-    """What is known of a sandbox: its status, and why it failed. Never wakes it."""
+    """Get a sandbox's status, and why it failed. Does not resume it."""
     return SandboxState.of(await call.services.sandboxes.get_status(call.caller, given.sandbox_id))
 
 
 @tools.add("pause_sandbox", title="Pause a sandbox", repeats=True)
 async def pause_sandbox(call: Call, given: OneSandbox) -> SandboxState:
-    """Stop all processes of a sandbox where they are; memory and files are kept. Any use of it wakes it again."""
+    """Pause all processes of a sandbox and keep its memory and files. Using the sandbox resumes it."""
     return SandboxState.of(await call.services.sandboxes.pause(call.caller, given.sandbox_id))
 
 
 @tools.add("resume_sandbox", title="Resume a sandbox", repeats=True)
 async def resume_sandbox(call: Call, given: OneSandbox) -> SandboxState:
-    """Let the processes of a paused sandbox go on where they were."""
+    """Resume the processes of a paused sandbox."""
     return SandboxState.of(await call.services.sandboxes.resume(call.caller, given.sandbox_id))
 
 
-@tools.add("destroy_sandbox", title="Destroy a sandbox", destroys=True, repeats=True)
+@tools.add("destroy_sandbox", title="Delete a sandbox", destroys=True, repeats=True)
 async def destroy_sandbox(call: Call, given: OneSandbox) -> Done:
-    """End a sandbox and everything in it, for good. What should stay must be read or pushed before."""
+    """Delete a sandbox and everything in it permanently. Read or push what you want to keep first."""
     await call.services.sandboxes.destroy_sandbox(call.caller, given.sandbox_id)
     return Done()

@@ -1,4 +1,4 @@
-"""Sessions, as tools."""
+"""MCP tools: sessions."""
 
 from __future__ import annotations
 
@@ -20,21 +20,22 @@ class CreateSession(Input):
 
     title: str | None = Field(default=None, min_length=1, max_length=300)
     project_id: ProjectId | None = Field(
-        default=None, description="Its repository is checked out into the session's sandbox, on a branch of its own."
+        default=None,
+        description="The project whose repository is checked out in the session's sandbox, on a new branch.",
     )
     template: Template
     agent: str | None = Field(
         default=None,
         max_length=100,
-        description="Which agent prompts go to; left out: the project's.",
+        description="The agent that receives prompts. Default: the project's agent.",
         examples=["demo"],
     )
-    model: str | None = Field(default=None, min_length=1, max_length=200, description="Left out: the project's.")
+    model: str | None = Field(default=None, min_length=1, max_length=200, description="Default: the project's model.")
     mode: str | None = Field(
-        default=None, min_length=1, max_length=100, description="Left out: as the agent is by itself."
+        default=None, min_length=1, max_length=100, description="Default: the agent's default mode."
     )
     base_branch: Branch | None = Field(
-        default=None, description="What the checkout begins at; left out: the project's."
+        default=None, description="The branch to start from. Default: the project's base branch."
     )
     envs: Envs
 
@@ -48,8 +49,8 @@ class OneSession(Input):
 class ListSessions(Paged):
     model_config = example(projectId="prj_0mh3k7a1x2abcdefghij")
 
-    project_id: ProjectId | None = Field(default=None, description="Only those of this project.")
-    archived: bool = Field(default=False, description="Those that were put away instead.")
+    project_id: ProjectId | None = Field(default=None, description="Only sessions of this project.")
+    archived: bool = Field(default=False, description="List archived sessions instead.")
 
 
 class SessionState(Model):
@@ -81,8 +82,11 @@ class SessionList(Model):
 
 @tools.add("create_session", title="Create a session", limit="create")
 async def create_session(call: Call, given: CreateSession) -> SessionState:
-    """Begin a session: one agent at work, with a sandbox of its own. Does not wait for the sandbox: it is being provisioned, and
-    the first use of it waits. Talk to the agent with prompt_session, or use its sandbox yourself."""
+    """Start a session: one agent at work, with its own sandbox.
+
+    Returns immediately while the sandbox is being created; its first use waits for it. Send prompts to the agent with prompt_session, or use
+    its sandbox yourself.
+    """
     row, sandbox = await call.services.sessions.create(call.caller, **dict(given))
     call.note(target=row.id)
     return SessionState.of(row, sandbox)
@@ -100,14 +104,14 @@ async def list_sessions(call: Call, given: ListSessions) -> SessionList:
     )
 
 
-@tools.add("get_session", title="Look at a session", reads=True)
+@tools.add("get_session", title="Get a session", reads=True)
 async def get_session(call: Call, given: OneSession) -> SessionState:
-    """A session and its sandbox. Never wakes it."""
+    """Get a session and its sandbox. Does not resume it."""
     return SessionState.of(*await call.services.sessions.get_with_sandbox(call.caller, given.session_id))
 
 
 @tools.add("delete_session", title="Delete a session", destroys=True)
 async def delete_session(call: Call, given: OneSession) -> Done:
-    """Delete a session with its sandbox, its transcript and all that was kept of it. Branches that were pushed stay."""
+    """Delete a session with its sandbox, transcript and checkpoints. Pushed branches are kept."""
     await call.services.sessions.delete(call.caller, given.session_id)
     return Done()

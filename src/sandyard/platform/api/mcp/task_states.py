@@ -1,4 +1,4 @@
-"""What a model is told of a task."""
+"""The state of a task, as shown to a model."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ class AttemptState(Model):
     agent: str
     model: str | None
     status: AttemptStatus = Field(
-        description="queued and running: at work. ready: done, and one of several to pick from. in_review: there is a pull request."
+        description="queued, running: at work. ready: finished, and one of several to pick from. in_review: has a pull request."
     )
     step: str | None = Field(
-        description="What it does now: setup, provision, checkout, agent, verify, commit, push, pull_request."
+        description="The current step: setup, provision, checkout, agent, verify, commit, push or pull_request."
     )
     round: int
     queue_position: int | None
     session_id: str
     sandbox_id: str | None
     branch: str | None
-    verified: bool | None = Field(description="Whether the project's check succeeded; null: there was none yet.")
+    verified: bool | None = Field(description="Whether the project's check passed. Null if it has not run yet.")
     diff: DiffStat | None
     seconds: float | None
     cost_usd: float | None
@@ -59,7 +59,7 @@ class TaskSummary(Model):
     project_id: str
     title: str
     status: Column
-    rests: bool = Field(description="Nothing works on it, and nothing will start by itself.")
+    rests: bool = Field(description="True if nothing is working on the task and nothing will start automatically.")
     priority: int
     blocked_by: list[str] = Field(description="Tasks that must be done before it can start.")
     attempts: list[AttemptState]
@@ -71,8 +71,8 @@ class TaskSummary(Model):
 
 class TaskState(TaskSummary):
     description: str
-    asks: list[AskState] = Field(description="What its agents wait for: answer_ask.")
-    hint: str = Field(description="How it stands, and what can be done now.")
+    asks: list[AskState] = Field(description="Open requests of its agents. Answer them with answer_ask.")
+    hint: str = Field(description="The current state and what you can do next.")
 
 
 class TaskMoved(Model):
@@ -81,7 +81,7 @@ class TaskMoved(Model):
     title: str
     status: Column
     rests: bool
-    hint: str = Field(description="How it stands, and what can be done now.")
+    hint: str = Field(description="The current state and what you can do next.")
 
 
 class TaskList(Model):
@@ -134,27 +134,27 @@ def rests(view: TaskView) -> bool:
 
 def _hint(view: TaskView, asks: Sequence[AskState]) -> str:
     if asks:
-        return "An agent waits for an answer: answer_ask."
+        return "An agent is waiting for an answer: call answer_ask."
     return _resting(view) if rests(view) else _working(view)
 
 
 def _working(view: TaskView) -> str:
     if view.blocked_by and view.status == Column.BACKLOG:
-        return f"It starts when these are done: {', '.join(view.blocked_by)}."
+        return f"The task starts when these tasks are done: {', '.join(view.blocked_by)}."
     running = any(one.status == AttemptStatus.RUNNING for one in view.attempts)
     if view.queue_position is not None and not running:
-        return f"It waits in the queue, at place {view.queue_position}: wait_for_task."
-    return "It is being worked on: wait_for_task."
+        return f"The task is queued at position {view.queue_position}: call wait_for_task."
+    return "The task is in progress: call wait_for_task."
 
 
 def _resting(view: TaskView) -> str:
     ready = any(one.status == AttemptStatus.READY for one in view.attempts)
     if view.status == Column.IN_PROGRESS and ready:
-        return "Attempts are ready: compare them with task_diff, and choose one with pick_attempt."
+        return "Attempts are ready: compare them with task_diff and choose one with pick_attempt."
     return {
-        Column.BACKLOG: "It was not started: start_task starts it.",
-        Column.IN_PROGRESS: "It has failed: its error says why. retry_task tries again with the work it has done.",
-        Column.IN_REVIEW: "It is ready for review: task_diff shows the work, send_feedback sends it back with your words.",
-        Column.DONE: "It is done.",
-        Column.CANCELLED: "It was stopped: retry_task goes on with it.",
+        Column.BACKLOG: "The task has not been started: call start_task.",
+        Column.IN_PROGRESS: "The task failed: see its error. retry_task tries again from the existing work.",
+        Column.IN_REVIEW: "The task is ready for review: task_diff shows the changes, send_feedback requests changes.",
+        Column.DONE: "The task is done.",
+        Column.CANCELLED: "The task was stopped: retry_task continues it.",
     }[view.status]

@@ -1,4 +1,4 @@
-"""Tasks, as tools."""
+"""MCP tools: tasks."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ tools = Toolbox()
 TASK = "tsk_00mwhnkzc0a1b2c3d4e5"
 Attempt = Annotated[
     int | None,
-    Field(ge=1, le=10_000, description="The number of the attempt, if there are several; left out: the newest."),
+    Field(ge=1, le=10_000, description="The number of the attempt, if there are several. Default: the newest."),
 ]
 
 
@@ -61,21 +61,23 @@ class CreateTask(Input):
 
     project_id: ProjectId
     title: Title
-    description: Description = Field(default="", description="What the agent is to do, in full. It knows nothing else.")
-    agent: AgentName | None = Field(
-        default=None, description="Which agent; left out: the project's.", examples=["demo"]
+    description: Description = Field(
+        default="", description="The full instructions for the agent. It knows nothing else."
     )
-    model: ModelName | None = Field(default=None, description="Which model; left out: the project's.")
+    agent: AgentName | None = Field(default=None, description="The agent. Default: the project's.", examples=["demo"])
+    model: ModelName | None = Field(default=None, description="The model. Default: the project's.")
     attempts: int = Field(
-        default=1, ge=1, le=8, description="How many agents try it side by side, to pick one of their results."
+        default=1, ge=1, le=8, description="How many agents work on it in parallel, to pick one of their results."
     )
-    base_branch: Branch | None = Field(default=None, description="What the work begins at; left out: the project's.")
+    base_branch: Branch | None = Field(
+        default=None, description="The branch to start from. Default: the project's base branch."
+    )
     priority: Priority = 0
     needs: list[TaskId] = Field(
-        default_factory=list, max_length=MAX_NEEDS, description="Tasks of the same project that must be done first."
+        default_factory=list, max_length=MAX_NEEDS, description="Tasks in the same project that must be done first."
     )
     start: bool = Field(
-        default=True, description="Start it at once, or as soon as it can be. Else it stays in the backlog."
+        default=True, description="True: start immediately or as soon as possible. False: leave it in the backlog."
     )
 
 
@@ -92,16 +94,18 @@ class RetryTask(OneTask):
         default=None,
         min_length=1,
         max_length=50_000,
-        description="What the agent is told when it goes on with what has failed or was stopped.",
+        description="Message to the agent when a failed or stopped attempt continues.",
     )
 
 
 class ListTasks(Paged):
     model_config = example(projectId="prj_0mh3k7a1x2abcdefghij", status="in_review")
 
-    project_id: ProjectId | None = Field(default=None, description="Only those of this project.")
-    status: Column | None = Field(default=None, description="Only those in this column.")
-    words: str | None = Field(default=None, max_length=200, description="Only those with this in title or description.")
+    project_id: ProjectId | None = Field(default=None, description="Only tasks of this project.")
+    status: Column | None = Field(default=None, description="Only tasks in this column.")
+    words: str | None = Field(
+        default=None, max_length=200, description="Only tasks with these words in title or description."
+    )
 
 
 class WaitForTask(OneTask):
@@ -113,7 +117,7 @@ class WaitForTask(OneTask):
 class SendFeedback(OneTask):
     model_config = example(taskId=TASK, feedback="The test does not cover names with spaces.")
 
-    feedback: str = Field(min_length=1, max_length=MAX_FEEDBACK, description="What the agent gets to read.")
+    feedback: str = Field(min_length=1, max_length=MAX_FEEDBACK, description="The feedback for the agent.")
 
 
 class PickAttempt(OneTask):
@@ -126,8 +130,8 @@ class TaskDiff(OneTask):
     model_config = example(taskId=TASK, paths=["src/login.py"])
 
     attempt: Attempt = None
-    paths: list[RepositoryPath] = Field(default_factory=list, max_length=1000, description="Only these.")
-    patches: bool = Field(default=True, description="With the changed lines themselves.")
+    paths: list[RepositoryPath] = Field(default_factory=list, max_length=1000, description="Only these paths.")
+    patches: bool = Field(default=True, description="Include the changed lines.")
 
 
 class TaskTranscript(Paged):
@@ -139,8 +143,11 @@ class TaskTranscript(Paged):
 
 @tools.add("create_task", title="Create a task", limit="create")
 async def create_task(call: Call, given: CreateTask) -> TaskMoved:
-    """Write a task for a coding agent, and start it. The agent works in its own sandbox on its own branch; what comes back is a pull
-    request, a question, or a failure with everything that happened. Then use wait_for_task."""
+    """Create a task for a coding agent and start it.
+
+    The agent works in its own sandbox on its own branch. The outcome is a pull request, a question, or a failure with its transcript. Call
+    wait_for_task next.
+    """
     wanted = WantedAttempt(agent=given.agent, model=given.model)
     fields = TaskFields(
         title=given.title,
@@ -156,15 +163,15 @@ async def create_task(call: Call, given: CreateTask) -> TaskMoved:
     return await _moved(call, row)
 
 
-@tools.add("get_task", title="Look at a task", reads=True)
+@tools.add("get_task", title="Get a task", reads=True)
 async def get_task(call: Call, given: OneTask) -> TaskState:
-    """How a task stands: its attempts, what its agents ask, its pull request, and what can be done now."""
+    """Get a task's state: its attempts, open requests, pull request, and what you can do next."""
     return await _state(call, await call.services.tasks.get(call.caller, given.task_id))
 
 
 @tools.add("list_tasks", title="List tasks", reads=True)
 async def list_tasks(call: Call, given: ListTasks) -> TaskList:
-    """List tasks, column by column, in each as on the board."""
+    """List tasks by column, in board order."""
     tasks = call.services.tasks
     found = await tasks.list(call.caller, given.page, project_id=given.project_id, status=given.status, q=given.words)
     cards = await tasks.cards.of(found.items)
@@ -173,8 +180,10 @@ async def list_tasks(call: Call, given: ListTasks) -> TaskList:
 
 @tools.add("wait_for_task", title="Wait for a task", reads=True, waits=True)
 async def wait_for_task(call: Call, given: WaitForTask) -> TaskState:
-    """Wait until a task rests (`rests`: it is in review, done, failed or stopped) or one of its agents asks something (`asks`). If
-    the time is over before, the task goes on: call it again."""
+    """Wait until a task comes to rest (`rests`: in review, done, failed or stopped) or one of its agents needs an answer (`asks`).
+
+    If the time runs out first, the task continues: call again.
+    """
 
     async def look() -> TaskState:
         return await _state(call, await call.services.tasks.get(call.caller, given.task_id))
@@ -191,41 +200,45 @@ async def wait_for_task(call: Call, given: WaitForTask) -> TaskState:
 
 @tools.add("start_task", title="Start a task", limit="execute")
 async def start_task(call: Call, given: OneTask) -> TaskMoved:
-    """Start a task that waits in the backlog."""
+    """Start a task that is in the backlog."""
     return await _moved(call, await call.services.tasks.move(call.caller, given.task_id, Column.IN_PROGRESS))
 
 
-@tools.add("send_feedback", title="Send a task back", limit="execute")
+@tools.add("send_feedback", title="Request changes", limit="execute")
 async def send_feedback(call: Call, given: SendFeedback) -> TaskMoved:
-    """Send a task that is in review back to its agent, with words: they become its next prompt, and new commits go to the same pull
-    request."""
+    """Send a task that is in review back to its agent with feedback.
+
+    The feedback becomes the agent's next prompt, and new commits go to the same pull request.
+    """
     row = await call.services.tasks.move(call.caller, given.task_id, Column.IN_PROGRESS, feedback=given.feedback)
     return await _moved(call, row)
 
 
 @tools.add("stop_task", title="Stop a task", limit="execute", destroys=True, repeats=True)
 async def stop_task(call: Call, given: OneTask) -> TaskMoved:
-    """Stop a task and all that works on it. Its branch and transcript stay; retry_task goes on with it."""
+    """Stop a task and its attempts. Its branch and transcript are kept; retry_task continues it."""
     return await _moved(call, await call.services.tasks.stop(call.caller, given.task_id))
 
 
 @tools.add("retry_task", title="Retry a task", limit="execute")
 async def retry_task(call: Call, given: RetryTask) -> TaskMoved:
-    """Try a task again that has failed or was stopped, with the work it has done so far; one that is done starts over."""
+    """Retry a task that failed or was stopped, from its existing work. A task that is done starts over."""
     return await _moved(call, await call.services.tasks.retry(call.caller, given.task_id, message=given.message))
 
 
 @tools.add("pick_attempt", title="Pick an attempt", limit="execute")
 async def pick_attempt(call: Call, given: PickAttempt) -> TaskMoved:
-    """Choose which of several attempts at a task becomes the pull request; the others are put away."""
+    """Choose which attempt at a task becomes the pull request. The others are archived."""
     await call.services.attempts.pick(call.caller, given.task_id, str(given.attempt))
     return await _moved(call, await call.services.tasks.get(call.caller, given.task_id))
 
 
 @tools.add("task_diff", title="Show a task's changes", reads=True)
 async def task_diff(call: Call, given: TaskDiff) -> DiffView:
-    """What an attempt at a task has changed since its base, file by file. Wakes nothing. What is too large to show says so: ask for
-    single paths then."""
+    """Show what an attempt has changed since its base, file by file.
+
+    Does not resume the sandbox. Files that are too large to show are marked as truncated: request single paths then.
+    """
     one = await _attempt(call, given.task_id, given.attempt)
     if one.sandbox_id is None:
         raise ConflictError(f"Attempt {one.number} has no sandbox yet, so there are no changes to show.")
@@ -237,13 +250,13 @@ async def task_diff(call: Call, given: TaskDiff) -> DiffView:
 
 @tools.add("task_transcript", title="Read a task's transcript", reads=True)
 async def task_transcript(call: Call, given: TaskTranscript) -> Transcript:
-    """What was said and done in an attempt at a task, newest first: prompts, answers, thoughts, plans, tool calls."""
+    """Read an attempt's transcript, newest first: prompts, answers, thoughts, plans and tool calls."""
     one = await _attempt(call, given.task_id, given.attempt)
     try:
         return transcript.page(await call.services.sessions.messages(call.caller, one.session_id, given.page))
     except NotFoundError:
         raise ConflictError(
-            f"Attempt {one.number} has no session: it has not begun, or its session was deleted."
+            f"Attempt {one.number} has no session: it has not started, or its session was deleted."
         ) from None
 
 
@@ -261,7 +274,7 @@ async def _attempt(call: Call, task_id: str, number: int | None) -> AttemptState
     one = next((one for one in reversed(found.attempts) if number in (None, one.number)), None)
     if one is None:
         raise NotFoundError(
-            f"Task {task_id} has not been begun." if number is None else f"Task {task_id} has no attempt {number}."
+            f"Task {task_id} has not been started." if number is None else f"Task {task_id} has no attempt {number}."
         )
     return one
 

@@ -1,10 +1,10 @@
-"""What a tool is: a verb of the domain with a name, words for a model, and the schemas of what it takes and gives.
+"""Define a tool: a domain operation with a name, a description for models, and schemas of its arguments and result.
 
     @tools.add("pause_sandbox", title="Pause a sandbox", repeats=True)
     async def pause_sandbox(call: Call, given: OneSandbox) -> SandboxView:
         \"\"\"What the model reads.\"\"\"
 
-A tool asks the same services as a route does, as the same person. Nothing here knows the protocol.
+A tool calls the same services as a route does, as the same user. Nothing here depends on the protocol.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Progress = Callable[[float, float | None, str], Awaitable[None]]
 
 @dataclass(slots=True)
 class Call:
-    """One call of a tool. `target` and `detail` are for the audit."""
+    """One call of a tool. `target` and `detail` are for the audit log."""
 
     services: Services
     caller: Principal
@@ -43,24 +43,26 @@ class Call:
     detail: dict[str, Any] = field(default_factory=dict)
 
     def note(self, *, target: str | None = None, **detail: Any) -> None:
-        """Say more about this call in the audit. `target` replaces the first id among the arguments."""
+        """Add details to the call's audit entry. `target` replaces the first id among the arguments."""
         self.target = target or self.target
         self.detail |= detail
 
     def surely(self) -> AbstractContextManager[object]:
-        """What is begun inside is finished, also when the client hangs up or cancels meanwhile."""
+        """Return a context whose work is finished even if the client disconnects or cancels."""
         return anyio.CancelScope(shield=True)
 
     async def check_standing(self) -> None:
-        """After a long wait: UnauthenticatedError when the caller's token has ended since."""
+        """Raise UnauthenticatedError if the caller's token has become invalid during a long wait."""
         if not await stands(self.services.database, self.services.clock, self.caller):
             raise UnauthenticatedError("The token has expired or was revoked.")
 
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """`limit`: which of the API's rate limits counts it. `waits`: it may take long, and to cancel it ends the waiting and
-    nothing else; the others are finished once they have begun."""
+    """A registered tool. `limit`: the API rate limit that counts it.
+
+    `waits`: it may take long, and cancelling it ends only the waiting. Other tools are finished once they have started.
+    """
 
     name: str
     title: str
@@ -90,8 +92,10 @@ class Toolbox:
         repeats: bool = False,
         waits: bool = False,
     ) -> Callable[[Callable[[Call, G], Awaitable[A]]], Callable[[Call, G], Awaitable[A]]]:
-        """Its docstring is the description, its annotations are the schemas. `reads`: it changes nothing. `destroys`: what is
-        gone then does not come back. `repeats`: to do it again changes nothing more."""
+        """Register a tool. Its docstring is the description; its annotations are the schemas.
+
+        `reads`: it changes nothing. `destroys`: what it deletes cannot be recovered. `repeats`: it is idempotent.
+        """
 
         def register(run: Callable[[Call, G], Awaitable[A]]) -> Callable[[Call, G], Awaitable[A]]:
             hints = get_type_hints(run)

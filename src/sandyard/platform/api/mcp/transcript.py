@@ -1,4 +1,4 @@
-"""What was said in a session, as much of it as a model should read at once."""
+"""Session transcripts in pieces of a size suitable for a model."""
 
 from __future__ import annotations
 
@@ -22,23 +22,21 @@ class Said(Model):
     turn_id: str | None
     role: Literal["user", "agent", "system"]
     type: str = Field(description="text, thought, plan, tool_call, image or notice.")
-    text: str = Field(
-        description="What was said; of a tool call what was done and what came of it; cut where it is long."
-    )
+    text: str = Field(description="The text; for a tool call, the call and its result. Long texts are cut.")
     status: str | None = Field(
-        default=None, description="Of a tool call: pending, in_progress, completed, failed or cancelled."
+        default=None, description="For a tool call: pending, in_progress, completed, failed or cancelled."
     )
-    truncated: bool = Field(default=False, description="There is more of it.")
+    truncated: bool = Field(default=False, description="True if the text was cut.")
     created_at: Instant
 
 
 class Transcript(Model):
     items: list[Said] = Field(description="Newest first.")
-    next_cursor: str | None = Field(description="Send it as `cursor` for what was said before; null at the beginning.")
+    next_cursor: str | None = Field(description="Send it as `cursor` for earlier messages. Null at the beginning.")
 
 
 def page(rows: Listing[Message]) -> Transcript:
-    """As many of the messages as fit; the cursor goes on after the last one that did."""
+    """Return as many messages as fit. The cursor continues after the last one."""
     items: list[Said] = []
     left = PAGE_LIMIT
     for count, row in enumerate(rows.items):
@@ -51,7 +49,7 @@ def page(rows: Listing[Message]) -> Transcript:
 
 
 def of_turn(rows: Sequence[Message], turn_id: str) -> Transcript:
-    """What came of a turn, without its prompt."""
+    """Return the messages of a turn, without its prompt."""
     mine = [row for row in rows if row.turn_id == turn_id and row.role != "user"]
     return page(Listing(mine))
 

@@ -1,4 +1,4 @@
-"""Prompts to agents in sessions, as tools."""
+"""MCP tools: prompts to agents in sessions."""
 
 from __future__ import annotations
 
@@ -27,17 +27,19 @@ class PromptSession(Input):
     model_config = example(sessionId="ses_00mwhnkz2f0a9s8d7f6g", text="Please fix the login.", waitSeconds=300)
 
     session_id: SessionId
-    text: str = Field(min_length=1, max_length=200_000, description="What the agent is to do.")
+    text: str = Field(min_length=1, max_length=200_000, description="The instructions for the agent.")
     model: str | None = Field(
-        default=None, min_length=1, max_length=200, description="From now on; left out: as it is."
+        default=None, min_length=1, max_length=200, description="Applies from now on. Default: unchanged."
     )
-    mode: str | None = Field(default=None, min_length=1, max_length=100, description="From now on; left out: as it is.")
+    mode: str | None = Field(
+        default=None, min_length=1, max_length=100, description="Applies from now on. Default: unchanged."
+    )
     key: str | None = Field(
         default=None,
         min_length=1,
         max_length=60,
         pattern=r"^[A-Za-z0-9._-]+$",
-        description="A word of your own: the same prompt with the same key again is the same turn, not a second one.",
+        description="Idempotency key: a prompt sent again with the same key returns the same turn.",
     )
     wait_seconds: Annotated[float, waiting(120)]
 
@@ -68,12 +70,12 @@ class TurnState(Model):
     turn_id: str
     session_id: str
     status: TurnStatus = Field(
-        description="queued, running: it goes on, wait_for_turn waits. waiting: see asks, and answer_ask. Any other: it is over."
+        description="queued, running: not finished; call wait_for_turn. waiting: see asks, call answer_ask. Any other status: finished."
     )
     stop_reason: str | None
     error: str | None
-    asks: list[AskState] = Field(description="What the agent wants to know before it goes on.")
-    said: Transcript = Field(description="What came of the prompt so far, newest first.")
+    asks: list[AskState] = Field(description="Open requests that the agent needs answered before it continues.")
+    said: Transcript = Field(description="The messages of the turn so far, newest first.")
 
 
 class TurnMoved(Model):
@@ -84,8 +86,10 @@ class TurnMoved(Model):
 
 @tools.add("prompt_session", title="Prompt a session's agent", limit="execute", waits=True)
 async def prompt_session(call: Call, given: PromptSession) -> TurnState:
-    """Give the agent of a session something to do, and wait until it is done or asks something. A prompt to an agent that is at work
-    waits for its turn. If the time is over before, the agent goes on: wait_for_turn waits for more."""
+    """Send a prompt to a session's agent, and wait until it is done or needs an answer.
+
+    The prompt is queued while the agent is working. If the time runs out first, the agent continues: call wait_for_turn to keep waiting.
+    """
     key = None if given.key is None else f"mcp:{call.caller.user_id}:{given.session_id}:{given.key}"
     parts = [{"type": "text", "text": given.text}]
     with call.surely():
@@ -98,21 +102,23 @@ async def prompt_session(call: Call, given: PromptSession) -> TurnState:
 
 @tools.add("wait_for_turn", title="Wait for an agent", reads=True, waits=True)
 async def wait_for_turn(call: Call, given: WaitForTurn) -> TurnState:
-    """Wait until the agent of a session has done what a prompt asked for, or asks something. With waitSeconds 0 it only looks."""
+    """Wait until a session's agent has finished a prompt or needs an answer. With waitSeconds 0, returns the current state."""
     return await _waited(call, await call.services.turns.get(call.caller, given.turn_id), given.wait_seconds)
 
 
 @tools.add("cancel_turn", title="Stop an agent", repeats=True)
 async def cancel_turn(call: Call, given: OneTurn) -> TurnMoved:
-    """Stop what a prompt has begun. What the agent has done so far stays. It is asked to stop, and made to if it does not:
-    wait_for_turn says when it has."""
+    """Cancel a turn. What the agent has done so far is kept.
+
+    The agent is asked to stop, and killed if it does not. Use wait_for_turn to see when it has stopped.
+    """
     turn = await call.services.turns.cancel(call.caller, given.turn_id)
     return TurnMoved(turn_id=turn.id, session_id=turn.session_id, status=TurnStatus(turn.status))
 
 
 @tools.add("session_transcript", title="Read a session", reads=True)
 async def session_transcript(call: Call, given: ReadSession) -> Transcript:
-    """What was said and done in a session, newest first."""
+    """Read a session's transcript, newest first."""
     return transcript.page(await call.services.sessions.messages(call.caller, given.session_id, given.page))
 
 

@@ -1,4 +1,4 @@
-"""Waiting for something that events tell of, for a bounded time, with a word to the client now and then."""
+"""Wait for events for a limited time, and report progress to the client."""
 
 from __future__ import annotations
 
@@ -22,15 +22,18 @@ async def watch(
     say: Callable[[T], str],
     seconds: float,
 ) -> T:
-    """What `look` finds as soon as it is `over`, or when the time is. Looks again after each event, and whenever it has been
-    silent for a while; each look is the caller's own, who may be shut out meanwhile. StoppingError when the platform stops."""
+    """Return what `look` finds as soon as it is `over`, or when the time has passed.
+
+    Looks again after each event and after periods without events. Each look uses the caller's permissions, which may change meanwhile.
+    Raises StoppingError if the platform stops.
+    """
     started = told = time.monotonic()
     news = await call.services.events.subscribe(call.caller, filters)
     found = await look()
     while not over(found) and (left := started + seconds - time.monotonic()) > 0:
         events = await news.batch(min(left, PROGRESS_S))
         if news.ended:
-            raise StoppingError("The platform is stopping. What you wait for goes on: ask again in a moment.")
+            raise StoppingError("The platform is stopping. The work continues: try again in a moment.")
         if not events:
             await call.check_standing()
         found = await look()
@@ -42,5 +45,5 @@ async def watch(
 
 
 def _is_chatter(events: Sequence[EventView]) -> bool:
-    """What an agent says, letter by letter."""
+    """Return whether all events are streamed output of agents or commands."""
     return all(event.kind.startswith(("message.", "command.")) for event in events)

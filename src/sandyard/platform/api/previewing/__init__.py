@@ -1,1 +1,1 @@
-"""What answers at the host names of previews, before anything of the platform's own is asked."""
+"""Middleware that serves the host names of previews, before any of the platform's own routes."""

@@ -1,4 +1,4 @@
-"""One HTTP request of a browser and its answer, both passed on piece by piece as they come."""
+"""Proxy one HTTP request of a browser and its response, both streamed."""
 
 from __future__ import annotations
 
@@ -26,11 +26,14 @@ _LIVE = b"text/event-stream"
 
 
 class _GoneError(Exception):
-    """The browser has hung up."""
+    """The browser has disconnected."""
 
 
 class Exchange:
-    """`wake`: a person opens this, so that a sleeping sandbox is woken. Raises SandyardError when there is no answer to pass on."""
+    """A proxied request. With `wake`, a person opens the preview, so a paused sandbox is resumed.
+
+    Raises SandyardError if there is no response to pass on.
+    """
 
     def __init__(
         self,
@@ -50,16 +53,16 @@ class Exchange:
         self._scope = scope
         self._receive = receive
         self._send = send
-        self._whole = asyncio.Event()  # all of the request has been read
+        self._whole = asyncio.Event()  # set when the whole request has been read
         names = dict(scope["headers"])
         self._has_body = b"transfer-encoding" in names or names.get(b"content-length", b"0") != b"0"
         if not self._has_body:
             self._whole.set()
 
     async def run(self) -> None:
-        """Until the answer is through, or the browser has gone."""
+        """Proxy until the response is complete or the browser disconnects."""
         try:
-            await first(self._through(), self._left())
+            await first(self._proxy(), self._left())
         except _GoneError:
             return
 
@@ -68,7 +71,7 @@ class Exchange:
         while (await self._receive())["type"] != "http.disconnect":
             pass
 
-    async def _through(self) -> None:
+    async def _proxy(self) -> None:
         for again in (True, False):
             async with self._previews.reaching(self._place, wake=self._wake) as route:
                 answer = await self._ask(route)
@@ -77,13 +80,13 @@ class Exchange:
                 held = await _held(answer, pieces)
                 reason = trouble(answer.status_code, held)
                 if reason is None:
-                    await self._pass_on(answer, held, pieces)
+                    await self._stream_response(answer, held, pieces)
                     return
             finally:
                 await answer.aclose()
             if reason is Trouble.CLOSED:
                 raise PortClosedError(
-                    f"Nothing listens on port {self._place.port} of this sandbox. Start a server there."
+                    f"Nothing is listening on port {self._place.port} of this sandbox. Start a server on it."
                 )
             if not await self._previews.missed(self._place, wake=self._wake) or self._has_body or not again:
                 raise SandboxUnreachableError
@@ -105,11 +108,14 @@ class Exchange:
                 self._whole.set()
                 return
 
-    async def _pass_on(self, answer: httpx.Response, held: bytes, pieces: AsyncIterator[bytes]) -> None:
-        """An answer that breaks off in the middle is left as it is: the server then breaks the browser's connection too."""
+    async def _stream_response(self, answer: httpx.Response, held: bytes, pieces: AsyncIterator[bytes]) -> None:
+        """Stream the response to the browser.
+
+        If the response breaks off, it is left incomplete: the server then closes the browser's connection too.
+        """
         headers = list(to_browser(answer.headers.raw))
         await self._send({"type": "http.response.start", "status": answer.status_code, "headers": headers})
-        # an open event stream is a tab that somebody may have forgotten
+        # an open event stream may be a forgotten tab, so it does not count as activity
         counts = not any(name == b"content-type" and value.lower().startswith(_LIVE) for name, value in headers)
         try:
             if held:
@@ -136,7 +142,7 @@ async def ask(
     more: Iterable[tuple[bytes, bytes]] = (),
     timeouts: Mapping[str, float | None] = _TIMEOUT,
 ) -> httpx.Response:
-    """Pass a browser's request on, with `more` headers. Raises SandyardError when there is no answer."""
+    """Send a browser's request to the sandbox, with `more` headers. Raises SandyardError if there is no response."""
     headers = [*to_sandbox(scope["headers"], addresses, place, route), *more]
     target = scope["raw_path"] + (b"?" + query if (query := scope["query_string"]) else b"")
     try:
@@ -145,20 +151,20 @@ async def ask(
             route.url,
             headers=headers,
             content=content,
-            extensions={"target": target, "timeout": dict(timeouts)},  # as it was written, dots and all
+            extensions={"target": target, "timeout": dict(timeouts)},  # the path exactly as written, not normalized
         )
         return await previews.http.send(request, stream=True, follow_redirects=False)
     except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout):
         raise EngineUnreachableError from None
     except httpx.LocalProtocolError as error:
-        raise InvalidInputError(f"The request cannot be passed on: {error}.") from None
+        raise InvalidInputError(f"The request cannot be forwarded: {error}.") from None
     except httpx.TransportError as error:
         log.info("preview_broken", sandbox=place.sandbox_id, port=place.port, reason=repr(error)[:200])
         raise BrokenAnswerError from None
 
 
 async def _held(answer: httpx.Response, pieces: AsyncIterator[bytes]) -> bytes:
-    """The beginning of an answer that may be the engine's own."""
+    """Return the beginning of a response that may come from the engine itself."""
     held = b""
     if may_be_trouble(answer.status_code):
         try:

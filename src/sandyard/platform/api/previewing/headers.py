@@ -1,4 +1,4 @@
-"""Which headers pass: all of the browser's and the server's own, none that are ours, the engine's or of a single connection."""
+"""Filter headers: pass on those of the browser and the server; drop the platform's, the engine's and hop-by-hop headers."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from sandyard.platform.domain.sandboxes.e2b import Route
 
 Pairs = Iterable[tuple[bytes, bytes]]
 OURS = (b"sandyard_", b"__host-sandyard_")
-"""How the names of the platform's cookies begin."""
+"""Prefixes of the names of the platform's cookies."""
 _NOT_SENT = frozenset((b"host", b"expect", b"forwarded"))
-_NOT_ANSWERED = frozenset((b"date", b"alt-svc"))  # the first is added here; the second would lead past here
+_NOT_ANSWERED = frozenset((b"date", b"alt-svc"))  # date is added here; alt-svc would bypass this proxy
 _NOT_SENT_AHEAD = (b"e2b-", b"x-forwarded-")
 
 
 def to_sandbox(given: Pairs, addresses: Addresses, place: Place, route: Route) -> Iterator[tuple[bytes, bytes]]:
-    """Of a request. Without a Host where the route has its own."""
+    """Yield the headers of a request. Leaves out Host if the route has its own."""
     host = addresses.host(place).encode()
     if route.keeps_host:
         yield b"host", host
@@ -34,7 +34,7 @@ def to_sandbox(given: Pairs, addresses: Addresses, place: Place, route: Route) -
 
 
 def to_browser(given: Pairs) -> Iterator[tuple[bytes, bytes]]:
-    """Of an answer."""
+    """Yield the headers of a response."""
     for name, value in _passing(given, _NOT_ANSWERED):
         if name != b"set-cookie":
             yield name, value
@@ -60,7 +60,7 @@ def _others_cookies(value: bytes) -> bytes:
 
 
 def _of_this_host(cookie: bytes) -> bytes:
-    """A cookie for a whole domain would be sent to other sandboxes' previews, and to the platform."""
+    """Remove the Domain attribute: such a cookie would be sent to other sandboxes' previews and to the platform."""
     value, *attributes = cookie.split(b";")
     kept = [one for one in attributes if one.partition(b"=")[0].strip().lower() != b"domain"]
     return b";".join((value, *kept))

@@ -1,7 +1,7 @@
-"""The layer before all others: a request for a preview's host name ends here, whatever it asks for.
+"""The outermost middleware: it handles every request for a preview's host name.
 
-Nothing of the platform is reachable there, and what is shown there reaches nothing of the platform: it is another origin, and the
-platform's cookie is not sent to it.
+The platform's routes are not reachable there. Pages shown there cannot reach the platform: they have another origin, and the platform's
+cookie is not sent to them.
 """
 
 from __future__ import annotations
@@ -75,12 +75,12 @@ class _Visit:
             response = self._explained(place, error)
         except Exception as error:
             log.error("preview_failed", exc=error)  # noqa: TRY400
-            response = pages.page(500, "The preview failed", "Sandyard's log says why. Try again, or report it.")
+            response = pages.page(500, "Preview failed", "An internal error occurred; see Sandyard's log. Try again.")
         if response is not None and not self._begun:
             await self._respond(response)
 
     async def _visit(self, place: Place) -> Response | None:
-        """The answer to give, or None when it has been given."""
+        """Return the response to send, or None if it has already been sent."""
         if self._scope["type"] == "http" and self._scope["method"] == "GET" and TICKET in self._connection.query_params:
             return await self._let_in(place)
         known = await self._known(place)
@@ -88,7 +88,7 @@ class _Visit:
             return pages.uninvited()
         mark_authenticated(self._scope)
         if self._foreign(place):
-            return pages.page(403, "Not from here", "A page of another origin may not use this preview in your name.")
+            return pages.page(403, "Access denied", "A page of another origin may not use this preview on your behalf.")
         await self._note_shown(place, known)
         with self._previews.entering(place):
             return await self._pass_through(place, known)
@@ -119,10 +119,10 @@ class _Visit:
                 ).run()
 
         await first(work(), self._no_longer(place, known))
-        return refused[0] if refused else pages.uninvited()  # unless an answer has begun
+        return refused[0] if refused else pages.uninvited()  # used only if no response has started
 
     async def _no_longer(self, place: Place, known: str) -> None:
-        """Returns when the right to be here has ended: so does then what is under way."""
+        """Return when the user's access has ended, so that requests in progress are stopped."""
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             try:
@@ -132,10 +132,13 @@ class _Visit:
             except SandyardError as error:
                 log.warning("standing_unknown", reason=error.message)
 
-    # coming in ---------------------------------------------------------------------------------------------------------
+    # access --------------------------------------------------------------------------------------------------------------
 
     async def _let_in(self, place: Place) -> Response:
-        """A ticket becomes a cookie of this host, and the address loses it. With a good cookie a spent one does no harm."""
+        """Exchange the ticket for a cookie of this host and remove it from the URL.
+
+        A used ticket is accepted from a browser that already has a valid cookie.
+        """
         made = await self._previews.passes.exchange(place, self._connection.query_params[TICKET])
         if made is None and await self._known(place) is None:
             return pages.uninvited()
@@ -150,8 +153,11 @@ class _Visit:
         return response
 
     def _cookies(self, value: str) -> list[str]:
-        """In a frame of the platform's page the preview is another site: only a secure cookie works there, kept apart for that page.
-        Browsers that take no secure cookie from their own machine have one that works in a tab."""
+        """Return the cookies to set.
+
+        In a frame of the platform's page, the preview is a third-party site: only a secure, partitioned cookie works there. Browsers that
+        reject secure cookies from their own machine get one that works in a tab.
+        """
         common = f"Path=/; Max-Age={self._previews.passes.seconds}; HttpOnly"
         made = []
         if self._addresses.trusted:
@@ -161,7 +167,7 @@ class _Visit:
         return made
 
     async def _known(self, place: Place) -> str | None:
-        """The pass that this browser has shown, if it is good."""
+        """Return the browser's pass if it is valid."""
         names = (SECURE_COOKIE, PLAIN_COOKIE) if self._addresses.scheme != "https" else (SECURE_COOKIE,)
         for name in names:
             value = self._connection.cookies.get(name)
@@ -170,18 +176,20 @@ class _Visit:
         return None
 
     def _foreign(self, place: Place) -> bool:
-        """Whether a page of another origin is behind this: another sandbox's, or anybody's. To go there is allowed."""
+        """Return whether another origin's page made this request: another sandbox's, or any other. Navigating here is allowed."""
         headers = self._connection.headers
         origin, site = headers.get("origin"), headers.get("sec-fetch-site")
-        if site in ("same-origin", "none"):  # its Origin may be null all the same, if the page wants no referrers
+        if site in ("same-origin", "none"):  # Origin may still be null, if the page sends no referrers
             return False
         if origin is not None:
             return not self._addresses.of_same_sandbox(origin, place)
         return site is not None and headers.get("sec-fetch-mode") != "navigate"
 
     async def _note_shown(self, place: Place, known: str) -> None:
-        """Remember what a frame of the platform's page shows, which that page cannot ask the frame. Frames within the preview's own pages
-        load without a person's doing."""
+        """Remember the path shown in a frame of the platform's page, because that page cannot ask the frame.
+
+        Frames within the preview's own pages load without user action and are ignored.
+        """
         headers = self._connection.headers
         by_person = headers.get("sec-fetch-user") == "?1" or headers.get("sec-fetch-site") != "same-origin"
         if headers.get("sec-fetch-dest") != "iframe" or not by_person:
@@ -193,21 +201,21 @@ class _Visit:
             self._previews.note_shown(place, holder.user_id, path.decode("latin-1"))
 
     def _opened_by_person(self) -> bool:
-        """Scripts that ask again and again do not say that they navigate; programs say nothing of it."""
+        """Return whether a person navigated here. Scripts that poll do not send navigate; other programs send no such header."""
         return self._connection.headers.get("sec-fetch-mode", "navigate") == "navigate"
 
-    # answers of our own --------------------------------------------------------------------------------------------------
+    # error pages ----------------------------------------------------------------------------------------------------------
 
     def _explained(self, place: Place, error: SandyardError) -> Response:
         if isinstance(error, NotFoundError | SandboxDestroyedError):
-            return pages.page(404, "The sandbox is gone", error.message)
+            return pages.page(404, "Sandbox deleted", error.message)
         if isinstance(error, PortClosedError):
             again = self._previews.closed(place)
-            hint = "This page looks again by itself." if again else "Load this page again when it is there."
+            hint = "This page reloads automatically." if again else "Reload this page once the server is running."
             return pages.page(
-                502, "Nothing to see yet", error.message, hint, refresh_s=REFRESH_SECONDS if again else None
+                502, "No server on this port", error.message, hint, refresh_s=REFRESH_SECONDS if again else None
             )
-        title = "The sandbox is asleep" if isinstance(error, SleepingError) else "The preview cannot be shown"
+        title = "Sandbox is paused" if isinstance(error, SleepingError) else "Preview unavailable"
         return pages.page(error.status, title, error.message)
 
     async def _send(self, message: Message) -> None:

@@ -1,4 +1,4 @@
-"""The few pages that are shown in place of a preview, and what the engine says in place of a sandbox."""
+"""Pages shown in place of a preview, and detection of the engine's own error responses."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SNIFFED = 16 << 10
 
 
 class Trouble(Enum):
-    """Why the engine itself has answered."""
+    """Why the engine itself responded."""
 
     CLOSED = "port is not open"
     MISSING = "sandbox was not found"
@@ -45,14 +45,14 @@ def uninvited() -> HTMLResponse:
     return page(
         401,
         "Open this preview from Sandyard",
-        "Previews are shown to people who may see the sandbox. Open it from the sandbox's panel in Sandyard, or with the "
-        "address that `sandyard sandbox preview` prints.",
-        "If you came from there, your browser does not keep cookies in frames: open the preview in a tab of its own.",
+        "Previews are visible to people who may see the sandbox. Open it from the sandbox's panel in Sandyard, or use the URL "
+        "that `sandyard sandbox preview` prints.",
+        "If you came from there, your browser blocks cookies in frames: open the preview in its own tab.",
     )
 
 
 def unknown() -> HTMLResponse:
-    return page(404, "There is no preview here", "The name of a preview is a port, a hyphen and a sandbox's id.")
+    return page(404, "Preview not found", "The host name of a preview is a port, a hyphen and a sandbox id.")
 
 
 def may_be_trouble(status: int) -> bool:
@@ -60,13 +60,15 @@ def may_be_trouble(status: int) -> bool:
 
 
 def enough(held: bytes) -> bool:
-    """No page of the engine is longer."""
+    """Return whether the response is longer than any page of the engine."""
     return len(held) >= _SNIFFED
 
 
 def trouble(status: int, body: bytes) -> Trouble | None:
-    """What an E2B endpoint says of a sandbox or port it does not reach: JSON for programs, a page for browsers. A sandbox that
-    says the same fools nobody but who looks at it."""
+    """Return why an E2B endpoint cannot reach a sandbox or port: it answers programs with JSON and browsers with a page.
+
+    A sandbox that imitates these responses deceives only its own viewers.
+    """
     if not may_be_trouble(status) or enough(body):
         return None
     try:

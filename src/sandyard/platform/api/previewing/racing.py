@@ -1,4 +1,4 @@
-"""Several things at once, of which the first to end ends the others."""
+"""Run several coroutines until the first one ends."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sandyard.kit.tasks import end_tasks
 
 
 async def first(*works: Coroutine[Any, Any, object]) -> None:
-    """Returns or raises as the first of them does; the others are cancelled and have ended by then."""
+    """Return or raise as the first coroutine does. The others are cancelled and have ended by then."""
     tasks = [asyncio.ensure_future(work) for work in works]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -20,4 +20,4 @@ async def first(*works: Coroutine[Any, Any, object]) -> None:
         if task in done:
             task.result()
         elif not task.cancelled():
-            task.exception()  # nobody asks for it, and nobody is to hear of that
+            task.exception()  # mark as retrieved, so that asyncio does not log it

@@ -1,4 +1,4 @@
-"""A WebSocket between a browser and a server in a sandbox, joined byte for byte: what its frames say is between the two."""
+"""Proxy a WebSocket between a browser and a server in a sandbox, byte for byte, without interpreting messages."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sandyard.platform.domain.sandboxes.e2b import SandboxUnreachableError
 
 READ_BYTES = 256 << 10
 REFUSAL_BYTES = 1 << 20
-"""Most of an answer that refuses a WebSocket."""
+"""Maximum size of a response that rejects a WebSocket."""
 _UPGRADE = ((b"connection", b"Upgrade"), (b"upgrade", b"websocket"))
 _TIMEOUT = {"connect": CONNECT_S, "pool": CONNECT_S, "read": CONNECT_S, "write": CONNECT_S}
 
@@ -28,8 +28,10 @@ _TIMEOUT = {"connect": CONNECT_S, "pool": CONNECT_S, "read": CONNECT_S, "write":
 async def carry(
     previews: Previews, addresses: Addresses, place: Place, *, scope: Scope, receive: Receive, send: Send
 ) -> Response | None:
-    """Until one side ends it. An answer instead when the server in the sandbox does not want it. Wakes nobody: a page that tries
-    again and again is no person. Raises SandyardError."""
+    """Proxy until one side closes. Returns the response if the server in the sandbox rejects the WebSocket.
+
+    Does not resume the sandbox, because pages reconnect without user action. Raises SandyardError.
+    """
     await receive()  # websocket.connect
     request = {**scope, "method": "GET"}
     async with previews.reaching(place, wake=False) as route:
@@ -39,7 +41,7 @@ async def carry(
             return await _refused(previews, place, answer)
         await send({"type": RAW, "headers": list(to_browser(answer.headers.raw))})
         stream: httpcore.AsyncNetworkStream = answer.extensions["network_stream"]
-        await first(_typed(previews, place, stream, receive), _shown(stream, send))
+        await first(_forward_input(previews, place, stream, receive), _forward_output(stream, send))
     finally:
         await answer.aclose()
     return None
@@ -67,8 +69,13 @@ async def _refused(previews: Previews, place: Place, answer: httpx.Response) -> 
     return response
 
 
-async def _typed(previews: Previews, place: Place, stream: httpcore.AsyncNetworkStream, receive: Receive) -> None:
-    """What the browser says, until it goes. Answers to pings are no use of the sandbox: browsers give them by themselves."""
+async def _forward_input(
+    previews: Previews, place: Place, stream: httpcore.AsyncNetworkStream, receive: Receive
+) -> None:
+    """Forward the browser's data until it disconnects.
+
+    Pongs do not count as activity, because browsers send them automatically.
+    """
     frames = FrameTracker()
     while True:
         message: Message = await receive()
@@ -83,8 +90,8 @@ async def _typed(previews: Previews, place: Place, stream: httpcore.AsyncNetwork
             return
 
 
-async def _shown(stream: httpcore.AsyncNetworkStream, send: Send) -> None:
-    """What the server says, until it ends."""
+async def _forward_output(stream: httpcore.AsyncNetworkStream, send: Send) -> None:
+    """Forward the server's data until it closes."""
     while True:
         try:
             data = await stream.read(READ_BYTES)
@@ -95,5 +102,5 @@ async def _shown(stream: httpcore.AsyncNetworkStream, send: Send) -> None:
         await take_turn()
         try:
             await send({"type": "websocket.send", "bytes": data})
-        except OSError:  # the browser is gone
+        except OSError:  # the browser has disconnected
             return

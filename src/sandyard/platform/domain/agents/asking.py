@@ -71,11 +71,11 @@ async def open_question(scene: Scene, request: wire.Request) -> Ask:
 def open_stuck(scene: Scene, minutes: int) -> Ask:
     """The platform's own question: what shall become of an agent that seems to do nothing?"""
     options = [
-        {"optionId": "continue", "name": "Let it go on", "kind": "allow_once"},
+        {"optionId": "continue", "name": "Let it continue", "kind": "allow_once"},
         {"optionId": "stop", "name": "Stop the turn", "kind": "reject_once"},
     ]
     key = json.dumps(f"{PLATFORM}:{scene.turn.id}:{utc_now().timestamp():.0f}")
-    title = f"Nothing was heard of the agent for {minutes} minutes, and it does nothing. Shall it go on?"
+    title = f"The agent has been silent and inactive for {minutes} minutes. Let it continue?"
     detail = {"by": PLATFORM, "options": options}
     ask = _draft(scene, key, AskKind.QUESTION, title, detail)
     _put_to_person(scene, ask, None)
@@ -141,8 +141,8 @@ def describe_refusal(asks: Sequence[Ask]) -> str:
     more = len({ask.title for ask in asks}) - 1
     others = "" if not more else f" ({more} more)"
     if last.decided_by == "timeout":
-        return f"The agent was refused permission for “{title}”{others}, because nobody answered in time."
-    return f"The agent was refused permission for “{title}”{others}. {last.detail.get('reason') or ''}".rstrip()
+        return f"The agent was denied permission for “{title}”{others}, because nobody answered in time."
+    return f"The agent was denied permission for “{title}”{others}. {last.detail.get('reason') or ''}".rstrip()
 
 
 async def overruled_patterns(tx: Transaction, session_id: str) -> set[str]:

@@ -31,7 +31,7 @@ class Asks:
             query = select(Ask).join(Session, Session.id == Ask.session_id)
             ask = (await session.scalars(query.where(Ask.id == ask_id, sessions_visible_to(caller)))).first()
         if ask is None:
-            raise NotFoundError(f"Nothing is asked under {ask_id[:60]!r}.")
+            raise NotFoundError(f"There is no request {ask_id[:60]!r}.")
         return ask
 
     async def list(
@@ -117,7 +117,7 @@ class Asks:
             if ask.decided_by == asking.OVERRULED:
                 return ask
             if ask.decided_by != "policy" or "pattern" not in ask.detail:
-                raise ConflictError("The project's policy has not refused this.")
+                raise ConflictError("This request was not denied by the project's policy.")
             asking.overrule(tx, session, ask, caller)
         return ask
 
@@ -148,15 +148,17 @@ def _check(
         raise InvalidInputError("Answer with one of optionId, decision or content.")
     form = ask.kind == AskKind.QUESTION and ask.detail.get("by") != asking.PLATFORM
     if content is not None and not form:
-        raise InvalidInputError("content: this is no form. Answer with optionId or decision.")
+        raise InvalidInputError("content: this request has no form. Answer with optionId or decision.")
     if form and (option_id is not None or decision in ("allow", "allow_always")):
-        raise InvalidInputError("This is a form: answer with content, or refuse with decision: reject.")
+        raise InvalidInputError("This request has a form. Answer with content, or deny it with decision: reject.")
     if option_id is not None and all(one["optionId"] != option_id for one in options):
-        raise InvalidInputError(f"optionId: there is no such option. There are: {names}.")
+        raise InvalidInputError(f"optionId: there is no such option. Available: {names}.")
     if message is not None and (ask.kind != AskKind.PERMISSION or not _refuses(options, option_id, decision)):
-        raise InvalidInputError("message: only a refused permission takes one. Answer with a refusal, or leave it out.")
+        raise InvalidInputError(
+            "message: only allowed with a denied permission. Deny the request, or leave the message out."
+        )
     if not form and decision in ("allow", "allow_always") and choose(options, decision) is None:
-        raise InvalidInputError(f"decision: the agent offers nothing like that. There are: {names}.")
+        raise InvalidInputError(f"decision: the agent offers no such option. Available: {names}.")
 
 
 def _refuses(options: list[dict[str, Any]], option_id: str | None, decision: Decision | None) -> bool:

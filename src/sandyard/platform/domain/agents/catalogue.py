@@ -57,7 +57,7 @@ class Agents:
             if row is not None:
                 return _custom(row)
             others = list(await session.scalars(select(Agent.name).where(usable).order_by(Agent.name).limit(50)))
-        raise InvalidInputError(f"There is no agent {name[:60]!r}. There are: {', '.join([*BUILT_IN, *others])}.")
+        raise InvalidInputError(f"There is no agent {name[:60]!r}. Available: {', '.join([*BUILT_IN, *others])}.")
 
     async def list(self, caller: Principal) -> list[ListedAgent]:
         """The platform's own first, then by name."""
@@ -75,11 +75,11 @@ class Agents:
         """NameTakenError; names are the same for everybody. ConflictError when the caller has MAX_OWN agents."""
         if not _NAME.fullmatch(name):
             raise InvalidInputError(
-                f"{name[:60]!r} is no name for an agent: it has small letters, digits and hyphens, begins with a letter, and is at "
-                f"most {MAX_NAME} long."
+                f"{name[:60]!r} is not a valid agent name. Use at most {MAX_NAME} lowercase letters, digits and hyphens, and "
+                "start with a letter."
             )
         if name in BUILT_IN:
-            raise NameTakenError(f"An agent {name!r} comes with the platform. Choose another name.")
+            raise NameTakenError(f"{name!r} is a built-in agent. Choose another name.")
         stored = _stored(definition)
         now = utc_now()
         row = Agent(
@@ -99,7 +99,7 @@ class Agents:
                 await tx.session.flush()
                 _emit(tx, "agent.created", row)
         except IntegrityError:
-            raise NameTakenError(f"There is an agent {name!r} already. Choose another name.") from None
+            raise NameTakenError(f"The agent {name!r} already exists. Choose another name.") from None
         return _listed(row)
 
     async def update(self, caller: Principal, name: str, title: str | None, definition: Definition) -> ListedAgent:
@@ -124,7 +124,7 @@ def _stored(definition: Definition) -> dict[str, Any]:
     size = len(json.dumps(stored, ensure_ascii=False).encode(errors="replace"))
     if size > MAX_DEFINITION:
         raise InvalidInputError(
-            f"The agent's definition has {size >> 10} KiB; at most {MAX_DEFINITION >> 10} KiB are allowed. Put long scripts into the "
+            f"The agent's definition has {size >> 10} KiB; the limit is {MAX_DEFINITION >> 10} KiB. Put long scripts into the "
             "template, or download them in `install`."
         )
     return stored
@@ -135,15 +135,15 @@ async def _require_room(session: AsyncSession, owner_id: str) -> None:
     await session.execute(select(User.id).where(User.id == owner_id).with_for_update(key_share=True))
     count = await session.scalar(select(func.count()).where(Agent.owner_id == owner_id))
     if (count or 0) >= MAX_OWN:
-        raise ConflictError(f"You have {count} agents, and {MAX_OWN} is the most. Delete one that you no longer need.")
+        raise ConflictError(f"You have {count} agents; the limit is {MAX_OWN}. Delete one that you no longer need.")
 
 
 async def _load_own(session: AsyncSession, caller: Principal, name: str) -> Agent:
     if name in BUILT_IN:
-        raise ConflictError(f"The agent {name!r} comes with the platform and cannot be changed. Add one of your own.")
+        raise ConflictError(f"The agent {name!r} is built in and cannot be changed. Add your own agent instead.")
     row = await _load(session, caller, name)
     if row.owner_id != caller.user_id and not caller.is_admin:
-        raise ForbiddenError(f"The agent {name!r} is everybody's: only an administrator may change it.")
+        raise ForbiddenError(f"The agent {name!r} is available to all users: only an administrator may change it.")
     return row
 
 

@@ -153,9 +153,9 @@ class Inputs:
             ran = await engine.run(engine_id, words, idempotent=True)
             if ran.exit_code == _HOLE:
                 self.delivered = None
-                raise EngineError("What was said to the agent before is no longer in the sandbox.")
+                raise EngineError("The agent's earlier input is no longer in the sandbox.")
             if ran.exit_code != 0:
-                raise EngineError(f"The sandbox could not keep what the agent is told: {ran.stderr[-300:]}")
+                raise EngineError(f"The sandbox could not store the agent's input: {ran.stderr[-300:]}")
             self.delivered = at + len(piece)
 
 
@@ -253,7 +253,7 @@ class Outputs:
             self._keep(STDOUT, seen + begin, fresh[begin:])
             found = self._lines.feed(fresh)
             if self._lines.skipped > MOST:
-                raise RunBrokenError(f"The agent wrote a line of more than {MOST >> 20} MiB, and was ended.", TOO_LOUD)
+                raise RunBrokenError(f"The agent wrote a line of more than {MOST >> 20} MiB and was killed.", TOO_LOUD)
             lines = [one for one in found if one[1].lstrip()[:1] == b"{"]  # others are no messages
             if not self._speaks:
                 self._look_for_message([line for _, line in found])
@@ -281,7 +281,7 @@ class Outputs:
     def stray_fault(self) -> str:
         said = storable(self._stray.decode("utf-8", "replace")).strip()
         return (
-            f"The agent does not speak ACP: its output is not an Agent Client Protocol message. It begins with:\n{said}"
+            f"The agent does not speak ACP: its output is not an Agent Client Protocol message. It starts with:\n{said}"
         )
 
     def _keep(self, stream: str, offset: int, data: bytes) -> None:

@@ -43,7 +43,7 @@ QUIET_S = 10.0
 """How often a session is checked that has no turn, or whose sandbox sleeps. Whatever changes that nudges it."""
 CRASHES, CRASHES_S = 3, 60.0
 """So often, in so many seconds, the platform may fail to follow a process before it is ended."""
-_INTERNAL = "The platform failed to work on this. Its log says why."
+_INTERNAL = "Internal error; see the platform's log."
 
 
 @dataclass(slots=True)
@@ -206,7 +206,7 @@ class Conductor:
         """It is this turn's time, unless it has ended before it began."""
         try:
             if view.sandbox is None:
-                raise ConflictError("The session has no sandbox. Provision it.")
+                raise ConflictError("The session has no sandbox. Create a new sandbox for it.")
             check_usable(view.sandbox)
             await self._desk.models.check_budget(view.session)
         except AWAY:
@@ -343,7 +343,7 @@ class Conductor:
         if self._task is not None:
             await end_tasks(self._task)
         self._life = self._task = None
-        await Life(self._desk, session, run, self._nudged.set).lose("The session has another sandbox now.")
+        await Life(self._desk, session, run, self._nudged.set).lose("The session now has another sandbox.")
 
     async def _fail_turn(self, sentence: str, code: str) -> None:
         async with self._desk.database.transaction() as tx:

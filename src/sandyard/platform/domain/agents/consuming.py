@@ -391,11 +391,11 @@ class _Batch:
                     self.session,
                     self.turn,
                     "not_set",
-                    f"The agent did not change its mode or model: {told.message}",
+                    f"The agent could not change its mode or model: {told.message}",
                 )
         else:
-            words = {"initialize": "be greeted", "authenticate": "be authenticated"}.get(method, "begin a session")
-            raise RunBrokenError(f"The agent refused to {words}: {told.message}", AgentFailedError.code)
+            words = {"initialize": "initialize", "authenticate": "authenticate"}.get(method, "start a session")
+            raise RunBrokenError(f"The agent failed to {words}: {told.message}", AgentFailedError.code)
 
     # messages ------------------------------------------------------------------------------------------------------------
 

@@ -20,14 +20,11 @@ from sandyard.platform.domain.sandboxes.model import utc_now
 
 OVER_BUDGET, REPLACED = "over_budget", "replaced"
 """Error codes that say why an end was asked for: of a turn, and of a run that makes room for another one."""
-_GAVE_UP = (
-    "The agent ended its turn because it was refused permission. Tell it what to do instead, or allow more in the project's "
-    "permissions."
-)
-_REFUSED = "The agent refused to go on."
+_GAVE_UP = "The agent ended its turn because permission was denied. Tell it what to do instead, or allow more in the project's permissions."
+_REFUSED = "The agent refused to continue."
 _CUT_SHORT = {
-    "max_tokens": "The agent stopped, because its model may answer no longer than this.",
-    "max_turn_requests": "The agent stopped, because it has asked its model as often as it may in one turn.",
+    "max_tokens": "The agent stopped: its model reached the output limit.",
+    "max_turn_requests": "The agent stopped: it reached the limit of model requests per turn.",
 }
 
 
@@ -107,7 +104,7 @@ async def refused(scene: Scene, words: str, usage: dict[str, Any], fault: Fault 
         status, error, code = TurnStatus.FAILED, fault.sentence, fault.code
     else:
         status, code = TurnStatus.FAILED, AgentFailedError.code
-        error = f"The agent answered with an error: {words}"
+        error = f"The agent returned an error: {words}"
     await finish(scene.tx, scene.session, scene.run, turn, status, error=error, code=code, usage=usage)
 
 
@@ -150,7 +147,7 @@ async def run_over(
         turn.run_id = turn.request = turn.stuck_at = None  # the next process has its own time
         turn.status = TurnStatus.RUNNING
     else:
-        said = error or f"The agent's process ended in the middle of its work, with exit code {exit_code}."
+        said = error or f"The agent's process ended unexpectedly with exit code {exit_code}."
         tail = storable(stderr).strip()
         said = f"{said} Its error output ended with:\n{tail[-2000:]}" if tail else said
         await finish(

@@ -6,37 +6,37 @@ from sandyard.kit.errors import ConflictError, SandyardError
 
 
 class AgentFailedError(SandyardError):
-    """The agent answered with an error."""
+    """The agent returned an error."""
 
     code, status = "agent_failed", 502
 
 
 class AgentDiedError(SandyardError):
-    """The agent's process ended in the middle of its work."""
+    """The agent's process ended unexpectedly."""
 
     code, status = "agent_died", 502
 
 
 class SandboxRestartedError(AgentDiedError):
-    """The agent's process was lost: its sandbox was restarted under it. Its files are there."""
+    """The agent's process was lost because its sandbox was restarted. Its files are kept."""
 
     code = "sandbox_restarted"
 
 
 class AgentProtocolError(SandyardError):
-    """The program speaks another version of the Agent Client Protocol than the platform does (1)."""
+    """The agent uses an unsupported version of the Agent Client Protocol. The platform supports version 1."""
 
     code, status = "agent_protocol", 502
 
 
 class AgentSilentError(SandyardError):
-    """The agent did not answer when it was greeted. Look whether its command speaks ACP on its standard input and output."""
+    """The agent did not respond to initialize. Check that its command speaks ACP on its standard input and output."""
 
     code, status = "agent_silent", 504
 
 
 class PermissionRefusedError(ConflictError):
-    """The agent was refused permission for what it wanted to do, and did nothing else."""
+    """The agent was denied permission for what it wanted to do, and did nothing else."""
 
     code = "permission_refused"
 
@@ -48,12 +48,12 @@ class CheckoutMissingError(ConflictError):
 
 
 class NoAgentError(ConflictError):
-    """The session has no agent. Begin one with an agent, or set the project's default."""
+    """The session has no agent. Start one with an agent, or set the project's default agent."""
 
     code = "no_agent"
 
 
 class AskOverError(ConflictError):
-    """This was answered already, or the agent no longer waits for it."""
+    """This request was already answered, or the agent no longer waits for it."""
 
     code = "ask_over"

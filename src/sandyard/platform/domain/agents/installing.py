@@ -56,13 +56,13 @@ async def ensure_installed(
     said = _Said(progress)
     ended = await _run(engine, engine_id, install, settings, said)
     if ended.reason is EndReason.TIMED_OUT:
-        raise _failed(profile, f"did not end within {install.timeout_s:g} s", said.tail)
+        raise _failed(profile, f"did not finish within {install.timeout_s:g} s", said.tail)
     if ended.reason is not EndReason.EXITED:
-        raise _failed(profile, "was ended from outside, and may be tried again", said.tail)
+        raise _failed(profile, "was stopped from outside; try again", said.tail)
     if ended.code != 0:
-        raise _failed(profile, f"ended with {ended.code}", said.tail)
+        raise _failed(profile, f"failed with exit code {ended.code}", said.tail)
     if not await _there(engine, engine_id, install):
-        raise _failed(profile, f"succeeded, but {shlex.join(install.check)!r} does not find it", said.tail)
+        raise _failed(profile, f"succeeded, but {shlex.join(install.check)!r} does not find the agent", said.tail)
     progress(f"{profile.title} {INSTALLED}")
     return True
 
@@ -128,4 +128,4 @@ class _Said:
 
 def _failed(profile: Profile, how: str, tail: str) -> AgentInstallError:
     said = f" It said: {tail}" if tail else ""
-    return AgentInstallError(f"The install of {profile.title} {how}.{said}")
+    return AgentInstallError(f"The installation of {profile.title} {how}.{said}")

@@ -33,7 +33,7 @@ async def put_files(engine: SandboxEngine, engine_id: str, launch: Launch) -> No
     Idempotent: one run in the sandbox for all small ones."""
     for path in launch.files:
         if not path.startswith("/") or "\0" in path or path.endswith("/"):
-            raise InvalidInputError(f"An agent's file needs an absolute path, and {path!r} is none.")
+            raise InvalidInputError(f"An agent's file needs an absolute path: {path!r}.")
     small = {path: content for path, content in launch.files.items() if len(content) <= INLINE}
     for batch in _batches(small):
         await _run(engine, engine_id, [_entry(path, content) for path, content in batch.items()])
@@ -53,7 +53,7 @@ async def _run(engine: SandboxEngine, engine_id: str, entries: list[tuple[str, s
     said = ran.stderr.strip()[-500:]
     if "No space left on device" in said or "Disk quota exceeded" in said:
         raise NotEnoughSpaceError
-    raise EngineError(f"The agent's files could not be written into the sandbox. It said: {said}")
+    raise EngineError(f"The agent's files could not be written to the sandbox. It said: {said}")
 
 
 def _batches(files: Mapping[str, bytes]) -> list[dict[str, bytes]]:

@@ -38,8 +38,8 @@ async def find_missing_commands(
 
 def describe_missing(name: str, command: str) -> str:
     return (
-        f"The MCP server {name} cannot be started: there is no program {command} in the sandbox, and the agent goes on without it. "
-        "Install it in the project's setup, or correct the command in the project's settings."
+        f"The MCP server {name} could not be started: the program {command} is not in the sandbox. The agent continues without "
+        "it. Install it in the project's setup, or correct the command in the project's settings."
     )
 
 

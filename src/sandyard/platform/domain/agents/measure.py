@@ -43,7 +43,7 @@ class Measure:
     def fault(self, transcript: Transcript) -> str | None:
         """A sentence when it was too much."""
         if len(transcript) > MESSAGES or transcript.weight > KEPT:
-            return f"In one turn the agent has said more than is kept: {MESSAGES} messages, or {KEPT >> 20} MiB."
+            return f"The agent has sent more than can be stored in one turn: {MESSAGES} messages or {KEPT >> 20} MiB."
         if self._requests > REQUESTS or self._requested > REQUESTED:
-            return f"The agent has asked more than {REQUESTS} times, or with more than {REQUESTED >> 20} MiB."
+            return f"The agent has sent more than {REQUESTS} requests, or more than {REQUESTED >> 20} MiB of them."
         return None

@@ -45,7 +45,7 @@ def decide(settings: PermissionSettings, tool_call: dict[str, Any]) -> Verdict:
         if denied.unchecked is not None:
             return Verdict(None, f"A person has to decide: {denied.unchecked}")
         if not complete:
-            return Verdict(None, "It is too long to be checked against the project's rules.")
+            return Verdict(None, "The request is too long to be checked against the project's rules.")
     if settings.mode == "allow_all":
         return Verdict("allow", "The project's policy allows everything in the sandbox.")
     kind = tool_call.get("kind")

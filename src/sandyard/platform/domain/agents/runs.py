@@ -298,8 +298,10 @@ class Life:
             self._awake.clear()
             row = await lifecycle.rows.get(self.sandbox_id)
             if row.status in (Status.ERROR, Status.DESTROYED) or row.doomed_at is not None:
-                reason = row.error or "The sandbox was destroyed."
-                await self._over(RunStatus.LOST, error=f"The agent's sandbox is gone. {reason}", code="sandbox_lost")
+                reason = row.error or "The sandbox was deleted."
+                await self._over(
+                    RunStatus.LOST, error=f"The agent's sandbox no longer exists. {reason}", code="sandbox_lost"
+                )
                 return
             if row.status != Status.RUNNING or row.engine_id is None:
                 if not self.begun:

@@ -39,9 +39,7 @@ from sandyard.platform.domain.sandboxes.model import utc_now
 VERSION = 1
 WAKING = "waking"
 """In the error code of a turn that is being interrupted because it was stuck, to be told to go on."""
-GO_ON = (
-    "You were interrupted, because nothing was heard of you for a long time. Look at what is done already, and go on."
-)
+GO_ON = "You were interrupted because you had been silent for a long time. Look at the existing work, and continue."
 LEFT_OUT = "mcp_server_left_out"
 _NEWEST = "msg_~"  # sorts behind every message
 _MODE, _MODEL = "session/set_mode", "session/set_config_option"
@@ -79,7 +77,7 @@ async def greeted(tx: Transaction, run: AgentRun, result: dict[str, Any]) -> Non
     told = result.get("protocolVersion")
     if told != VERSION:
         raise AgentProtocolError(
-            f"The agent speaks version {storable(str(told))[:20]} of the Agent Client Protocol, the platform version {VERSION}."
+            f"The agent uses version {storable(str(told))[:20]} of the Agent Client Protocol; the platform supports version {VERSION}."
         )
     capabilities = result.get("agentCapabilities")
     run.capabilities = {
@@ -136,10 +134,7 @@ def describe_left_out(run: AgentRun) -> str | None:
     names = [one["name"] for one in run.options.get(MCP, ()) if not _takes(capabilities, one)]
     if not names:
         return None
-    return (
-        f"This agent cannot use MCP servers with a URL (it does not have the ACP capability mcpCapabilities.http), and goes on without "
-        f"{', '.join(names)}."
-    )
+    return f"This agent does not support MCP servers with a URL (mcpCapabilities.http). It continues without {', '.join(names)}."
 
 
 def opened(tx: Transaction, session: Session, run: AgentRun, result: dict[str, Any], *, fresh: bool) -> None:

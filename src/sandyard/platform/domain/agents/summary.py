@@ -14,8 +14,8 @@ LIMIT = 24_000
 EACH = 2_000
 MESSAGES = 400
 HEAD = (
-    "This conversation was begun earlier, and you do not remember it. The files are as they were left. What follows is a record of "
-    "it, the newest last; go on from there.\n\n"
+    "This conversation started earlier, and you do not remember it. The files are as they were left. A record of it follows, "
+    "newest last; continue from there.\n\n"
 )
 TAIL = "\n\nEnd of the record. What is asked of you now:\n"
 
@@ -35,7 +35,7 @@ def write(messages: list[tuple[str, list[Any]]]) -> str | None:
         told = [line for part in parts if isinstance(part, dict) and (line := _line(role, part))]
         size = sum(len(line) + 1 for line in told)
         if size > room:
-            lines.append("(What was said before this is left out.)")
+            lines.append("(Earlier messages are left out.)")
             break
         room -= size
         lines.extend(reversed(told))

@@ -112,7 +112,7 @@ class Trials:
         """Its result. Cancelling this does not end it. StoppingError when the platform stops first."""
         await asyncio.wait((trying,))
         if trying.cancelled():
-            raise StoppingError("The platform is stopping. The test is over.")
+            raise StoppingError("The platform is stopping. The test was cancelled.")
         return trying.result()
 
     async def recover(self) -> None:
@@ -134,7 +134,7 @@ class Trials:
         except StoppingError:
             raise  # the next platform clears it away
         except Exception:
-            words = "The platform has failed. Its log says how."
+            words = "Internal error; see the platform's log."
             await self._end(
                 caller, Trial(profile.name, session_id, ok=False, steps=(), error=words, error_code="internal")
             )
@@ -167,7 +167,7 @@ class Trials:
         except StoppingError:
             raise
         except TimeoutError:
-            error = SandyardError(f"{profile.title} did not answer within {LONGEST_S / 60:g} min.")
+            error = SandyardError(f"{profile.title} did not respond within {LONGEST_S / 60:g} min.")
         except SandyardError as failure:
             error = failure
         return await self._result(caller, profile, session_id, turn, error)
@@ -232,7 +232,7 @@ class Trials:
         agent = ""
         with contextlib.suppress(NotFoundError):
             agent = (await self._sessions.get(caller, session_id)).agent or ""
-        error = "The platform was restarted during the test. Begin it again."
+        error = "The platform was restarted during the test. Start it again."
         await self._end(caller, Trial(agent, session_id, ok=False, steps=(), error=error, error_code="interrupted"))
 
 

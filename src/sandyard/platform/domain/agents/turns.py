@@ -137,7 +137,7 @@ class Turns:
         own = select(func.count(), func.max(Turn.number)).where(Turn.session_id == row.id)
         waiting = (await tx.session.execute(own.where(Turn.status.in_(OPEN_TURNS)))).one()[0]
         if waiting >= QUEUE:
-            raise ConflictError(f"{QUEUE} prompts wait in this session already. Wait, or cancel some.")
+            raise ConflictError(f"{QUEUE} prompts are already waiting in this session. Wait, or cancel some.")
         number = ((await tx.session.execute(own)).one()[1] or 0) + 1
         settings = await agent_settings(tx.session, row.project_id)
         if row.agent is None:
@@ -192,11 +192,11 @@ class Turns:
         """The same prompt as a new turn."""
         turn = await self.get(caller, turn_id)
         if not TurnStatus(turn.status).over:
-            raise ConflictError("The turn is not over. Cancel it first.")
+            raise ConflictError("The turn is still running. Cancel it first.")
         async with self._database.reading() as session:
             message = await session.get(Message, turn.prompt_id or "")
         if message is None:
-            raise ConflictError("The prompt of this turn is no longer there.")
+            raise ConflictError("The prompt of this turn no longer exists.")
         origin = Origin(turn.origin)
         return await self.prompt(
             caller, turn.session_id, message.parts, origin=origin, model=turn.model, mode=turn.mode
@@ -250,7 +250,7 @@ class Turns:
                 if not waiting:
                     self._waiting.pop(turn_id, None)
             if self._stop.done():
-                raise StoppingError(f"The platform is stopping. The turn goes on: GET /api/v1/turns/{turn_id}.")
+                raise StoppingError(f"The platform is stopping. The turn continues: GET /api/v1/turns/{turn_id}.")
 
     async def _get(self, turn_id: str) -> Turn:
         async with self._database.reading() as session:
@@ -440,16 +440,14 @@ class Turns:
 def allowed_words(titles: Sequence[str]) -> str:
     """What an agent is told when something is allowed that it was refused."""
     listed = "\n".join(f"- {' '.join(title.split())[:500]}" for title in titles)
-    return (
-        f"You were refused permission before, and are allowed to do this now:\n{listed}\nPlease go on with your work."
-    )
+    return f"You were denied permission before and are allowed to do this now:\n{listed}\nPlease continue your work."
 
 
 async def _require_project(tx: Transaction, caller: Principal, row: Session) -> None:
     if row.project_id is not None:
         seen = select(Project.id).where(Project.id == row.project_id, visible_to(caller))
         if await tx.session.scalar(seen) is None:
-            raise ForbiddenError("You have left the project of this session, so its agent no longer works for you.")
+            raise ForbiddenError("You have left the project of this session, so you can no longer use its agent.")
 
 
 def _no_session(session_id: str) -> NotFoundError:

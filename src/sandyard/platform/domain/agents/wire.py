@@ -106,7 +106,7 @@ def _refusal(key: int, error: Any) -> Refusal:
         reason = data.get("message") or data.get("details") or data if isinstance(data, dict) else data
         message = f"{message}: {_words(reason)}" if message else _words(reason)
     number = code if isinstance(code, int) and not isinstance(code, bool) else 0
-    return Refusal(key, number, message[:MAX_WORDS] or "The agent did not say why.")
+    return Refusal(key, number, message[:MAX_WORDS] or "The agent gave no reason.")
 
 
 def _words(value: Any) -> str:

@@ -136,7 +136,7 @@ def _number(cursor: str | None) -> int | None:
     if cursor is None:
         return None
     if not (cursor.isascii() and cursor.isdigit() and len(cursor) < 19):
-        raise InvalidInputError("cursor is not valid: use nextCursor of the page before.")
+        raise InvalidInputError("cursor is invalid: use nextCursor of the previous page.")
     return int(cursor)
 
 

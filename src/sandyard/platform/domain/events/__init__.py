@@ -1,4 +1,4 @@
-"""What happened, as it happens and read back later."""
+"""Events, live and past."""
 
 from sandyard.platform.domain.events.feed import Feed, Subscription
 from sandyard.platform.domain.events.model import EventFilter, EventView

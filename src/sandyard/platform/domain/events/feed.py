@@ -1,8 +1,7 @@
-"""The feed: every event, in order, to everybody who may see it, from the row it is stored in.
+"""The event feed: every event, in order, to everyone who may see it.
 
-One task per process reads new rows into a short memory; subscribers walk along it, each at their own pace. Who falls
-behind the memory, or comes back after a while, reads rows until caught up. Nothing is kept for a slow reader, and
-nothing is lost on one.
+One task per process reads new rows into a short in-memory buffer, and each subscriber moves along it at its own pace. A subscriber that
+falls behind the buffer, or resumes later, reads rows until it has caught up. Nothing is buffered for slow readers, and they lose nothing.
 """
 
 from __future__ import annotations
@@ -31,14 +30,14 @@ log = get_logger(__name__)
 LOOK_SECONDS = 1.0
 PAGE = 500
 CATCH_UP_PAGE = 100
-"""Events that are read for one reader who is behind, and kept until they have taken them. One can have 20 kB."""
+"""Events read at once for a reader that is behind, and kept until it has received them. An event can have 20 kB."""
 TRIM_PAGE = 5000
 _TRIMMED = "events_trimmed"
 _EVERYTHING = EventFilter()
 
 
 class Feed:
-    """Runs between `open` and `close`. Events of all platforms on the database arrive, also of those elsewhere."""
+    """Runs between `open` and `close`. Delivers the events of all platforms on the database."""
 
     def __init__(self, database: Database, *, backlog: int = 5000, clock: Clock | None = None) -> None:
         self._database = database
@@ -50,7 +49,7 @@ class Feed:
         self._waiting: set[asyncio.Future[bool]] = set()
         self.projects = Projects(database)
         self.recent: list[EventView] = []
-        self.floor = 0  # `recent` has every event above this number, up to `last`
+        self.floor = 0  # `recent` holds every event above this number, up to `last`
         self.last = 0
         self.closed = False
 
@@ -63,7 +62,7 @@ class Feed:
             self._tasks.spawn(notices.listen(self._database, self._news.set))
 
     def end(self) -> None:
-        """End all subscriptions, at once and for good: a server that stops calls this first. Idempotent."""
+        """End all subscriptions immediately and permanently. A server that stops calls this first. Idempotent."""
         self.closed = True
         self._wake()
 
@@ -74,8 +73,10 @@ class Feed:
     async def subscribe(
         self, principal: Principal, filters: EventFilter = _EVERYTHING, after: int | None = None
     ) -> Subscription:
-        """Everything that happened after number `after`, then what happens; None begins now: what is committed after
-        this returns will arrive. A number that was never given counts as now."""
+        """Subscribe to events after number `after`, then to new events.
+
+        None starts now: everything committed after this returns is delivered. A number that does not exist yet counts as now.
+        """
         newest = max(await self._newest(), self.last)
         trimmed = await self._trimmed() if after is not None else 0
         return Subscription(self, principal, filters, newest if after is None else min(after, newest), trimmed)
@@ -83,7 +84,7 @@ class Feed:
     async def history(
         self, principal: Principal, filters: EventFilter = _EVERYTHING, after: int = 0, limit: int = PAGE
     ) -> list[EventView]:
-        """What the caller may see, oldest first, beginning after number `after`."""
+        """Return events the caller may see after number `after`, oldest first."""
         return await self.rows(principal, filters, after, None, limit)
 
     async def newest(
@@ -95,15 +96,17 @@ class Feed:
         before: int | None = None,
         limit: int = PAGE,
     ) -> list[EventView]:
-        """The last of what the caller may see between numbers `after` and `before`, newest first."""
+        """Return the last events the caller may see between numbers `after` and `before`, newest first."""
         query = select(*COLUMNS).where(Event.seq > after, *filters.clauses()).order_by(Event.seq.desc()).limit(limit)
         if before is not None:
             query = query.where(Event.seq < before)
         return await self._read_views(principal, query)
 
     async def trim(self, older_than: timedelta) -> int:
-        """Forget what is older; how many. In short steps, so that nobody waits long. Whoever asks for what is gone is
-        told (`Subscription.trimmed`)."""
+        """Delete older events and return how many. Works in short transactions.
+
+        Readers that ask for deleted events are told so (`Subscription.trimmed`).
+        """
         limit = datetime.fromtimestamp(self._clock.now(), UTC) - older_than
         oldest = select(Event.seq).where(Event.at < limit).order_by(Event.seq).limit(TRIM_PAGE)
         total = 0
@@ -127,7 +130,7 @@ class Feed:
     async def rows(
         self, principal: Principal, filters: EventFilter, after: int, upto: int | None, limit: int
     ) -> list[EventView]:
-        """From the database, in order."""
+        """Read events from the database, in order."""
         query = select(*COLUMNS).where(Event.seq > after, *filters.clauses()).order_by(Event.seq).limit(limit)
         if upto is not None:
             query = query.where(Event.seq <= upto)
@@ -140,13 +143,13 @@ class Feed:
             return [EventView(*row) for row in (await session.execute(query)).all()]
 
     def since(self, position: int, limit: int) -> Sequence[EventView]:
-        """From memory. `position` is not below `floor`."""
+        """Return events from memory. `position` must not be below `floor`."""
         start = bisect_right(self.recent, position, key=lambda event: event.seq)
         return self.recent[start : start + limit]
 
     async def wait(self, woken: asyncio.Future[bool], timeout: float | None) -> bool:  # noqa: ASYNC109 (no error)
-        """Until the next event, the end, or until somebody else resolves `woken`. False when the time passed."""
-        # a bare timer: asyncio.timeout costs several times as much, for every reader at every event
+        """Wait for the next event, the end, or until `woken` is resolved elsewhere. Returns False on timeout."""
+        # a bare timer: asyncio.timeout costs several times as much, for every reader and event
         timer = None if timeout is None else asyncio.get_running_loop().call_later(timeout, _resolve, woken, False)
         self._waiting.add(woken)
         try:
@@ -176,7 +179,7 @@ class Feed:
                         await self._news.wait()
 
     def _hear(self, events: Sequence[Event]) -> None:
-        """What this process has just committed need not be read, unless others have told something before it."""
+        """Take events that this process just committed without reading them, unless other events came before them."""
         if [event.seq for event in events] == list(range(self.last + 1, self.last + 1 + len(events))):
             self._take([EventView.of(event) for event in events])
             self._heard = events
@@ -186,11 +189,11 @@ class Feed:
             self._news.set()
 
     async def _pull(self) -> bool:
-        """Take in what is new. True when there may be more."""
+        """Read new events. Returns True if there may be more."""
         query = select(*COLUMNS).where(Event.seq > self.last).order_by(Event.seq).limit(PAGE)
         async with self._database.reading() as session:
             read = [EventView(*row) for row in (await session.execute(query)).all()]
-        self._take([event for event in read if event.seq > self.last])  # some may have been heard meanwhile
+        self._take([event for event in read if event.seq > self.last])  # some may have arrived by _hear meanwhile
         return len(read) == PAGE
 
     def _take(self, found: Sequence[EventView]) -> None:
@@ -222,7 +225,7 @@ class Feed:
 
 
 class Subscription:
-    """One reader's place in the feed. Iterate over it, or take what there is in batches. For one task at a time."""
+    """One reader's position in the feed. Iterate over it or read batches. Not for concurrent use."""
 
     def __init__(self, feed: Feed, principal: Principal, filters: EventFilter, position: int, trimmed: int) -> None:
         self._feed = feed
@@ -233,9 +236,9 @@ class Subscription:
         self._woken: asyncio.Future[bool] | None = None
         self._ended = False
         self.position = position
-        """Everything up to this number was given out or is not for this reader."""
+        """Everything up to this number was delivered or is not visible to this reader."""
         self.trimmed = trimmed if position < trimmed else None
-        """When set: events up to this number are forgotten, and this reader has missed some that came after theirs."""
+        """If set: events up to this number are deleted, and this reader has missed some of them."""
 
     def __aiter__(self) -> Subscription:
         return self
@@ -252,19 +255,22 @@ class Subscription:
         return self._ended or self._feed.closed
 
     def end(self) -> None:
-        """Whoever waits in `batch` gets nothing, at once. Nothing is interrupted half-way. Idempotent."""
+        """End the subscription: a waiting `batch` returns nothing immediately. Interrupts no query. Idempotent."""
         self._ended = True
         if self._woken is not None:
             _resolve(self._woken, True)
 
     async def wait(self, timeout: float | None) -> bool:  # noqa: ASYNC109 (waiting in vain is no error)
-        """For something new, or the end. False when `timeout` seconds passed."""
+        """Wait for something new or the end. Returns False after `timeout` seconds."""
         self._woken = asyncio.get_running_loop().create_future()
         return not self.ended and await self._feed.wait(self._woken, timeout)
 
     async def batch(self, timeout: float | None = None) -> list[EventView]:  # noqa: ASYNC109 (as in wait)
-        """Wait for something this reader may see, and give all there is of it, a page at most. Empty after `timeout`
-        seconds or at the end. Raises DatabaseUnavailableError, and then and when cancelled the place is kept."""
+        """Wait for events this reader may see and return them, one page at most.
+
+        Returns an empty list after `timeout` seconds or at the end. Raises DatabaseUnavailableError. On an error or cancellation the
+        position is kept.
+        """
         deadline = None if timeout is None else asyncio.get_running_loop().time() + timeout
         while not self.ended:
             while self.position < self._feed.last and not self.ended:
@@ -276,7 +282,7 @@ class Subscription:
         return []
 
     async def _advance(self) -> list[EventView]:
-        """One step forward; the place changes with the answer and at no other time."""
+        """Advance one step. The position changes only together with the result."""
         feed = self._feed
         if self.position < feed.floor:
             upto = feed.last
@@ -284,14 +290,14 @@ class Subscription:
             self.position = found[-1].seq if len(found) == CATCH_UP_PAGE else upto
             return found
         sight = await self._sight()
-        if self.position < feed.floor:  # the feed went on while we looked
+        if self.position < feed.floor:  # the feed advanced while we looked
             return []
         events = feed.since(self.position, PAGE)
         self.position = events[-1].seq
         return [event for event in events if self._filters.matches(event) and sight.sees(event)]
 
     async def _sight(self) -> Sight:
-        """Good for everything that is in the feed's memory by now."""
+        """Return what the reader may see, valid for everything currently in memory."""
         principal = self._principal
         if principal.is_admin:
             return Sight(principal.user_id, everything=True)

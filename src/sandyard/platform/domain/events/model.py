@@ -1,4 +1,4 @@
-"""An event as readers get it, and which of them a reader asked for."""
+"""Events as delivered to readers, and filters for them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class EventView:
-    """One row, shared by all who read it and never changed."""
+    """One event, shared by all readers and immutable."""
 
     seq: int
     at: datetime
@@ -44,13 +44,13 @@ class EventView:
 
     @classmethod
     def of(cls, event: Event) -> EventView:
-        """As it would be read from its row."""
+        """Return the event as it would be read from its row."""
         fields = {column.key: getattr(event, column.key) for column in COLUMNS}
         return cls(**{**fields, "data": json.loads(json.dumps(event.data))})
 
     @cached_property
     def frame(self) -> bytes:
-        """As it goes over the wire (SSE), encoded once for everybody."""
+        """The event in wire format (SSE), encoded once for all readers."""
         body = {
             "seq": self.seq,
             "at": rfc3339(self.at),
@@ -62,7 +62,7 @@ class EventView:
             "sandboxId": self.sandbox_id,
             "data": self.data,
         }
-        # JSON has no line break outside its escapes, so it fits one data line; half a character can only be escaped
+        # JSON has no raw line breaks, so it fits one data line; lone surrogates must be escaped
         text = json.dumps(body, ensure_ascii=False, separators=(",", ":"))
         try:
             line = text.encode()
@@ -73,7 +73,7 @@ class EventView:
 
 @dataclass(frozen=True, slots=True)
 class EventFilter:
-    """Only what carries all of these ids; None asks for nothing."""
+    """Match events that carry all of these ids. None matches any."""
 
     session_id: str | None = None
     task_id: str | None = None
@@ -89,7 +89,7 @@ class EventFilter:
         )
 
     def clauses(self) -> Iterator[ColumnElement[bool]]:
-        """The same for the database."""
+        """Yield the same conditions for the database."""
         for column, wanted in (
             (Event.session_id, self.session_id),
             (Event.task_id, self.task_id),

@@ -1,5 +1,7 @@
-"""PostgreSQL tells us when any platform has committed events. What it cannot tell while the line is down, the feed's
-own look every second finds."""
+"""Listen for PostgreSQL notifications about events committed by any platform.
+
+While the connection is down, the feed's own check every second finds them.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +33,10 @@ _BROKEN = (
 
 
 async def listen(database: Database, wake: Callable[[], None]) -> None:
-    """Call `wake` after every commit with events, until cancelled. Has a connection of its own, made as the database's
-    are, and makes another when it breaks."""
+    """Call `wake` after every commit with events, until cancelled.
+
+    Uses its own connection, configured like the database's, and reconnects when it breaks.
+    """
     lost = False
     while True:
         try:
@@ -43,7 +47,7 @@ async def listen(database: Database, wake: Callable[[], None]) -> None:
                 if lost:
                     log.info("events_listening_again")
                 lost = False
-                wake()  # something may have been committed while nobody listened
+                wake()  # something may have been committed while not listening
                 await _until_broken(connection, broken)
         except _BROKEN as error:
             reason = str(error) or type(error).__name__
@@ -62,4 +66,4 @@ async def _until_broken(connection: Any, broken: asyncio.Event) -> None:
                 await broken.wait()
         if broken.is_set():
             return
-        await connection.fetchval("SELECT 1", timeout=ANSWER_SECONDS)  # a line can die without a word
+        await connection.fetchval("SELECT 1", timeout=ANSWER_SECONDS)  # a connection can die silently

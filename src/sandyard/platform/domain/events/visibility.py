@@ -1,6 +1,6 @@
-"""Who may see an event: administrators everything; others what they own and what belongs to a project of theirs.
+"""Which events a user may see: administrators all; others their own and those of their projects.
 
-It is judged by what is so now, not by what was so when the event happened.
+Current permissions count, not those at the time of the event.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from sandyard.platform.domain.events.model import EventView
 from sandyard.platform.domain.users.model import Principal
 
 STALE_SECONDS = 5.0
-"""How long a list of projects is trusted although no event spoke of a change."""
+"""How long a list of projects is trusted without an event about a change."""
 
 
 def visible_to(principal: Principal) -> ColumnElement[bool] | None:
-    """For the database; None when nothing is hidden."""
+    """Return the condition for the database; None if nothing is hidden."""
     if principal.is_admin:
         return None
     mine = _projects_of(principal.user_id).subquery()
@@ -38,8 +38,7 @@ def _projects_of(user_id: str) -> Select[str]:
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """What one person sees, for events in memory. `before` is what they saw until the last change: they still hear
-    of that change itself."""
+    """What one user may see, for events in memory. `before` are their projects before the last change, so that they see that change."""
 
     user_id: str
     everything: bool
@@ -67,7 +66,7 @@ class _Known:
 
 
 class Projects:
-    """Whose projects are which, looked up once for all streams of a person and again after each change."""
+    """The projects of each user, looked up once for all their streams and again after each change."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -78,7 +77,7 @@ class Projects:
         self.generation += 1
 
     async def of(self, user_id: str) -> frozenset[str]:
-        """As it was when the newest change known to us was committed, or later."""
+        """Return the user's projects, at least as recent as the newest known change."""
         known = self._known.setdefault(user_id, _Known())
         if not self._trusted(known):
             async with known.loading:

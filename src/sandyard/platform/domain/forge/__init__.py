@@ -1,1 +1,1 @@
-"""Where branches become pull requests: GitHub, or a plain git remote."""
+"""Forges: GitHub, or a plain Git remote without pull requests."""

@@ -1,4 +1,4 @@
-"""What opens a project's remote and its forge, for the platform's own use."""
+"""The platform's access to a project's remote and forge."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from sandyard.platform.domain.projects.service import Projects
 from sandyard.platform.domain.users.model import Principal
 
 INTERACTIVE_S = 60.0
-"""How long a request may wait for the forge's limits to reset while a person waits for it."""
+"""How long a request may wait for the forge's rate limit to reset while a person waits for it."""
 
 _LINES = 64
 _DRAFT = "draft"
@@ -57,13 +57,15 @@ class DraftCredentials:
 
 
 def failure_of(findings: Sequence[Finding]) -> str | None:
-    """Why the project cannot be used, in sentences; None if it can. A low rate limit at the forge does not count as a failure."""
+    """Return why the project cannot be used, in sentences; None if it can. A low rate limit at the forge is not a failure."""
     return " ".join(one.detail for one in findings if not one.ok and one.what != "budget") or None
 
 
 class Access:
-    """Keeps a line to the API for each credential, the least recently used ones closed. Credentials are read anew at each use, so
-    that a new one counts at once. `close` it at the end."""
+    """Keeps an API connection per credential and closes the least recently used ones. `close` it at the end.
+
+    Credentials are read at each use, so that a new one applies immediately.
+    """
 
     def __init__(
         self,
@@ -73,7 +75,7 @@ class Access:
         clock: Clock,
         destinations: Destinations | None = None,
     ) -> None:
-        """`destinations`: where the APIs of projects may be that no administrator answers for; None: anywhere."""
+        """`destinations`: the allowed API hosts of projects that no administrator vouches for. None means any."""
         self._credentials = credentials
         self._projects = projects
         self._mirrors = mirrors
@@ -88,16 +90,18 @@ class Access:
             await line.close()
 
     def forge(self, project: Project) -> ForgeKind:
-        """RepositoryInvalidError for a project without a repository."""
+        """Return the project's forge. Raises RepositoryInvalidError if it has no repository."""
         return addresses.forge_of(project)
 
     async def remote(self, project: Project) -> Remote:
-        """For a connection. RepositoryInvalidError for a project without one."""
+        """Return the remote for a connection. Raises RepositoryInvalidError if the project has none."""
         return await self._projects.remote_of(project)
 
     async def credential(self, project: Project) -> Credential | None:
-        """What git opens the project's own remote with: over SSH its key; over HTTP its token, else one of its App. None: it has
-        none, or needs none. ForgeError when GitHub gives the App no token."""
+        """Return the Git credential for the project's remote: over SSH its key; over HTTP its token, or else a token of its App.
+
+        None if it has or needs none. Raises ForgeError if GitHub issues no token for the App.
+        """
         remote = addresses.remote_of(project)
         if remote.kind == "local":
             return None
@@ -113,22 +117,25 @@ class Access:
         return Credential(token=await (await self._line(project)).tokens.token())
 
     async def github(self, project: Project, *, max_wait_s: float = INTERACTIVE_S) -> GitHubRepository:
-        """For one operation: it has the credential of now. ForgeUnsupportedError for a project that is not on GitHub."""
+        """Return the repository on GitHub, for one operation with the current credential.
+
+        Raises ForgeUnsupportedError if the project is not on GitHub.
+        """
         if self.forge(project) is not ForgeKind.GITHUB:
             raise ForgeUnsupportedError(
-                "The project's repository is on a plain git remote, which has no pull requests. Its branches can be compared."
+                "The project's repository is on a plain Git remote, which has no pull requests. Compare its branches instead."
             )
         slug = addresses.slug_of(project)
         return GitHubRepository(await self._line(project), slug, self._clock, max_wait_s=max_wait_s)
 
     async def budget(self, project: Project) -> Budget | None:
-        """What GitHub last said is left of the project's requests; nothing is asked. None for a plain remote too."""
+        """Return the remaining rate limit as last reported by GitHub, without a request. None for a plain remote."""
         if not project.repository or self.forge(project) is not ForgeKind.GITHUB:
             return None
         return (await self._line(project)).pace.budget
 
     async def check(self, caller: Principal, project_id: str) -> list[Finding]:
-        """The connection test: each thing a project needs, whether it is so, and what to do if not. Changes nothing."""
+        """Run the connection test: return each requirement, whether it is met, and what to do if not. Changes nothing."""
         project = await self._projects.get(caller, project_id)
         kinds = {info.kind for info in await self._credentials.list(caller, project_id)}
         findings = await Checkup(self, self._mirrors.of(project_id), project, kinds).run()
@@ -152,8 +159,10 @@ class Access:
             raise ConnectionTestFailedError(findings)
 
     async def check_api(self, project: Project) -> None:
-        """Ask the forge's API as the project would, which may be a draft of one that is stored. Nothing is asked of a plain remote.
-        Raises ConnectionTestFailedError."""
+        """Test the forge's API with the project, which may be an unsaved draft. Does nothing for a plain remote.
+
+        Raises ConnectionTestFailedError.
+        """
         if project.repository is None or self.forge(project) is not ForgeKind.GITHUB:
             return
         findings = [one for one in await Checkup(self, self._mirrors.of(_DRAFT), project, ()).run_api() if not one.ok]
@@ -161,7 +170,7 @@ class Access:
             raise ConnectionTestFailedError(findings)
 
     async def token_expires(self, project: Project) -> str | None:
-        """When the project's own token ends, as GitHub last said; None: it did not."""
+        """Return when the project's token expires, as last reported by GitHub; None if unknown."""
         return (await self._line(project)).token_expires
 
     async def _line(self, project: Project) -> Connection:
@@ -188,7 +197,7 @@ class Access:
     async def _kept(
         self, key: str, api: str, source: Callable[[], TokenSource], guard: Destinations | None
     ) -> Connection:
-        """One that may go anywhere is not one that may not, whatever else they share."""
+        """Return a cached connection. Connections with and without a destination check are kept apart."""
         key = key if guard is None else f"guarded:{key}"
         line = self._lines.get(key)
         if line is None:
@@ -201,5 +210,5 @@ class Access:
 
 
 def _key(*parts: str) -> str:
-    """Names a credential without holding it."""
+    """Return an identifier of a credential that does not contain it."""
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""Which forge a project's repository is on, and which API may be told the project's token."""
+"""Determine a project's forge, and the API that may receive its token."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _GITHUB = ("github.com", "www.github.com", "ssh.github.com")
 
 
 def remote_of(project: Project) -> Remote:
-    """RepositoryInvalidError for a project without one."""
+    """Return the project's remote. Raises RepositoryInvalidError if it has none."""
     if not project.repository:
-        raise RepositoryInvalidError("The project has no repository. Give it the address of one.")
+        raise RepositoryInvalidError("The project has no repository. Add one in its settings.")
     return remotes.parse(project.repository)
 
 
 def forge_of(project: Project) -> ForgeKind:
-    """As its settings say; `auto` is GitHub for what is on github.com, or has an apiUrl, and plain for all else."""
+    """Return the forge from the settings. `auto` means GitHub if the repository is on github.com or has an apiUrl, otherwise plain."""
     settings = ProjectSettings.of(project).forge
     if settings.kind != "auto":
         return ForgeKind(settings.kind)
@@ -36,7 +36,7 @@ def forge_of(project: Project) -> ForgeKind:
 
 
 def explain_missing_pull_requests(project: Project) -> str | None:
-    """Why branches of this project get no pull requests, and what to set; None if they do, or if nobody would expect them."""
+    """Return why the project's branches get no pull requests, and what to set; None if they do, or if none are expected."""
     if ProjectSettings.of(project).forge.kind != "auto":
         return None
     try:
@@ -46,35 +46,37 @@ def explain_missing_pull_requests(project: Project) -> str | None:
     if remote.kind == "local" or kind is not ForgeKind.PLAIN:
         return None
     return (
-        f"{remote.host} is not github.com: branches are pushed there without pull requests. If it is a GitHub Enterprise "
-        "Server, set its API address."
+        f"{remote.host} is not github.com, so branches are pushed without pull requests. If it is a GitHub Enterprise Server, "
+        "set its API address."
     )
 
 
 def api_of(project: Project) -> str:
-    """The address of the API. A token is told only to the host its repository is on, or to the one the project's owner has named:
-    ForgeUnsupportedError where neither is known."""
+    """Return the API URL. A token is sent only to the repository's host, or to the one set by the project's owner.
+
+    Raises ForgeUnsupportedError if neither is known.
+    """
     remote, given = remote_of(project), ProjectSettings.of(project).forge.api_url
     if given:
         if not _private(given):
             raise ForgeUnsupportedError(
-                "The project's forge.apiUrl begins with http://, where anyone on the way can read the project's token. Use https://."
+                "The project's forge.apiUrl starts with http://, so the project's token could be intercepted. Use https://."
             )
         return given
     if not _on_github(remote):
         raise ForgeUnsupportedError(
-            f"The repository is on {remote.host or 'this machine'}, and not on github.com: the project's token is not sent there. If "
-            "that is a GitHub Enterprise Server, set forge.apiUrl of the project (https://HOST/api/v3)."
+            f"The repository is on {remote.host or 'this machine'}, not on github.com, so the project's token is not sent "
+            "there. If it is a GitHub Enterprise Server, set forge.apiUrl of the project (https://HOST/api/v3)."
         )
     return GITHUB_API
 
 
 def slug_of(project: Project) -> str:
-    """`owner/name`."""
+    """Return `owner/name`."""
     remote = remote_of(project)
     if remote.slug is None:
         raise ForgeUnsupportedError(
-            "The repository's address does not end in OWNER/NAME, as those of GitHub do. Correct it, or set forge.kind to plain."
+            "The repository's URL does not end in OWNER/NAME like those on GitHub. Correct it, or set forge.kind to plain."
         )
     return remote.slug
 
@@ -84,7 +86,7 @@ def _on_github(remote: Remote) -> bool:
 
 
 def _private(url: str) -> bool:
-    """Whether nobody on the way can read what is said."""
+    """Return whether the connection cannot be intercepted."""
     parts = urlsplit(url)
     host = parts.hostname or ""
     try:

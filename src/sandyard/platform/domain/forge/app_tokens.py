@@ -1,4 +1,4 @@
-"""Where a line to GitHub has its token from: a token that a person made, or those that a GitHub App's installation is given."""
+"""Token sources of GitHub connections: a personal token, or tokens issued to a GitHub App's installation."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from sandyard.platform.domain.forge.remembered import Remembered
 log = get_logger(__name__)
 
 MARGIN_S = 300.0
-"""A token that ends sooner than this is not used any more: what was begun with it may take a while."""
+"""A token that expires sooner than this is no longer used, because operations may take a while."""
 _PATIENCE_S = 60.0
 
 
 class FixedToken:
-    """A token that somebody made, or none at all: public repositories can be read without."""
+    """A personal token, or none: public repositories can be read without one."""
 
     def __init__(self, token: Secret | None) -> None:
         self._token = token
@@ -55,8 +55,10 @@ class _Issued:
 
 
 class Installation:
-    """The tokens of an App's installation, for one repository and no other. One is made when it is needed, used by all until
-    shortly before it ends, and made anew when GitHub does not accept it any more. Nothing of it outlives the process."""
+    """Tokens of an App's installation, for one repository only.
+
+    A token is created when needed, shared until shortly before it expires, and replaced if GitHub rejects it. Tokens are never stored.
+    """
 
     def __init__(
         self,
@@ -101,23 +103,24 @@ class Installation:
         line = Connection(self._api_url, signed, self._clock, Remembered(0), "", self._destinations)
         path = f"/app/installations/{self._installation_id}/access_tokens"
         try:
-            # made twice after a cut line it does no harm: the first one just ends unused
+            # creating it twice after a broken connection does no harm: the first one expires unused
             answer = await line.request(
                 "POST", path, body={"repositories": [self._repository]}, max_wait_s=_PATIENCE_S, repeat=True
             )
         except ForgeUnauthorizedError:
             raise ForgeUnauthorizedError(
-                "GitHub does not accept the project's App: its id and its private key do not belong together, or the key was revoked. "
-                "Give the project the App's id and a private key of it."
+                "GitHub rejected the project's App: its id and private key do not match, or the key was revoked. Enter the "
+                "App's id and one of its private keys."
             ) from None
         except ForgeNotFoundError:
             raise ForgeNotFoundError(
-                f"The GitHub App has no installation {self._installation_id}. Install it for the repository's owner, and give the project "
-                "that installation's id."
+                f"The GitHub App has no installation {self._installation_id}. Install it for the repository's owner and enter "
+                "that installation id."
             ) from None
         except ForgeInvalidError as error:
             raise ForgeNotFoundError(
-                f"The installation of the GitHub App does not reach {self._repository}. Give it access to the repository. ({error.message})"
+                f"The installation of the GitHub App has no access to {self._repository}. Grant it access to the repository. "
+                f"({error.message})"
             ) from None
         finally:
             await line.close()
@@ -126,19 +129,19 @@ class Installation:
     def _read(self, said: Json) -> _Issued:
         token, ends = said.get("token"), instant(said.get("expires_at"))
         if not isinstance(token, str) or not token or ends is None:
-            raise ForgeUnreachableError("GitHub's answer holds no token for the installation of the App.")
+            raise ForgeUnreachableError("GitHub's response contains no token for the App's installation.")
         log.info("forge_token_issued", installation=self._installation_id, repository=self._repository, until=str(ends))
         granted = {str(name): str(level) for name, level in table(said.get("permissions")).items()}
         return _Issued(Secret(token), ends.timestamp(), granted)
 
 
 def _signed(app_id: str, private_key: Secret) -> Secret:
-    """A statement of the App that it is the App; good for some minutes, and for little more than asking for tokens."""
-    # a cache of its own: githubkit's is the process's, and goes by the App's id alone, whoever has its key or not
+    """Return a JWT signed by the App, valid for a few minutes and useful only to request tokens."""
+    # a separate cache: githubkit's is shared by the process and keyed by the App's id alone
     github = GitHub(cache_strategy=MemCacheStrategy())
     try:
         return Secret(AppAuth(github, app_id, private_key.reveal()).get_jwt())
-    except Exception:  # the libraries below have many names for it, and none of their sentences is needed
+    except Exception:  # the libraries raise many kinds of errors, and none of their messages is needed
         raise ForgeUnauthorizedError(
-            "The private key of the project's GitHub App is not an RSA key in PEM form. Give the project the file that GitHub made."
+            "The private key of the project's GitHub App is not an RSA key in PEM format. Use the file generated by GitHub."
         ) from None

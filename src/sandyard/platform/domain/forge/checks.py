@@ -1,7 +1,7 @@
-"""Which checks were run in a sandbox, and how they ended: for the body of a pull request.
+"""Which checks were run in a sandbox and how they ended, for the body of a pull request.
 
-Of a command only the name of a known tool is ever told: its line may hold anything, secrets among it. And only where its exit
-code says how the check ended: `pytest | tail` ends as tail does, and `pytest || true` always well.
+Only the name of a known tool is shown, because a command line may contain anything, including secrets. And only if its exit code is that of
+the check: `pytest | tail` exits like tail, and `pytest || true` always succeeds.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _CHECK = re.compile(
 
 
 async def run_in(database: Database, sandbox_id: str) -> list[Check]:
-    """The last outcome of each, in the order they were last run."""
+    """Return the last result of each check, in the order they were last run."""
     query = select(Command.command, Command.exit_code)
     query = query.where(Command.sandbox_id == sandbox_id, Command.status == CommandStatus.EXITED)
     async with database.reading() as session:
@@ -45,7 +45,7 @@ async def run_in(database: Database, sandbox_id: str) -> list[Check]:
 
 
 def outcome(line: str, exit_code: int) -> Check | None:
-    """What this exit code says about checks. Of a chain that failed it is known which part it was only if all are checks."""
+    """Return what this exit code says about checks. For a failed chain, the failing part is known only if all parts are checks."""
     plain = _REDIRECTED.sub("", line.strip())
     if _UNCERTAIN.search(plain):
         return None

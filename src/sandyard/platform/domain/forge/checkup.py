@@ -1,4 +1,4 @@
-"""The connection test of a project: everything between its repository's address and a pull request, one after the other."""
+"""The connection test of a project: everything from its repository's URL to a pull request, in order."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _TOKEN, _REPOSITORY, _API_URL = "token", "repository", "apiUrl"
 
 
 class Checkup:
-    """Asks the remote and the forge and changes nothing on either. Never waits for the forge's limits: it says what they are."""
+    """Queries the remote and the forge and changes nothing. Never waits for rate limits, but reports them."""
 
     def __init__(self, access: Access, mirror: Mirror, project: Project, kinds: Collection[CredentialKind]) -> None:
         self._access = access
@@ -42,7 +42,7 @@ class Checkup:
         self._findings: list[Finding] = []
 
     async def run(self) -> list[Finding]:
-        """In the order in which they should be mended. What cannot be looked at before another is mended is left out."""
+        """Return the findings in the order in which to fix them. Checks that depend on a failed one are left out."""
         try:
             remote = await self._access.remote(self._project)
             forge = self._access.forge(self._project)
@@ -52,12 +52,12 @@ class Checkup:
         default = await self._forge() if forge is ForgeKind.GITHUB else None
         if forge is ForgeKind.PLAIN:
             note = explain_missing_pull_requests(self._project)
-            self._say("forge", True, note or "A plain git remote: branches are pushed there without pull requests.")
+            self._say("forge", True, note or "A plain Git remote: branches are pushed without pull requests.")
         await self._repository(remote, credential, default)
         return self._findings
 
     async def run_api(self) -> list[Finding]:
-        """Whether the forge's API answers for the repository; nothing else is looked at."""
+        """Test only whether the forge's API responds for the repository."""
         try:
             await self._permissions()
         except SandyardError as error:
@@ -66,7 +66,7 @@ class Checkup:
 
     async def _credential(self, remote: Remote) -> Credential | None:
         if remote.kind == "local":
-            self._say("credential", True, "A repository on this machine needs none.")
+            self._say("credential", True, "A repository on this machine needs no credential.")
             return None
         try:
             credential = await self._access.credential(self._project)
@@ -79,14 +79,14 @@ class Checkup:
             self._say(
                 "credential",
                 False,
-                "The remote is reached over SSH, and there is no SSH key. Add one.",
+                "The remote uses SSH, but there is no SSH key. Add one.",
                 _REPOSITORY,
             )
         else:
             self._say(
                 "credential",
                 False,
-                "There is no token and no GitHub App: a public repository can be read, and nothing can be pushed. Enter a token.",
+                "There is no token and no GitHub App: a public repository can be read, but nothing can be pushed. Enter a token.",
                 _TOKEN,
             )
         return credential
@@ -97,25 +97,23 @@ class Checkup:
         return "A token" if CredentialKind.TOKEN in self._kinds else "A GitHub App"
 
     async def _forge(self) -> str | None:
-        """The default branch, if GitHub says it."""
+        """Check the forge. Returns the default branch, if GitHub reports it."""
         try:
             github, allowed = await self._permissions()
         except SandyardError as error:
             self._fail_api(error)
             return None
         expires = await self._access.token_expires(self._project)
-        self._say("api", True, "GitHub answers." + (f" The token ends at {expires[:40]}." if expires else ""))
+        self._say("api", True, "GitHub responds." + (f" The token expires at {expires[:40]}." if expires else ""))
         may_push, detail = _may_push(github, allowed)
         self._say("push", may_push, detail, None if may_push or allowed.archived else _TOKEN)
         budget = await github.budget()
         if budget is not None:
             self._say("budget", not budget.low, _left(budget))
         if CredentialKind.WEBHOOK_SECRET in self._kinds:
-            self._say("webhook", True, "A secret for webhooks is set.")
+            self._say("webhook", True, "A webhook secret is set.")
         else:
-            self._say(
-                "webhook", True, "No secret for webhooks is set: pull requests are asked after now and then instead."
-            )
+            self._say("webhook", True, "No webhook secret is set: pull requests are polled instead.")
         return allowed.default_branch
 
     async def _permissions(self) -> tuple[GitHubRepository, Permissions]:
@@ -123,18 +121,20 @@ class Checkup:
         return github, await github.permissions()
 
     def _fail_api(self, error: SandyardError) -> None:
-        """An API address that somebody has entered may be what is wrong: it is named."""
+        """Report an API error. If an API URL was entered, it is named, because it may be wrong."""
         given, field = ProjectSettings.of(self._project).forge.api_url, _field_of(error)
         if given is None:
             self._say("api", False, error.message, field)
             return
-        words = f"{given} did not answer as GitHub's API: {error.message}"
-        if isinstance(error, ForgeUnsupportedError):  # it was not asked
+        words = f"{given} did not respond like GitHub's API: {error.message}"
+        if isinstance(error, ForgeUnsupportedError):  # no request was sent
             words = error.message
         elif isinstance(error, (ForgeUnauthorizedError, ForgeForbiddenError, ForgeRateLimitedError)):
             words = f"{error.message} The API address is {given}."
         elif isinstance(error, ForgeNotFoundError):
-            words = f"{given} has no such repository. Check the API address, the repository's address, and what the token may see."
+            words = (
+                f"{given} has no such repository. Check the API address, the repository's URL, and the token's access."
+            )
         self._say("api", False, words, _API_URL if field != _TOKEN else field)
 
     async def _repository(self, remote: Remote, credential: Credential | None, default: str | None) -> None:
@@ -145,16 +145,16 @@ class Checkup:
             self._say("repository", False, error.message, _REPOSITORY if refused else _field_of(error))
             return
         self._say(
-            "repository", True, f"{remote.url} answers, and has {len(heads)} branch{'' if len(heads) == 1 else 'es'}."
+            "repository", True, f"{remote.url} responds and has {len(heads)} branch{'' if len(heads) == 1 else 'es'}."
         )
         base = self._project.base_branch or default
         if base is None and heads:
-            self._say("base_branch", True, "None is set: the repository's own default branch is used.")
+            self._say("base_branch", True, "None is set: the repository's default branch is used.")
         elif base in heads:
-            self._say("base_branch", True, f"{base} is there.")
+            self._say("base_branch", True, f"{base} exists.")
         else:
-            missing = f"There is no branch {base}." if base else "There is no branch at all: push a first commit."
-            some = f" There is: {', '.join(sorted(heads)[:10])}." if heads else ""
+            missing = f"There is no branch {base}." if base else "The repository has no branches. Push a first commit."
+            some = f" Available: {', '.join(sorted(heads)[:10])}." if heads else ""
             self._say("base_branch", False, missing + some, "baseBranch")
 
     def _say(self, what: str, ok: bool, detail: str, field: str | None = None) -> None:
@@ -162,7 +162,7 @@ class Checkup:
 
 
 def _field_of(error: SandyardError) -> str | None:
-    """What is to be corrected: nothing, when the forge or the way to it has a fault of its own."""
+    """Return the field to correct; None if the forge or the connection to it failed."""
     if isinstance(error, (ForgeUnauthorizedError, ForgeForbiddenError, RemoteRefusedError)):
         return _TOKEN
     return None if isinstance(error, ForgeRateLimitedError) or error.status >= 500 else _REPOSITORY
@@ -173,7 +173,7 @@ def _may_push(github: GitHubRepository, allowed: Permissions) -> tuple[bool, str
         github.require_write(allowed)
     except SandyardError as error:
         return False, error.message
-    return True, f"The credential may push to {github.slug} and open pull requests there."
+    return True, f"The credential can push to {github.slug} and open pull requests."
 
 
 def _left(budget: Budget) -> str:

@@ -1,4 +1,4 @@
-"""One credential's line to one GitHub API: it waits for limits, repeats what is safe to repeat, and asks only for what has changed."""
+"""A connection to a GitHub API with one credential: waits for rate limits, retries safely, and sends conditional requests."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ log = get_logger(__name__)
 
 TRIES = 3
 _GITHUBS = "x-github-request-id"
-"""What every answer of GitHub's has. The words of other servers are not repeated to anybody: they are not for the project's owner."""
+"""Present in every response of GitHub. Messages of other servers are not shown, because they are not meant for the project's owner."""
 _LINK_LIMIT = 4096
 _ANSWER_LIMIT, _ANSWER_VALUES = 16 << 20, 200_000
-"""A page of a hundred pull requests, the largest answer, has a fifth of these values."""
+"""A page of a hundred pull requests, the largest response, has a fifth of these values."""
 _TIMEOUT = httpx.Timeout(30, connect=10)
 _REPEATABLE = ("GET", "PUT", "PATCH", "DELETE")
 
 
 class TokenSource(Protocol):
-    """Where a line has its token from."""
+    """The source of a connection's token."""
 
     async def token(self) -> Secret | None: ...
 
     def rejected(self, token: Secret) -> bool:
-        """The forge does not accept this one. True: the next that `token` gives is another."""
+        """Report that the forge rejected this token. Returns True if `token` will return another one."""
         ...
 
     async def granted(self) -> Mapping[str, str] | None:
-        """What the token may do, by name ("read", "write"); None: nobody said."""
+        """Return the token's permissions by name ("read", "write"); None if unknown."""
         ...
 
 
@@ -55,12 +55,12 @@ class TokenSource(Protocol):
 class Answer:
     json: Any
     next: int | None = None
-    """The page after this one."""
+    """The next page."""
     last: int | None = None
 
 
 class Connection:
-    """ForgeError and its kinds are all that its verbs raise. Used by many at once; `close` it at the end."""
+    """A connection. Its methods raise only ForgeError and its subclasses. Safe for concurrent use; `close` it at the end."""
 
     def __init__(  # noqa: PLR0917 - the parts it stands on
         self,
@@ -71,7 +71,7 @@ class Connection:
         key: str,
         destinations: Destinations | None = None,
     ) -> None:
-        """`destinations`: where the API may be; None: anywhere."""
+        """`destinations`: the allowed hosts of the API. None means any."""
         self._client = _Client(api_url, destinations)
         self._tokens = tokens
         self._clock = clock
@@ -98,8 +98,10 @@ class Connection:
         max_wait_s: float,
         repeat: bool | None = None,
     ) -> Answer:
-        """Send it, and again: after a limit (waiting at most `max_wait_s` for it), with a new token after a 401 where there is one,
-        and, if `repeat`, after a fault of the line or the forge. `repeat` is None: for every method but POST."""
+        """Send a request. Retries after a rate limit (waiting at most `max_wait_s`), and with a new token after a 401 if there is one.
+
+        If `repeat`, also retries after a connection or server error. `repeat` None means every method except POST.
+        """
         self.busy += 1
         try:
             url = str(httpx.URL(path, params=params)) if params else path
@@ -111,14 +113,14 @@ class Connection:
                 await self._client.close()
 
     async def graphql(self, query: str, variables: Mapping[str, Any], *, max_wait_s: float) -> Answer:
-        """Only for what the REST API has no verb for. A GHES has it beside /api/v3."""
+        """Send a GraphQL request, for what the REST API does not support. A GHES has it next to /api/v3."""
         base = self._client.config.base_url
         path = re.sub(r"/api/v3/?$", "/api/", base.path) + "graphql"
         body = {"query": query, "variables": dict(variables)}
         return await self.request("POST", str(base.copy_with(path=path)), body=body, max_wait_s=max_wait_s, repeat=True)
 
     async def close(self) -> None:
-        """Idempotent. Who still holds it may go on asking: then nothing is kept open in between."""
+        """Close the connection. Idempotent. It can still be used, but keeps nothing open between requests."""
         self._closed = True
         if not self.busy:
             await self._client.close()
@@ -177,7 +179,7 @@ class Connection:
         except RequestFailed as failed:
             return failed.response.raw_response
         except RequestTimeout:
-            raise ForgeUnreachableError(f"{self.host} did not answer in time. Nothing was lost; try again.") from None
+            raise ForgeUnreachableError(f"{self.host} did not respond in time. Nothing was lost; try again.") from None
         except RequestError as failed:
             if isinstance(failed.exc, PrivateAddressError):
                 raise ForgeForbiddenError(failed.exc.message) from None
@@ -191,7 +193,7 @@ class Connection:
             return cause
         log.info("forge_unreachable", forge=self.host, cause=type(cause).__name__)
         return ForgeUnreachableError(
-            f"{self.host} cannot be reached, or the line was cut ({type(cause).__name__}). Nothing was lost; try again."
+            f"{self.host} could not be reached, or the connection broke ({type(cause).__name__}). Nothing was lost; try again."
         )
 
     def _note(self, response: httpx.Response) -> None:
@@ -200,8 +202,10 @@ class Connection:
 
 
 class _Client(GitHub[UnauthAuthStrategy]):
-    """githubkit with one pool of connections for every task, where its own would make one for each request; without its cache,
-    which is one for all credentials of a process, and without its retries, which wait by a clock of their own."""
+    """githubkit with one connection pool for all tasks instead of one per request.
+
+    Without its cache, which is shared by all credentials of a process, and without its retries, which use their own clock.
+    """
 
     def __init__(self, api_url: str, destinations: Destinations | None) -> None:
         super().__init__(
@@ -231,9 +235,9 @@ class _Client(GitHub[UnauthAuthStrategy]):
 
 
 async def _bound(response: httpx.Response) -> None:
-    """An answer may not fill the platform's memory, whoever's server it comes from."""
+    """Limit the size of a response, so that no server can fill the platform's memory."""
     if response.headers.get("content-encoding", "identity") != "identity":
-        raise ForgeUnreachableError("The forge answers in an encoding that nobody asked for.")
+        raise ForgeUnreachableError("The forge responded with an encoding that was not requested.")
     if isinstance(response.stream, httpx.AsyncByteStream):
         response.stream = _Bounded(response.stream)
 
@@ -247,7 +251,7 @@ class _Bounded(httpx.AsyncByteStream):
         async for chunk in self._stream:
             size += len(chunk)
             if size > _ANSWER_LIMIT:
-                raise ForgeUnreachableError("The forge's answer is too large to be one of GitHub's.")
+                raise ForgeUnreachableError("The forge's response is too large to be one of GitHub's.")
             yield chunk
 
     async def aclose(self) -> None:
@@ -255,7 +259,7 @@ class _Bounded(httpx.AsyncByteStream):
 
 
 def _pages(api: httpx.URL) -> str:
-    """Where the forge's pages are: a GHES has them on the host of its API, github.com beside api.github.com."""
+    """Return the URL of the forge's web pages: a GHES has them on its API host, github.com next to api.github.com."""
     host = api.host.removeprefix("api.")
     return str(api.copy_with(host=host, raw_path=b"/")).rstrip("/")
 
@@ -265,14 +269,14 @@ def _answer(kept: Kept) -> Answer:
         body = bounded_json.parse(kept.content, largest=_ANSWER_LIMIT, values=_ANSWER_VALUES) if kept.content else None
     except ValueError:
         raise ForgeUnreachableError(
-            "The forge's answer is not what GitHub answers. Look whether the project's forge.apiUrl is the address of a GitHub API."
+            "The forge did not respond like GitHub. Check that the project's forge.apiUrl is the URL of a GitHub API."
         ) from None
     pages = _linked_pages(kept.link)
     return Answer(body, pages.get("next"), pages.get("last"))
 
 
 def _linked_pages(link: str) -> dict[str, int]:
-    """The page numbers of a Link header, by their relation. It takes linear time: the header may be hostile."""
+    """Return the page numbers of a Link header by relation. Runs in linear time, because the header may be hostile."""
     pages: dict[str, int] = {}
     for part in link[:_LINK_LIMIT].split(","):
         url, _, parameters = part.strip().partition(">;")

@@ -1,4 +1,4 @@
-"""What a webhook's delivery says, read with care: which repository it comes from, and which pull requests or issue it speaks of."""
+"""Parse a webhook delivery: which repository it comes from, and which pull requests or issue it is about."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from sandyard.platform.domain.projects.model import ProjectSettings
 
 Payload = dict[str, Any]
 LARGEST, MOST_VALUES = 5 << 20, 200_000
-"""Bytes and values of a delivery. One with few values may be as long as it is allowed: its texts cost little."""
+"""Maximum bytes and JSON values of a delivery. A delivery with few values may have long texts, which cost little."""
 MAX_ISSUE = 50_000
 NAMES, _PLACES = 20, 60
-"""Repositories that a delivery may name, and places where it is looked for their names."""
-# as no text in JSON can have it, for there a quotation mark is escaped
+"""Maximum number of repositories a delivery may name, and of places searched for their names."""
+# cannot occur in a JSON string, where quotation marks are escaped
 _KEY, _KEY_IN_FORM = b'full_name":', b"full_name%22%3A"
 _NAME = re.compile(rb'full_name":\s{0,20}"([!#-\[\]-~]{3,300})"')
 _UNFIT = re.compile("[\x00\ud800-\udfff]")
@@ -29,7 +29,7 @@ _UNFIT = re.compile("[\x00\ud800-\udfff]")
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What a delivery speaks of, as far as it helps to find pull requests, or the issue that is to become a task."""
+    """What a delivery is about, as far as it helps to find pull requests or the issue that becomes a task."""
 
     numbers: frozenset[int] = frozenset()
     commits: frozenset[str] = frozenset()
@@ -39,7 +39,7 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class LabelledIssue:
-    """An open issue that got a label. Title, body and author are anybody's words."""
+    """An open issue that was labelled. Title, body and author are untrusted."""
 
     number: int
     label: str
@@ -49,14 +49,14 @@ class LabelledIssue:
     url: str | None
 
     def is_for(self, project: Project) -> bool:
-        """The label is the one that the project makes tasks of; like on the forge, capitals do not count."""
+        """Return whether the project turns issues with this label into tasks. Case-insensitive, like on the forge."""
         wanted = ProjectSettings.of(project).tasks.issue_label
         return wanted is not None and wanted.casefold() == self.label.casefold()
 
 
 @dataclass(frozen=True, slots=True)
 class Sender:
-    """A repository: its name in small letters, and the hosts of its pages and of its API."""
+    """A repository: its name in lowercase, and the hosts of its pages and its API."""
 
     slug: str
     hosts: frozenset[str]
@@ -70,7 +70,7 @@ class Sender:
 
 
 def slug_of(project: Project) -> str | None:
-    """In small letters."""
+    """Return the repository's slug in lowercase."""
     try:
         slug = parse(project.repository or "").slug
     except SandyardError:
@@ -79,8 +79,10 @@ def slug_of(project: Project) -> str | None:
 
 
 def names_in(content_type: str, body: bytes) -> frozenset[str]:
-    """Every repository's name in it, in small letters, as far as it can be found without reading it as a whole: who has signed it is
-    not known yet. What is found costs little, and is only good to know whose secrets to try."""
+    """Return all repository names in the body, in lowercase, without parsing it, because its signature is not verified yet.
+
+    The result is cheap to get and only decides whose secrets to try.
+    """
     form, found, at = _is_form(content_type), set[str](), -1
     key = _KEY_IN_FORM if form else _KEY
     for _ in range(_PLACES):
@@ -95,14 +97,14 @@ def names_in(content_type: str, body: bytes) -> frozenset[str]:
 
 
 def payload_of(content_type: str, body: bytes) -> Payload:
-    """Of either form that GitHub can be set to. InvalidInputError for what is neither."""
+    """Parse either format that GitHub can be configured to send. Raises InvalidInputError."""
     try:
         text = body.decode()
         if _is_form(content_type):
             text = parse_qs(text, strict_parsing=True, max_num_fields=10)["payload"][0]
         payload = bounded_json.parse(text, largest=LARGEST, values=MOST_VALUES)
     except bounded_json.TooManyValuesError as error:
-        raise InvalidInputError(f"The delivery cannot be read: {error}.") from None
+        raise InvalidInputError(f"The delivery cannot be parsed: {error}.") from None
     except (ValueError, KeyError):
         raise InvalidInputError("The delivery is not JSON.") from None
     if not isinstance(payload, dict):
@@ -111,7 +113,7 @@ def payload_of(content_type: str, body: bytes) -> Payload:
 
 
 def repository_of(payload: Payload) -> Sender:
-    """InvalidInputError for what has none, or none that can be one."""
+    """Return the sending repository. Raises InvalidInputError if it is missing or invalid."""
     name = _at(payload, "repository", "full_name")
     if not isinstance(name, str) or not 3 <= len(name) <= 300 or _UNFIT.search(name):
         raise InvalidInputError("The delivery names no repository.")
@@ -120,7 +122,7 @@ def repository_of(payload: Payload) -> Sender:
 
 
 def subject_of(event: str, payload: Payload) -> Subject | None:
-    """None for what is not followed."""
+    """Return what the delivery is about; None if it is not relevant."""
     reader = _READERS.get(event)
     return None if reader is None else reader(payload)
 
@@ -136,7 +138,7 @@ def _pull_request(payload: Payload) -> Subject:
 
 def _issue_comment(payload: Payload) -> Subject | None:
     if _at(payload, "issue", "pull_request") is None:
-        return None  # an issue is none
+        return None  # an issue that is not a pull request
     return Subject(numbers=_numbers([_at(payload, "issue", "number")]))
 
 
@@ -148,7 +150,7 @@ def _issue(payload: Payload) -> Subject | None:
 
 
 def labelled_issue(said: Any, label: str) -> LabelledIssue | None:
-    """None for what is no open issue; a pull request is none."""
+    """Return an open issue; None for anything else, including pull requests."""
     number = whole(_at(said, "number"))
     if number is None or not label or _at(said, "pull_request") is not None or _at(said, "state") == "closed":
         return None
@@ -196,10 +198,10 @@ def _numbers(values: list[Any]) -> frozenset[int]:
 
 
 def _words(values: list[Any]) -> frozenset[str]:
-    """InvalidInputError for what is no text. One that is too long for any of ours is left out: there are such branches."""
+    """Return the strings. Raises InvalidInputError for invalid text. Strings too long for our columns are left out."""
     words = [value for value in values if isinstance(value, str)]
     if any(_UNFIT.search(word) for word in words):
-        raise InvalidInputError("The delivery has characters that no name has.")
+        raise InvalidInputError("The delivery contains characters that are not allowed in names.")
     return frozenset(word for word in words if 0 < len(word) <= 250)
 
 

@@ -1,8 +1,8 @@
-"""What a pull request says of itself: a title, and a body as a careful colleague writes it.
+"""Generate the title and body of a pull request.
 
-Words of commits are an agent's: they set nothing off and look like nothing of ours (`quoting.py`). A task's description is a
-person's, or came from outside: it is a quotation, in which mentions and references work. Words of whoever opens it stand as they
-are. What we write into a body stands between two marks. Only that is ever changed, and only while nobody has edited it.
+Commit messages are written by an agent: they must trigger nothing and must not look like our text (`quoting.py`). A task's description is a
+person's or comes from outside: it is quoted, and mentions and references in it work. The opener's text is used as is. Our part of the body
+is between two marks. Only that part is ever changed, and only while nobody has edited it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sandyard.platform.domain.git.model import Change, Commit, Diff, FileDiff, I
 
 BEGIN, END = "<!-- sandyard:begin -->", "<!-- sandyard:end -->"
 TITLE, BODY, GIVEN, SUMMARY = 120, 64_000, 60_000, 8_000
-"""The longest there may be, in characters. GitHub takes 65,536 for a body."""
+"""Maximum lengths in characters. GitHub accepts 65,536 for a body."""
 FILES, COMMITS, AUTHORS = 30, 30, 20
 _SUM = re.compile(r"<!-- sandyard:sum ([0-9a-f]{16}) -->\n?")
 _MARK = re.compile(r"<!--\s*(?=sandyard:)", re.IGNORECASE)
@@ -37,7 +37,7 @@ _CHANGED = {
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Whom the work was done for. The task's words are a person's."""
+    """Where the work came from. The task's text was written by a person."""
 
     session_id: str | None = None
     task_id: str | None = None
@@ -47,15 +47,17 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A check that was run in the sandbox, and how it ended there."""
+    """A check that was run in the sandbox, and its result."""
 
     name: str
     exit_code: int
 
 
 def title(commits: Sequence[Commit], origin: Origin, *, given: str | None = None, conventional: bool = True) -> str:
-    """What was asked for, or the only commit's subject, or the task's title, or the most telling subject. `commits` are not
-    empty."""
+    """Return the given title, or the only commit's subject, or the task's title, or the most descriptive subject.
+
+    `commits` must not be empty.
+    """
     if given is not None and given.strip():
         return cut(" ".join(given.split()), TITLE)
     own = _own(commits)
@@ -76,7 +78,7 @@ def body(
     checks: Sequence[Check] = (),
     web_url: str | None = None,
 ) -> str:
-    """Our part of the body, between its marks. `commits` are newest first. `web_url`: the platform's own, for links back."""
+    """Return our part of the body, between its marks. `commits` are newest first. `web_url`: the platform's URL, for links."""
     own = _own(commits)
     sections = [
         _summary(own, given),
@@ -91,8 +93,10 @@ def body(
 
 
 def refreshed(existing: str, block: str, *, ours: bool) -> str | None:
-    """The body with our part brought up to date; None when there is nothing to change: our part says this already, a person has
-    edited it, or has taken it out (`ours`: this pull request had one)."""
+    """Return the body with our part updated.
+
+    None if there is nothing to change: our part is current, or a person has edited or removed it (`ours`: this pull request had one).
+    """
     text = existing.replace("\r\n", "\n")
     begin, end = text.find(BEGIN), text.rfind(END)
     if begin < 0 or end < begin:
@@ -109,15 +113,14 @@ def refreshed(existing: str, block: str, *, ours: bool) -> str | None:
 
 
 def squashed(commits: Sequence[Commit]) -> str:
-    """The message of the one commit that these become: what each said in a line, and who wrote them. Issues it speaks of are not
-    closed by it."""
+    """Return the message of the squashed commit: one line per commit, and the authors. Does not close mentioned issues."""
     own = _own(commits)
     lines = [f"* {one_line(commit.subject, TITLE)}" for commit in reversed(own)] if len(own) > 1 else []
     return messages.with_trailers("\n".join(lines[:COMMITS]), _people(own)).strip()
 
 
 def _own(commits: Sequence[Commit]) -> list[Commit]:
-    """Without merges, unless there is nothing else."""
+    """Return the commits without merges, unless there are only merges."""
     return [commit for commit in commits if len(commit.parents) < 2] or list(commits)
 
 
@@ -207,7 +210,7 @@ def _authors(own: Sequence[Commit]) -> str:
 
 
 def _people(own: Sequence[Commit]) -> list[Identity]:
-    """Whom the commits name as co-authors, once each."""
+    """Return the co-authors named in the commits, each once."""
     found: dict[str, Identity] = {}
     for commit in reversed(own):
         for person in messages.co_authors(commit.body):

@@ -1,4 +1,4 @@
-"""The ways a forge can refuse, each with what a person can do about it. None of them ever holds a token."""
+"""Errors of a forge. None of them ever contains a token."""
 
 from __future__ import annotations
 
@@ -17,49 +17,49 @@ class ForgeError(SandyardError):
 
 
 class ForgeUnsupportedError(ForgeError):
-    """This forge cannot do that."""
+    """This forge does not support this."""
 
     code = "forge_unsupported"
 
 
 class ForgeUnauthorizedError(ForgeError):
-    """The forge does not accept the credential: it is missing, expired or revoked. Enter a new one."""
+    """The forge rejected the credential: it is missing, expired or revoked. Enter a new one."""
 
     code = "forge_unauthorized"
 
 
 class ForgeForbiddenError(ForgeError):
-    """The credential may not do this on the forge."""
+    """The credential does not have permission for this on the forge."""
 
     code = "forge_forbidden"
 
 
 class ForgeNotFoundError(ForgeError):
-    """The forge has no such thing, or the credential may not see it."""
+    """The forge has no such object, or the credential may not see it."""
 
     code = "forge_not_found"
 
 
 class ForgeRefusedError(ForgeError):
-    """The forge refuses this in the state things are in."""
+    """The forge rejected this in the current state."""
 
     code = "forge_refused"
 
 
 class ForgeInvalidError(ForgeError):
-    """The forge does not accept these values."""
+    """The forge rejected these values."""
 
     code, status = "forge_invalid", 422
 
 
 class ForgeUnreachableError(ForgeError):
-    """The forge does not answer, or answers with a fault of its own. Nothing was lost; try again."""
+    """The forge did not respond, or failed internally. Nothing was lost; try again."""
 
     code, status = "forge_unreachable", 502
 
 
 class ForgeRateLimitedError(ForgeError):
-    """The forge takes no more requests with this credential until `until`."""
+    """The forge is rate-limiting this credential."""
 
     code, status = "forge_rate_limited", 503
 
@@ -70,13 +70,13 @@ class ForgeRateLimitedError(ForgeError):
 
 
 class ConnectionTestFailedError(ConflictError):
-    """The connection test failed, and nothing was stored. `findings` says what was tried."""
+    """The connection test failed, and nothing was saved. `findings` lists what was tested."""
 
     code = "connection_test_failed"
 
     def __init__(self, findings: Sequence[Finding]) -> None:
         wrong = " ".join(finding.detail for finding in findings if not finding.ok)
-        super().__init__(f"The connection test failed, and nothing was stored. {wrong}")
+        super().__init__(f"The connection test failed, and nothing was saved. {wrong}")
         self.findings = tuple(findings)
 
     @property

@@ -1,7 +1,7 @@
-"""What is new on a pull request since anybody was told: events for everybody, and words for the session that made it.
+"""Find what is new on a pull request: events for everyone, and messages for the session that created it.
 
-Pure: the caller writes the events, the message and what was told in one transaction, so that each thing is told once, whatever
-crashes and however often the forge is asked.
+Pure functions: the caller writes the events, the message and what was reported in one transaction, so that everything is reported once,
+despite crashes and repeated polling.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sandyard.platform.domain.forge.model import Checks, Pull, PullState, Remark
 from sandyard.platform.domain.forge.quoting import cut
 
 TEXT, GLIMPSE, RUNS = 20_000, 1_000, 20
-"""Characters of a remark that the session gets, and that an event has; runs that one event names."""
+"""Maximum characters of a remark in the session and in an event; runs named in one event."""
 REMEMBERED = 5_000
 _SAID = {
     "review": "pull_request.reviewed",
@@ -28,8 +28,7 @@ _BECAME = {PullState.MERGED: "merged", PullState.CLOSED: "closed", PullState.OPE
 
 @dataclass(slots=True)
 class News:
-    """`events`: kind and data of each. `parts`: of one message to the session, empty when it need not be woken. `told`: what to
-    remember."""
+    """`events`: kind and data of each. `parts`: one message to the session; empty if it need not be woken. `told`: what was reported."""
 
     told: dict[str, Any]
     events: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
@@ -37,7 +36,7 @@ class News:
 
 
 def news(told: Mapping[str, Any], state: str, review: str, pull: Pull) -> News:
-    """`state` and `review` are what was known before."""
+    """Compare with what was reported. `state` and `review` are the previous values."""
     found = News(dict(told))
     known: list[str] = list(told.get("remarks", []))
     seen, new = set(known), []
@@ -63,7 +62,7 @@ def _words(found: News, new: list[Remark]) -> None:
 
 
 def _verdict(found: News, before: str, pull: Pull) -> None:
-    """Somebody has approved without a word."""
+    """Add an event for an approval without a comment."""
     told = any(kind == "pull_request.reviewed" for kind, _ in found.events)
     if not told and pull.review != before and pull.review in (Review.APPROVED, Review.CHANGES_REQUESTED):
         found.events.append(("pull_request.reviewed", {}))

@@ -1,7 +1,7 @@
-"""Looking after open pull requests where no webhook can reach, and after what a crash has left.
+"""Poll open pull requests if there are no webhooks, and recover after a crash.
 
-Each is looked at every `forge_poll_s`, or every ten minutes while webhooks of its project come in. The looks are spread over that
-time. A project whose forge fails, refuses or has few requests left is left in peace for a while; the others go on.
+Each is polled every `forge_poll_s`, or every ten minutes while webhooks of its project arrive. Polls are spread over that time. A project
+whose forge fails, rejects requests or is low on its rate limit is paused for a while; the others continue.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from sandyard.platform.settings import PlatformSettings
 
 log = get_logger(__name__)
 ROUNDS = 6
-"""In the time in which everything is looked at once."""
+"""Rounds per polling interval."""
 HEARD_WITHIN, HEARD_POLL_S = timedelta(hours=1), 600.0
 LONGEST_REST_S = 3600.0
 POLLED = "polled"
-"""The event of what is remembered like a delivery, and was found by asking."""
+"""The event name of records that were found by polling instead of a webhook."""
 UNFINISHED = timedelta(days=1)
-"""So long after a merge it is tried to delete the branch."""
+"""How long after a merge deleting the branch is retried."""
 AT_ONCE = 4
 _GLANCE = (PullRequest.id, PullRequest.project_id, PullRequest.state, PullRequest.looked_at, PullRequest.created_at)
 
 
 @dataclass(slots=True)
 class _Rest:
-    """A project is left in peace until then; after one more failure for twice as long."""
+    """A project is paused until then; after another failure, for twice as long."""
 
     until: datetime
     seconds: float
@@ -81,7 +81,7 @@ class Follower:
             await self._clock.sleep(self._poll_s / ROUNDS)
 
     async def round(self) -> None:
-        """Look at what is due now, a share of it when there is much."""
+        """Poll what is due now, or a part of it if there is much."""
         now = instant(self._clock)
         async with self._database.reading() as session:
             rows = list(await session.scalars(_followed(now)))
@@ -124,7 +124,7 @@ class Follower:
                 self._resting.pop(project.id, None)
 
     def _due(self, rows: Sequence[PullRequest], every: float, now: datetime) -> list[PullRequest]:
-        """Those that were marked, then a share of the others, beginning with the one that was tried longest ago."""
+        """Return marked rows, then a part of the others, starting with the one polled longest ago."""
         marked = [row for row in rows if row.looked_at is None]
         limit = now - timedelta(seconds=every)
         last = {row.id: max(row.looked_at, self._tried.get(row.id, row.looked_at)) for row in rows if row.looked_at}
@@ -137,14 +137,14 @@ class Follower:
         async with self._database.reading() as session:
             row = await session.get(PullRequest, pull_id)
         if row is None:
-            return  # its project was deleted in the meantime
+            return  # its project was deleted meanwhile
         if row.state == PullState.MERGED and row.looked_at is not None:
             await self._pulls.finish(row)
         else:
             await self._pulls.refresh(row, max_wait_s=0)
 
     async def _few_left(self, project: Project, now: datetime) -> bool:
-        """The last requests are for people."""
+        """Return whether the rate limit is low: the last requests are reserved for people."""
         budget = await self._access.budget(project)
         if budget is None or not budget.low or budget.resets_at <= now:
             return False
@@ -163,7 +163,7 @@ class Follower:
 
 
 def _followed(now: datetime) -> Select[PullRequest]:
-    """Only what says whether they are due: all that was ever said on them can be megabytes, and this is read in every round."""
+    """Return a query of only what is needed to see which are due: full rows can be megabytes, and this runs in every round."""
     unfinished = and_(
         PullRequest.state == PullState.MERGED,
         PullRequest.branch_deleted_at.is_(None),

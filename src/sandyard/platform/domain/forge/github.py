@@ -1,4 +1,4 @@
-"""Every call the platform makes of GitHub for one repository."""
+"""All operations on one GitHub repository."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ from sandyard.platform.domain.forge.model import (
 from sandyard.platform.domain.forge.refusals import graphql_words
 
 AUTHORS = 20
-"""Of remarks that are new in one look, whose access the forge is asked for."""
+"""Maximum number of authors of new remarks whose access is checked per poll."""
 _INSIDE = ("OWNER", "MEMBER", "COLLABORATOR")
 _READY = "mutation($id: ID!) { markPullRequestReadyForReview(input: {pullRequestId: $id}) { pullRequest { isDraft } } }"
 _DRAFT = "mutation($id: ID!) { convertPullRequestToDraft(input: {pullRequestId: $id}) { pullRequest { isDraft } } }"
 
 
 class GitHubRepository:
-    """ForgeError and its kinds are all that its verbs raise. Each may wait up to `max_wait_s` for GitHub's limits to reset."""
+    """Operations on a repository. They raise only ForgeError and its subclasses. Each may wait `max_wait_s` for rate limits to reset."""
 
     def __init__(self, connection: Connection, slug: str, clock: Clock, *, max_wait_s: float) -> None:
         self.slug = slug
@@ -54,27 +54,29 @@ class GitHubRepository:
         return reading.permissions(repository, await self._connection.tokens.granted())
 
     def require_write(self, allowed: Permissions) -> None:
-        """ForgeForbiddenError with what is missing for a push and a pull request."""
+        """Raise ForgeForbiddenError, which says what is missing for a push and a pull request."""
         if allowed.archived:
-            raise ForgeForbiddenError(f"The repository {self.slug} is archived: nothing in it can be changed.")
+            raise ForgeForbiddenError(f"The repository {self.slug} is archived and read-only.")
         if not allowed.push:
             raise ForgeForbiddenError(
-                f"The credential may read {self.slug}, and not push to it. It needs 'Contents: read and write', of "
-                "somebody who may write to the repository."
+                f"The credential can read {self.slug} but not push to it. It needs 'Contents: read and write', from an account "
+                "with write access to the repository."
             )
         if not allowed.pull_requests:
             raise ForgeForbiddenError(
-                f"The credential may not open pull requests in {self.slug}. It needs 'Pull requests: read and write'."
+                f"The credential cannot open pull requests in {self.slug}. It needs 'Pull requests: read and write'."
             )
 
     async def budget(self) -> Budget | None:
-        """As GitHub's last answer said; nothing is asked."""
+        """Return the rate limit from GitHub's last response, without a request."""
         return self._connection.pace.budget
 
     async def open_or_update(self, draft: PullDraft) -> tuple[Pull, bool]:
-        """The open pull request of `draft.head`, made if there is none (True), else brought up to date in what `draft` gives: there is
-        never a second one. Idempotent. What could not be done beside (a label, a reviewer, a draft) is in its `warnings`. It comes
-        without review, checks and remarks: `pull` has those."""
+        """Return the open pull request of `draft.head`, created if there is none (True), otherwise updated with the fields of `draft`.
+
+        Idempotent: there is never a second one. Additional changes that failed (a label, a reviewer, a draft) are in its `warnings`. Without
+        review, checks and remarks: use `pull` for those.
+        """
         self.require_write(await self.permissions())
         found, made = await Opening(self._calls, draft, self._clock).run()
         if found.number is None or draft.draft is None or made or draft.draft == found.draft:
@@ -83,17 +85,17 @@ class GitHubRepository:
             await self.set_draft(found.number, draft.draft)
         except ForgeError as error:
             wish = "a draft" if draft.draft else "ready for review"
-            warning = f"The pull request could not be made {wish}. {error.message}"
+            warning = f"The pull request could not be marked as {wish}. {error.message}"
             return replace(found, warnings=(*found.warnings, warning)), made
         return replace(found, draft=draft.draft), made
 
     async def find(self, head: str, base: str | None = None) -> Pull | None:
-        """The open one of this branch, rather one against `base`; without review, checks and remarks."""
+        """Return the branch's open pull request, preferably against `base`, without review, checks and remarks."""
         found = preferred(await open_ones(self._calls, head), base)
         return None if found is None else reading.pull(found, self._calls.web_url)
 
     async def pull(self, number: int) -> Pull:
-        """With its review, its checks, and every remark in the order they were made."""
+        """Return a pull request with its review, checks, and all remarks in order."""
         said = await self._calls.get(f"/pulls/{number}")
         found = reading.pull(said, self._calls.web_url)
         reviews = await self._calls.every(f"/pulls/{number}/reviews")
@@ -113,8 +115,10 @@ class GitHubRepository:
         )
 
     async def with_authors(self, pull: Pull, told: Collection[str]) -> Pull:
-        """`pull`, where each remark that is not in `told` (`kind:id`) says whether its author may write to the repository. Authors that
-        the forge counts to the repository are asked for first; of more than AUTHORS, the others are taken to have no access."""
+        """Return `pull` with `may_write` set for each remark that is not in `told` (`kind:id`).
+
+        Authors associated with the repository are checked first; beyond AUTHORS, the others count as having no access.
+        """
         new = [one for one in pull.remarks if one.kind != "check" and f"{one.kind}:{one.id}" not in told]
         new.sort(key=lambda one: one.association not in _INSIDE)
         authors = list(dict.fromkeys(one.author for one in new))[:AUTHORS]
@@ -127,8 +131,10 @@ class GitHubRepository:
         return replace(pull, remarks=tuple(remarks))
 
     async def may_write(self, login: str) -> bool:
-        """Whether this account may write to the repository, as the forge says now. Nobody has access by being a bot: an App is no
-        collaborator. False where the project's credential may not ask."""
+        """Return whether this account may write to the repository, as the forge reports now.
+
+        Bots have no access by default, because an App is not a collaborator. False if the project's credential may not ask.
+        """
         try:
             said = await self._calls.get(f"/collaborators/{quote(login, safe='')}/permission")
         except (ForgeNotFoundError, ForgeForbiddenError, ForgeInvalidError, ForgeRefusedError):
@@ -136,7 +142,7 @@ class GitHubRepository:
         return said.get("permission") in ("admin", "maintain", "write")
 
     async def issues(self, label: str) -> list[reading.Json]:
-        """The open ones with this label, as GitHub says them; pull requests are among them."""
+        """Return the open issues with this label as reported by GitHub, including pull requests."""
         return await self._calls.every("/issues", labels=label, state="open")
 
     async def merge(
@@ -148,8 +154,10 @@ class GitHubRepository:
         title: str | None = None,
         message: str | None = None,
     ) -> str:
-        """The commit it became. Idempotent: of one that is merged already, the commit it became then. ForgeRefusedError with GitHub's
-        reason, also when its branch is not at `head_commit` any more."""
+        """Merge a pull request and return the resulting commit. Idempotent.
+
+        Raises ForgeRefusedError with GitHub's reason, also if its branch is no longer at `head_commit`.
+        """
         body = {"merge_method": method.value, "sha": head_commit, "commit_title": title, "commit_message": message}
         given = {name: value for name, value in body.items() if value is not None}
         for attempt in range(TRIES):
@@ -157,7 +165,7 @@ class GitHubRepository:
                 said = await self._calls.change("PUT", f"/pulls/{number}/merge", given, repeat=False)
                 return reading.text(said.get("sha"), 64)
             except (ForgeUnreachableError, ForgeRefusedError) as error:
-                # the line may have been cut after it was merged, and "not mergeable" is also said of one that is merged
+                # the connection may have broken after the merge, and "not mergeable" is also reported for a merged one
                 now = await self._calls.get(f"/pulls/{number}")
                 if reading.pull(now, self._calls.web_url).state is PullState.MERGED:
                     return reading.text(now.get("merge_commit_sha"), 64)
@@ -167,13 +175,16 @@ class GitHubRepository:
                 if not passing or attempt == TRIES - 1:
                     raise
             await self._clock.sleep(2.0**attempt)
-        raise ForgeUnreachableError  # the last attempt has raised what it met
+        raise ForgeUnreachableError  # the last attempt has raised its error
 
     async def ready(self, number: int) -> None:
         await self.set_draft(number, False)
 
     async def set_draft(self, number: int, draft: bool) -> None:
-        """Idempotent. GitHub has this in its GraphQL API only; ForgeUnsupportedError where a server has none."""
+        """Set or clear the draft state. Idempotent. GitHub supports this only in its GraphQL API.
+
+        Raises ForgeUnsupportedError if a server does not have it.
+        """
         said = await self._calls.get(f"/pulls/{number}")
         if (said.get("draft") is True) == draft:
             return
@@ -181,45 +192,45 @@ class GitHubRepository:
             answer = await self._calls.graphql(_DRAFT if draft else _READY, {"id": said.get("node_id")})
         except (ForgeNotFoundError, ForgeRefusedError):
             raise ForgeUnsupportedError(
-                "This server has no GraphQL API, which is the only way to change whether a pull request is a draft. Do it on its page."
+                "This server has no GraphQL API, which is needed to change the draft state of a pull request. Change it on "
+                "the pull request's page."
             ) from None
         kind, words = graphql_words(answer)
         if kind in ("RATE_LIMIT", "RATE_LIMITED"):
-            raise ForgeRateLimitedError(f"GitHub takes no more GraphQL requests for now: {words}.")
+            raise ForgeRateLimitedError(f"GitHub is rate-limiting GraphQL requests: {words}.")
         if kind in ("FORBIDDEN", "INSUFFICIENT_SCOPES"):
             raise ForgeForbiddenError(
-                f"The credential may not change whether a pull request is a draft: {words}. It needs "
-                "'Pull requests: read and write' and 'Contents: read and write'."
+                f"The credential may not change the draft state of a pull request: {words}. It needs 'Pull requests: read and "
+                "write' and 'Contents: read and write'."
             )
         if kind:
-            raise ForgeRefusedError(f"GitHub refuses: {words}.")
+            raise ForgeRefusedError(f"GitHub rejected the request: {words}.")
 
     async def close(self, number: int) -> None:
-        """Without merging it. Idempotent; a merged one stays as it is."""
+        """Close a pull request without merging. Idempotent; a merged one is left alone."""
         said = await self._calls.get(f"/pulls/{number}")
         if reading.pull(said, self._calls.web_url).state is PullState.OPEN:
             await self._calls.change("PATCH", f"/pulls/{number}", {"state": "closed"})
 
     async def _checks(self, commit: str) -> tuple[list[CheckRun], list[Remark], list[str]]:
-        """Check runs and commit statuses together. A token made by a person may often not see check runs: then the runs of GitHub
-        Actions stand for them."""
+        """Return check runs and commit statuses. Personal tokens often cannot see check runs; then the runs of GitHub Actions are used."""
         warnings: list[str] = []
         found = []
         try:
             found += reading.check_runs(await self._calls.every(f"/commits/{commit}/check-runs", "check_runs"))
         except ForgeInvalidError:
-            pass  # the commit is gone
+            pass  # the commit does not exist any more
         except (ForgeForbiddenError, ForgeNotFoundError):
             try:
                 runs = await self._calls.every("/actions/runs", "workflow_runs", head_sha=commit)
                 found += reading.workflow_runs(runs, self.slug)
             except (ForgeForbiddenError, ForgeNotFoundError):
-                warnings.append("The credential may not see checks. It needs 'Checks: read' or 'Actions: read'.")
+                warnings.append("The credential cannot see checks. It needs 'Checks: read' or 'Actions: read'.")
         try:
-            # the newest of each context, which is what counts
+            # the newest of each context, which is the one that counts
             found += reading.statuses(await self._calls.every(f"/commits/{commit}/status", "statuses"))
         except ForgeForbiddenError:
-            warnings.append("The credential may not see commit statuses. It needs 'Commit statuses: read'.")
+            warnings.append("The credential cannot see commit statuses. It needs 'Commit statuses: read'.")
         except (ForgeNotFoundError, ForgeInvalidError):
-            pass  # a server without them, or one that has lost the commit
+            pass  # a server without them, or without the commit
         return [run for run, _ in found], [remark for _, remark in found if remark is not None], warnings

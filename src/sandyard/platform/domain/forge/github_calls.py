@@ -1,4 +1,4 @@
-"""The requests of one repository: its paths, and every page of its lists."""
+"""Requests of one repository: its paths, and pagination of its lists."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _PAGE, _PAGES = 100, 10
 
 
 class Calls:
-    """ForgeError and its kinds are all that is raised. `max_wait_s`: how long a request may wait for limits to reset."""
+    """Requests of one repository. Raises only ForgeError and its subclasses. `max_wait_s`: how long to wait for rate limits."""
 
     def __init__(self, connection: Connection, slug: str, max_wait_s: float) -> None:
         self.connection = connection
         self.owner, _, self.name = slug.partition("/")
         self.web_url = f"{connection.web_url}/{quote(slug)}"
-        """The repository's own page."""
+        """The URL of the repository's page."""
         self._root = f"/repos/{quote(self.owner, safe='')}/{quote(self.name, safe='')}"
         self._max_wait_s = max_wait_s
 
@@ -35,12 +35,14 @@ class Calls:
         return (await self.connection.request(method, path, body=body, max_wait_s=self._max_wait_s, repeat=repeat)).json
 
     async def change(self, method: str, path: str, body: Mapping[str, Any], *, repeat: bool | None = None) -> Json:
-        """`send`, for what answers with the changed thing."""
+        """Send a change whose response is the changed object."""
         return self._expected(await self.send(method, path, body, repeat=repeat))
 
     async def every(self, path: str, key: str | None = None, **params: str) -> list[Json]:
-        """The items of a list (in the member `key` of its answers), oldest first as GitHub gives them. Of a very long one the first
-        page and the last ones: what was said lately is at the end."""
+        """Return the items of a list (in the member `key` of its responses), oldest first like GitHub.
+
+        For a very long list: the first page and the last ones, because recent items are at the end.
+        """
         found: list[Json] = []
         page: int | None = 1
         read = 0
@@ -60,7 +62,5 @@ class Calls:
     @staticmethod
     def _expected(said: Any) -> Json:
         if not isinstance(said, dict):
-            raise ForgeUnreachableError(
-                "The forge's answer is not what GitHub answers. Look whether forge.apiUrl is right."
-            )
+            raise ForgeUnreachableError("The forge did not respond like GitHub. Check that forge.apiUrl is correct.")
         return said

@@ -1,4 +1,4 @@
-"""A pull request that is there in the end, once, whatever happens on the way."""
+"""Open a pull request exactly once, despite failures on the way."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sandyard.platform.domain.forge.model import Pull, PullDraft
 
 
 async def open_ones(calls: Calls, head: str) -> list[Json]:
-    """The open pull requests of a branch of this repository. What the server's own filter lets through is looked at again."""
+    """Return the open pull requests of a branch of this repository. The server's filter is checked again."""
     said = await calls.every("/pulls", state="open", head=f"{calls.owner}:{head}")
     return [item for item in said if whole(item.get("number")) is not None and _of_branch(item, calls, head)]
 
@@ -31,13 +31,13 @@ def _of_branch(said: Json, calls: Calls, head: str) -> bool:
 
 
 def preferred(found: Sequence[Json], base: str | None) -> Json | None:
-    """The one against `base`, else the oldest: a branch has one pull request, also when somebody gave it another base."""
+    """Return the one against `base`, or else the oldest: a branch has one pull request, even if its base was changed."""
     against = [item for item in found if table(item.get("base")).get("ref") == base]
     return min(against or found, key=number_of, default=None)
 
 
 class Opening:
-    """One call of `open_or_update`, and the warnings it gathers."""
+    """One call of `open_or_update`, and its warnings."""
 
     def __init__(self, calls: Calls, draft: PullDraft, clock: Clock) -> None:
         self._calls = calls
@@ -46,7 +46,7 @@ class Opening:
         self.warnings: list[str] = []
 
     async def run(self) -> tuple[Pull, bool]:
-        """Idempotent: safe to repeat after any failure. True: it was made now."""
+        """Open or update. Idempotent: safe to retry after any failure. Returns True if it was created now."""
         found = preferred(await open_ones(self._calls, self._draft.head), self._draft.base)
         made = found is None
         if found is None:
@@ -56,7 +56,7 @@ class Opening:
             found = {**await self._update(found), "number": number}
         base = text(table(found.get("base")).get("ref"), 250)
         if base != self._draft.base:
-            self._warn(f"Pull request {number} is against {base}, not {self._draft.base}; it was left so.")
+            self._warn(f"Pull request {number} is against {base}, not {self._draft.base}. Its base was not changed.")
         labels = await self._label(found)
         await self._assign(found)
         await self._ask_for_review(found, new=made)
@@ -81,15 +81,17 @@ class Opening:
                 if "draft" not in said or not body["draft"]:
                     raise self._explained(error) from None
                 body["draft"] = False
-                self._warn("This repository has no draft pull requests: it was opened as ready.")
+                self._warn(
+                    "This repository does not support draft pull requests, so it was opened as ready for review."
+                )
             except ForgeUnreachableError:
-                # it may have arrived before the line was cut: look before making it again
+                # it may have arrived before the connection broke: check before creating it again
                 if (found := await self._look()) is not None:
                     return found, True
                 if attempt == TRIES - 1:
                     raise
                 await self._clock.sleep(2.0**attempt)
-        raise ForgeUnreachableError  # the last attempt has raised what it met
+        raise ForgeUnreachableError  # the last attempt has raised its error
 
     async def _look(self) -> Json | None:
         return preferred(await open_ones(self._calls, self._draft.head), self._draft.base)
@@ -99,7 +101,7 @@ class Opening:
         for field, branch in (("head", self._draft.head), ("base", self._draft.base)):
             if f"{field} invalid" in said or f"{field} missing" in said:
                 return ForgeInvalidError(
-                    f"{error.message} The branch {branch} is not in {self._calls.owner}/{self._calls.name}."
+                    f"{error.message} The branch {branch} does not exist in {self._calls.owner}/{self._calls.name}."
                 )
         return error
 
@@ -112,7 +114,7 @@ class Opening:
         return await self._calls.change("PATCH", f"/pulls/{found['number']}", wanted) if wanted else found
 
     async def _label(self, found: Json) -> list[Json]:
-        """Added to those it has; a label that the repository does not have is made by GitHub."""
+        """Add missing labels. GitHub creates labels that the repository does not have."""
         present = tables(found.get("labels"))
         has = {text(label.get("name")).lower() for label in present}
         missing = [label for label in self._draft.labels if label.lower() not in has]
@@ -124,7 +126,7 @@ class Opening:
                     )
                 )
             except ForgeError as error:
-                self._warn(f"The labels {', '.join(missing)} could not be set. {error.message}")
+                self._warn(f"Could not set the labels {', '.join(missing)}. {error.message}")
         return present
 
     async def _assign(self, found: Json) -> None:
@@ -137,15 +139,17 @@ class Opening:
                 "POST", f"/issues/{found['number']}/assignees", {"assignees": missing}, repeat=True
             )
         except ForgeError as error:
-            self._warn(f"{', '.join(missing)} could not be assigned. {error.message}")
+            self._warn(f"Could not assign {', '.join(missing)}. {error.message}")
             return
         assigned = {login(person).lower() for person in tables(table(said).get("assignees"))}
         refused = [name for name in missing if name.lower() not in assigned]
-        if refused:  # GitHub leaves out without a word whom it does not know
-            self._warn(f"{', '.join(refused)} could not be assigned: only who can read the repository can be.")
+        if refused:  # GitHub silently leaves out unknown users
+            self._warn(
+                f"Could not assign {', '.join(refused)}: only people with read access to the repository can be assigned."
+            )
 
     async def _ask_for_review(self, found: Json, *, new: bool) -> None:
-        """Nobody is asked twice. `organisation/team` asks a team."""
+        """Request reviews, from nobody twice. `organisation/team` requests a team."""
         asked = {login(person).lower() for person in tables(found.get("requested_reviewers"))}
         asked |= {text(team.get("slug"), 200).lower() for team in tables(found.get("requested_teams"))}
         missing = [name for name in self._draft.reviewers if name.rpartition("/")[2].lower() not in asked]
@@ -155,11 +159,11 @@ class Opening:
             missing = [name for name in missing if name.lower() not in done]
         if not missing or not await self._asked(found, missing, tell=len(missing) == 1):
             return
-        for name in missing if len(missing) > 1 else ():  # one who cannot be asked keeps GitHub from asking any of them
+        for name in missing if len(missing) > 1 else ():  # one invalid reviewer makes GitHub reject all of them
             await self._asked(found, [name], tell=True)
 
     async def _asked(self, found: Json, names: Sequence[str], *, tell: bool) -> bool:
-        """True: GitHub refuses one of them."""
+        """Request reviews. Returns True if GitHub rejects one of them."""
         body = {
             "reviewers": [name for name in names if "/" not in name],
             "team_reviewers": [name.rpartition("/")[2] for name in names if "/" in name],
@@ -168,10 +172,10 @@ class Opening:
             await self._calls.send("POST", f"/pulls/{found['number']}/requested_reviewers", body, repeat=True)
         except ForgeInvalidError as error:
             if tell:
-                self._warn(f"{names[0]} could not be asked for a review. {error.message}")
+                self._warn(f"Could not request a review from {names[0]}. {error.message}")
             return True
         except ForgeError as error:
-            self._warn(f"{', '.join(names)} could not be asked for a review. {error.message}")
+            self._warn(f"Could not request a review from {', '.join(names)}. {error.message}")
         return False
 
     def _warn(self, sentence: str) -> None:
@@ -179,4 +183,4 @@ class Opening:
 
 
 def _lines(body: str) -> str:
-    return body.replace("\r\n", "\n").strip()  # GitHub stores what browsers send
+    return body.replace("\r\n", "\n").strip()  # GitHub stores the line breaks of browsers

@@ -1,4 +1,4 @@
-"""What GitHub's answers mean. Nothing here trusts a field to be there, or to be what the documents say it is."""
+"""Parse GitHub's responses. No field is trusted to exist or to have the documented type."""
 
 from __future__ import annotations
 
@@ -40,33 +40,33 @@ def tables(value: Any) -> list[Json]:
 
 
 def text(value: Any, limit: int = _TEXT) -> str:
-    """Without what a database refuses to keep: NUL and halves of characters."""
+    """Return the text without characters that a database rejects: NUL and lone surrogates."""
     return _UNSTORABLE.sub("", value[:limit]) if isinstance(value, str) else ""
 
 
 def whole(value: Any) -> int | None:
-    """A number that counts something, if it is one that fits."""
+    """Return a positive number within limits, or None."""
     return value if type(value) is int and 0 < value <= _LARGEST else None
 
 
 def number_of(said: Json) -> int:
-    """Of a pull request. ForgeUnreachableError for an answer that is none."""
+    """Return the number of a pull request. Raises ForgeUnreachableError for another response."""
     number = whole(said.get("number"))
     if number is None:
         raise ForgeUnreachableError(
-            "The forge's answer is not a pull request. Look whether the project's forge.apiUrl is right."
+            "The forge's response is not a pull request. Check that the project's forge.apiUrl is correct."
         )
     return number
 
 
 def address(value: Any) -> str | None:
-    """Of a page that a person can be sent to. Checks have theirs anywhere."""
+    """Return the URL of a web page, or None. Those of checks may be anywhere."""
     found = text(value, 2000)
     return found if _ADDRESS.fullmatch(found) else None
 
 
 def _page(value: Any, web_url: str, number: int) -> str:
-    """Of a pull request: as the forge says it, if it is on the forge, else where it must be."""
+    """Return the page of a pull request: the forge's URL if it is on the forge's host, otherwise the expected one."""
     said = address(value)
     try:
         here = said is not None and urlsplit(said).netloc.lower() == urlsplit(web_url).netloc.lower()
@@ -76,12 +76,12 @@ def _page(value: Any, web_url: str, number: int) -> str:
 
 
 def _key(value: Any) -> str:
-    """The forge's own name for a thing."""
+    """Return the forge's id of an object."""
     return text(str(value) if isinstance(value, int) else value, 60)
 
 
 def instant(value: Any) -> datetime | None:
-    """Of `2026-01-31T10:00:00Z`, with or without parts of a second."""
+    """Parse `2026-01-31T10:00:00Z`, with or without fractions of a second."""
     try:
         moment = datetime.fromisoformat(value)
         return moment.astimezone(UTC) if moment.tzinfo else moment.replace(tzinfo=UTC)
@@ -90,11 +90,11 @@ def instant(value: Any) -> datetime | None:
 
 
 def login(of: Any) -> str:
-    return text(table(of).get("login"), 200) or "ghost"  # as GitHub calls those who are gone
+    return text(table(of).get("login"), 200) or "ghost"  # GitHub's name for deleted accounts
 
 
 def permissions(repository: Json, granted: Mapping[str, str] | None) -> Permissions:
-    """`granted` is what an App's token says of itself; it knows better than the repository's answer, which speaks of people."""
+    """Return the permissions. `granted` are those of an App's token, which take precedence over the repository's response about people."""
     allowed = table(repository.get("permissions"))
     return Permissions(
         push=granted.get("contents") == "write" if granted else allowed.get("push") is True,
@@ -105,8 +105,10 @@ def permissions(repository: Json, granted: Mapping[str, str] | None) -> Permissi
 
 
 def pull(said: Json, web_url: str) -> Pull:
-    """Without its reviews, checks and remarks, which are other answers. `web_url`: the repository's page. ForgeUnreachableError for
-    an answer that is no pull request."""
+    """Parse a pull request, without reviews, checks and remarks, which are other responses.
+
+    `web_url`: the repository's page. Raises ForgeUnreachableError for another response.
+    """
     number, commit = number_of(said), text(table(said.get("head")).get("sha"), 64)
     merged_at, head = instant(said.get("merged_at")), table(said.get("head"))
     merged = merged_at is not None or said.get("merged") is True
@@ -131,7 +133,7 @@ def pull(said: Json, web_url: str) -> Pull:
 
 
 def verdict(reviews: Sequence[Json]) -> Review:
-    """The last decisive word of each reviewer counts: one who wants changes outweighs all who approve. Oldest first."""
+    """Return the overall review: the last verdict of each reviewer counts, and requested changes outweigh approvals. Oldest first."""
     last: dict[str, str] = {}
     commented = False
     for review in reviews:
@@ -150,7 +152,7 @@ def verdict(reviews: Sequence[Json]) -> Review:
 
 
 def check_runs(said: Iterable[Json]) -> list[tuple[CheckRun, Remark | None]]:
-    """Each with what is to be told of it, if it failed."""
+    """Return check runs, each with a remark if it failed."""
     found = []
     for run in said:
         output = table(run.get("output"))
@@ -160,8 +162,10 @@ def check_runs(said: Iterable[Json]) -> list[tuple[CheckRun, Remark | None]]:
 
 
 def workflow_runs(said: Iterable[Json], slug: str) -> list[tuple[CheckRun, Remark | None]]:
-    """Of GitHub Actions. A run that is tried again keeps its id. Without those of forks: anybody can open a pull request with the same
-    commit, and its title would be the run's."""
+    """Return runs of GitHub Actions. A rerun keeps its id.
+
+    Runs of forks are left out: anyone can open a pull request with the same commit, and its title would be the run's.
+    """
     found = []
     for run in said:
         if text(table(run.get("head_repository")).get("full_name"), 300).lower() != slug.lower():
@@ -179,7 +183,7 @@ def workflow_runs(said: Iterable[Json], slug: str) -> list[tuple[CheckRun, Remar
 
 
 def statuses(said: Iterable[Json]) -> list[tuple[CheckRun, Remark | None]]:
-    """Commit statuses, which are older than check runs and have fewer words."""
+    """Return commit statuses, which are older and less detailed than check runs."""
     found = []
     for status in said:
         state = text(status.get("state"), 40)
@@ -214,7 +218,7 @@ def failed(run: CheckRun) -> bool:
 
 
 def outcome(runs: Sequence[CheckRun]) -> Checks:
-    """One failure is enough, also while others still run."""
+    """Return the overall state. One failure is enough, even while others are running."""
     if any(failed(run) for run in runs):
         return Checks.FAILING
     if any(run.status != "completed" for run in runs):
@@ -241,7 +245,7 @@ def comment_remarks(comments: Iterable[Json]) -> list[Remark]:
 
 
 def line_remarks(comments: Iterable[Json]) -> list[Remark]:
-    """On lines of the diff. One whose line is gone by now says where it was."""
+    """Return comments on lines of the diff. One whose line no longer exists has its original line."""
     found = []
     for comment in comments:
         line = comment.get("line") or comment.get("original_line")

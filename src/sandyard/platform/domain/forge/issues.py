@@ -1,8 +1,8 @@
-"""Looking for issues that got a label, where no webhook can reach.
+"""Poll for labelled issues if there are no webhooks.
 
-Of each project that makes tasks of issues, the open ones with its label are asked for every `forge_poll_s`, or every ten minutes
-while webhooks of it come in; an answer that has not changed costs nothing. Each issue counts once, also when it was heard of by a
-webhook, and also when its task was deleted since. A project whose forge fails, refuses or has few requests left is left in peace.
+For each project that turns issues into tasks, the open issues with its label are polled every `forge_poll_s`, or every ten minutes while its
+webhooks arrive; an unchanged response costs nothing. Each issue counts once, even if a webhook reported it too, and even if its task was
+deleted. A project whose forge fails, rejects requests or is low on its rate limit is paused for a while.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from sandyard.platform.settings import PlatformSettings
 log = get_logger(__name__)
 
 _ROWS = 20
-"""Projects that are looked at in one go."""
+"""Projects loaded in one batch."""
 
 
 class IssueFollower:
@@ -66,14 +66,14 @@ class IssueFollower:
             await self._clock.sleep(self._poll_s)
 
     async def round(self) -> None:
-        """Look at all projects that are due now."""
+        """Poll all projects that are due."""
         now = instant(self._clock)
         async with self._database.reading() as session:
             living = select(Project).where(Project.archived_at.is_(None), Project.repository.is_not(None))
             projects = []
             async for rows in (await session.stream_scalars(living)).partitions(_ROWS):
                 projects += [row for row in rows if self._wants(row)]
-                await asyncio.sleep(0)  # others get their turn
+                await asyncio.sleep(0)  # let other tasks run
             lately = select(Delivery.project_id).where(
                 Delivery.received_at > now - HEARD_WITHIN, Delivery.event != POLLED
             )
@@ -108,7 +108,7 @@ class IssueFollower:
                 self._rest(project, SandyardError(str(error)), now)
 
     async def _found(self, project: Project, now: datetime) -> list[LabelledIssue]:
-        """Those that are not known yet; of the others it is remembered that they are still there."""
+        """Return issues that are not known yet, and record that the known ones still exist."""
         label = ProjectSettings.of(project).tasks.issue_label or ""
         github = await self._access.github(project, max_wait_s=0)
         said = [labelled_issue(one, label) for one in await github.issues(label)]
@@ -132,12 +132,12 @@ class IssueFollower:
                 tx.add(Delivery(project_id=project.id, delivery=key, event=POLLED, received_at=now))
                 await tx.session.flush()
                 await self._on_issue(tx, project, issue)
-        except IntegrityError:  # a webhook told of it in this moment
+        except IntegrityError:  # a webhook reported it at the same time
             return
         log.info("issue_taken", project=project.id, number=issue.number)
 
     def _rest(self, project: Project, error: SandyardError, now: datetime) -> None:
-        """Twice as long after each failure."""
+        """Pause the project, twice as long after each failure."""
         seconds = min(LONGEST_REST_S, self._failed.get(project.id, self._poll_s / 2) * 2)
         until = now + timedelta(seconds=seconds)
         if isinstance(error, ForgeRateLimitedError) and error.until is not None:

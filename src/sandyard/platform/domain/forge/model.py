@@ -1,4 +1,4 @@
-"""Pull requests, whatever forge they are on."""
+"""Pull requests on any forge."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class ForgeKind(StrEnum):
 
 
 class PullState(StrEnum):
-    """`pushed`: a plain remote has no pull requests; the branch is there to be compared."""
+    """`pushed`: a plain remote has no pull requests; the branch can be compared."""
 
     OPEN = "open"
     CLOSED = "closed"
@@ -44,7 +44,7 @@ class MergeMethod(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PullDraft:
-    """A pull request to be opened, or brought up to date. What is None or empty is left as it is on one that exists."""
+    """A pull request to open or update. None and empty fields are not changed on an existing one."""
 
     head: str
     base: str
@@ -67,9 +67,11 @@ class CheckRun:
 
 @dataclass(frozen=True, slots=True)
 class Remark:
-    """Something a person or a check said. `kind`: review, comment, line_comment or check. `id` is the forge's, unique within its
-    kind. `association` is what the forge calls the author's relation to the repository; it proves nothing. `may_write`: whether the
-    forge says that the author may write to the repository; None: nobody asked."""
+    """A statement of a person or a check. `kind`: review, comment, line_comment or check.
+
+    `id` is the forge's, unique within its kind. `association` is the author's relation to the repository as named by the forge, which proves
+    nothing. `may_write`: whether the author has write access according to the forge; None if it was not checked.
+    """
 
     kind: str
     id: str
@@ -86,7 +88,7 @@ class Remark:
 
 @dataclass(frozen=True, slots=True)
 class Pull:
-    """A pull request as the forge says it is."""
+    """A pull request as reported by the forge."""
 
     number: int | None
     url: str
@@ -106,15 +108,14 @@ class Pull:
     closed_at: datetime | None = None
     updated_at: datetime | None = None
     warnings: tuple[str, ...] = ()
-    """What was asked for and could not be done, or could not be seen; in sentences."""
+    """What was requested and failed, or could not be read, in sentences."""
     body: str | None = None
-    """As it is on the forge now ("" when it is empty there): `find` and `pull` say it, so that only our part of it is ever changed.
-    None: nobody looked."""
+    """The current body on the forge ("" if empty), so that only our part of it is changed. Set by `find` and `pull`; otherwise None."""
 
 
 @dataclass(frozen=True, slots=True)
 class Permissions:
-    """What the project's credential may do with the repository, as far as the forge says it beforehand."""
+    """The project credential's permissions on the repository, as far as the forge reports them."""
 
     push: bool
     pull_requests: bool
@@ -124,7 +125,7 @@ class Permissions:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Requests left until `resets_at`, as the forge last said."""
+    """Requests left until `resets_at`, as last reported by the forge."""
 
     limit: int
     remaining: int
@@ -137,7 +138,7 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing a connection test looked at. `field`: what of a new project is to be corrected: token, repository or baseBranch."""
+    """One result of a connection test. `field`: the field to correct: token, repository or baseBranch."""
 
     what: str
     ok: bool

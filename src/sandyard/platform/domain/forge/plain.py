@@ -1,4 +1,4 @@
-"""A plain git remote: it has no pull requests, so the work ends at the pushed branch, which can be compared and merged here."""
+"""A plain Git remote: it has no pull requests, so the work ends at the pushed branch, which can be compared and merged here."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sandyard.platform.settings import PlatformSettings
 
 
 def pushed(settings: PlatformSettings, project_id: str, *, title: str, base: str, head: str, head_commit: str) -> Pull:
-    """What a pushed branch is in place of a pull request."""
+    """Return a pushed branch in place of a pull request."""
     return Pull(
         number=None,
         url=compare_url(settings, project_id, base, head),
@@ -25,7 +25,7 @@ def pushed(settings: PlatformSettings, project_id: str, *, title: str, base: str
 
 
 def merged(row: PullRequest, now: datetime) -> Pull:
-    """What a pushed branch is once its base has all of it."""
+    """Return a pushed branch that was merged into its base."""
     return Pull(
         number=None,
         url=row.url,

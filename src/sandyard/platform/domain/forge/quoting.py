@@ -1,7 +1,7 @@
-"""Text that somebody else wrote, made fit to stand in a pull request: it reads the same, and sets nothing off.
+"""Make untrusted text safe for a pull request: it reads the same, but triggers nothing.
 
-An agent's words must not notify people, close issues, hide parts of the page or look like ours. A character without width breaks what
-a forge would act upon; it does so inside code as well as outside, so that nobody has to parse hostile Markdown first.
+An agent's text must not notify people, close issues, hide parts of the page or look like ours. A zero-width character breaks what a forge
+would act on, inside code as well as outside, so that hostile Markdown need not be parsed.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import unicodedata
 
 GAP = "\u200b"
 
-# characters that cannot be seen or that turn the direction of the text, other than tabs and line breaks
+# characters that are invisible or change the text's direction, except tabs and line breaks
 _UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
 _ACTIVE = re.compile(
     r"""
@@ -34,33 +34,33 @@ _TAG = re.compile(r"(?<=<)(?=[A-Za-z/!?])")
 
 
 def neutral(text: str) -> str:
-    """Idempotent."""
+    """Neutralize the text. Idempotent."""
     return _ACTIVE.sub(GAP, _UNSEEN.sub("", text.replace("\r\n", "\n")))
 
 
 def untagged(text: str) -> str:
-    """Without HTML: it could end the quotation it stands in, or hide what comes after it. All else stays."""
+    """Remove HTML, which could end the surrounding quotation or hide what follows. Everything else is kept."""
     return _TAG.sub(GAP, text)
 
 
 def seen(text: str) -> str:
-    """Without the characters that nobody sees: people read what the agent reads."""
+    """Remove invisible characters, so that people read what the agent reads."""
     plain = text.replace("\r\n", "\n").replace("\r", "\n")
     return "".join(letter for letter in plain if letter in "\n\t" or unicodedata.category(letter) not in _INVISIBLE)
 
 
 def quoted(text: str) -> str:
-    """As a quotation, which nothing but HTML in it can end."""
+    """Return the text as a quotation, which only HTML in it could end."""
     return "\n".join(f"> {line}".rstrip() for line in text.splitlines())
 
 
 def one_line(text: str, longest: int) -> str:
-    """Neutral, without line breaks, cut with an ellipsis."""
+    """Return the text neutralized, on one line, cut with an ellipsis."""
     return cut(neutral(" ".join(text.split())), longest)
 
 
 def code(text: str) -> str:
-    """As a code span, whatever backticks it has."""
+    """Return the text as a code span, whatever backticks it contains."""
     plain = " ".join(_UNSEEN.sub("", text).split())
     fence = "`" * (max((len(run) for run in re.findall("`+", plain)), default=0) + 1)
     pad = " " if plain.startswith("`") or plain.endswith("`") else ""

@@ -1,4 +1,4 @@
-"""Every change of a pull request's row, with the events and the message that tell of it in the same transaction."""
+"""Change rows of pull requests, with their events and messages in the same transaction."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from sandyard.platform.domain.forge.quoting import cut
 from sandyard.platform.domain.users.tokens import instant
 
 PARTS = 50
-"""Of one message."""
+"""Maximum number of parts of one message."""
 SHOWN = 100
-"""Remarks and runs that a row keeps for showing, the newest of them."""
+"""Maximum number of remarks and runs stored for display, newest first."""
 _VISIBLE = ("title", "state", "draft", "base_branch", "head_commit", "mergeable", "review", "checks")
 
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """What a pull request came out of."""
+    """Where a pull request came from."""
 
     project_id: str
     forge: ForgeKind
@@ -46,8 +46,10 @@ class Recorder:
         self._clock = clock
 
     async def record(self, origin: Provenance, pull: Pull, *, made: bool, words: str | None = None) -> PullRequest:
-        """Make or update the row of what the forge has. `words`: what its opener said in place of ours, kept for the next time.
-        Idempotent; another platform that records it at the same moment makes no second one."""
+        """Create or update the row of a pull request. `words`: the opener's text in place of ours, kept for the next update.
+
+        Idempotent; a platform that records it at the same time creates no second row.
+        """
         try:
             return await self._record(origin, pull, made=made, words=words)
         except IntegrityError:
@@ -56,8 +58,8 @@ class Recorder:
     async def _record(self, origin: Provenance, pull: Pull, *, made: bool, words: str | None) -> PullRequest:
         now = instant(self._clock)
         async with self._database.transaction() as tx:
-            # no second platform may record the same branch of a plain remote, which no index would refuse; who only names the
-            # project in a row of theirs does not wait for us, who may wait for them
+            # Another platform must not record the same branch of a plain remote, which no index prevents. Transactions that only refer to
+            # the project do not wait for this lock.
             await tx.session.get(Project, origin.project_id, with_for_update={"key_share": True})
             row = await tx.session.scalar(_same(origin, pull).with_for_update())
             if row is None:
@@ -76,7 +78,7 @@ class Recorder:
             row.session_id = origin.session_id or row.session_id
             row.task_id = origin.task_id or row.task_id
             row.sandbox_id = origin.sandbox_id or row.sandbox_id
-            row.head_branch = origin.branch  # what we have pushed, whatever the forge calls it
+            row.head_branch = origin.branch  # what was pushed here, whatever the forge calls it
             row.updated_at = now
             if words is not None:
                 row.told = {**row.told, "words": storable(words)}
@@ -85,13 +87,12 @@ class Recorder:
         return row
 
     async def apply(self, pull_id: str, pull: Pull) -> PullRequest:
-        """Write down what the forge says, and tell what is new, in one transaction. An answer that is older than what is known
-        changes nothing."""
+        """Store what the forge reports and emit what is new, in one transaction. An outdated response changes nothing."""
         now = instant(self._clock)
         async with self._database.transaction() as tx:
             row = await tx.session.get(PullRequest, pull_id, with_for_update=True)
             if row is None:
-                raise NotFoundError("The pull request is no longer known here.")
+                raise NotFoundError("The pull request no longer exists here.")
             row.looked_at = now
             if _outdated(row, pull):
                 return row
@@ -113,11 +114,11 @@ class Recorder:
         return row
 
     async def branch_gone(self, pull_id: str, *, deleted: bool) -> PullRequest:
-        """Its branch was deleted after the merge; or it has moved on (`deleted` False) and is left alone for good."""
+        """Record that the branch was deleted after the merge, or has moved on (`deleted` False) and is kept permanently."""
         async with self._database.transaction() as tx:
             row = await tx.session.get(PullRequest, pull_id, with_for_update=True)
             if row is None:
-                raise NotFoundError("The pull request is no longer known here.")
+                raise NotFoundError("The pull request no longer exists here.")
             if row.branch_deleted_at is not None or row.told.get("branch") == "kept":
                 return row
             if deleted:
@@ -132,7 +133,7 @@ def _same(origin: Provenance, pull: Pull) -> Select[PullRequest]:
     query = select(PullRequest).where(PullRequest.project_id == origin.project_id)
     if pull.number is not None:
         return query.where(PullRequest.number == pull.number)
-    pushed = PullRequest.state != PullState.MERGED  # what is pushed after a merge is another one
+    pushed = PullRequest.state != PullState.MERGED  # a push after a merge is a new one
     return query.where(PullRequest.number.is_(None), PullRequest.head_branch == origin.branch, pushed)
 
 
@@ -165,7 +166,7 @@ def _look(row: PullRequest, pull: Pull, now: datetime) -> None:
 
 
 def _plain(fields: dict[str, Any]) -> dict[str, Any]:
-    """As JSON can have it."""
+    """Convert the values to JSON types."""
     said: dict[str, Any] = {}
     for name, value in fields.items():
         if isinstance(value, datetime):
@@ -188,7 +189,7 @@ async def _owner(tx: Transaction, row: PullRequest) -> str | None:
 async def _emit(tx: Transaction, row: PullRequest, kind: str, data: dict[str, Any]) -> None:
     about = {"pullRequestId": row.id, "number": row.number, "url": row.url, "title": row.title}
     now = {"state": row.state, "review": row.review, "checks": row.checks}
-    names = {"kind": "remark", "url": "remarkUrl", "state": "verdict"}  # a remark has words of its own for these
+    names = {"kind": "remark", "url": "remarkUrl", "state": "verdict"}  # a remark's own fields are renamed
     tx.emit(
         kind,
         owner_id=await _owner(tx, row),
@@ -203,7 +204,7 @@ async def _emit(tx: Transaction, row: PullRequest, kind: str, data: dict[str, An
 
 
 async def _tell_session(tx: Transaction, row: PullRequest, parts: list[dict[str, Any]], now: datetime) -> None:
-    """One message for all that is new, so that the session is woken once."""
+    """Write one message for everything new, so that the session is woken once."""
     session = await tx.session.get(Session, row.session_id) if row.session_id is not None else None
     if session is None:
         return

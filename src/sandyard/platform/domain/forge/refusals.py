@@ -1,4 +1,4 @@
-"""What GitHub says when it refuses, as errors that say what to do."""
+"""Convert GitHub's error responses into errors that say what to do."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NEEDED = "'Contents: read and write' and 'Pull requests: read and write'"
 
 
 def words(content: bytes) -> str:
-    """GitHub's own, on one line; empty when it said nothing. What is no JSON is somebody else's page, and not repeated."""
+    """Return GitHub's message on one line; empty if there is none. Anything but JSON comes from another server and is not shown."""
     try:
         said = bounded_json.parse(content, largest=_LARGEST, values=_VALUES)
     except ValueError:
@@ -52,51 +52,54 @@ def _details(errors: Any) -> list[str]:
 
 
 def _text(value: Any) -> str:
-    """GitHub ends some of its sentences with a full stop and some not."""
+    """Return the text without a final full stop, which only some of GitHub's messages have."""
     return " ".join(value.split()).rstrip(".")[:_WORDS] if isinstance(value, str) else ""
 
 
 def refusal(status: int, headers: Mapping[str, str], said: str) -> ForgeError:
-    """The error for an answer of this status that is no rate limit. `said` are its words."""
-    quoted = f' It says: "{said}".' if said else ""
-    reason = said or "it does not say why"
+    """Return the error for a response of this status that is not a rate limit. `said` is its message."""
+    quoted = f' GitHub says: "{said}".' if said else ""
+    reason = said or "no reason given"
     match status:
         case 401:
             error: ForgeError = ForgeUnauthorizedError(
-                "GitHub does not accept the credential: it is expired, revoked or mistyped. Enter a new one." + quoted
+                "GitHub rejected the credential: it is expired, revoked or mistyped. Enter a new one." + quoted
             )
         case 403:
             error = ForgeForbiddenError(_forbidden(headers, said) + quoted)
         case 404:
             error = ForgeNotFoundError(
-                "GitHub has no such repository or pull request, or the credential may not see it. Look whether the "
-                "repository's address is right and whether the credential was given access to it." + quoted
+                "GitHub has no such repository or pull request, or the credential may not see it. Check the repository's URL "
+                "and the credential's access to it." + quoted
             )
         case 405 | 409:
-            error = ForgeRefusedError(f"GitHub refuses: {reason}.")
+            error = ForgeRefusedError(f"GitHub rejected the request: {reason}.")
         case 422:
-            error = ForgeInvalidError(f"GitHub does not accept this: {reason}.")
+            error = ForgeInvalidError(f"GitHub rejected these values: {reason}.")
         case _ if status >= 500:
-            error = ForgeUnreachableError(f"GitHub has a fault of its own ({status}). Nothing was lost; try again.")
+            error = ForgeUnreachableError(f"GitHub failed internally ({status}). Nothing was lost; try again.")
         case _:
-            error = ForgeError(f"GitHub answered {status}.{quoted}")
+            error = ForgeError(f"GitHub responded with {status}.{quoted}")
     return error
 
 
 def _forbidden(headers: Mapping[str, str], said: str) -> str:
     if "x-github-sso" in headers:
         return (
-            "The organisation demands single sign-on, and the project's token was not authorised for it. Open the token in GitHub's "
-            "settings, choose 'Configure SSO' and authorise it for the organisation."
+            "The organization requires single sign-on, and the project's token is not authorized for it. Open the token in "
+            "GitHub's settings, choose 'Configure SSO' and authorize it for the organization."
         )
     if "archived" in said.lower():
-        return "The repository is archived: nothing in it can be changed."
+        return "The repository is archived and read-only."
     needed = _permissions(headers.get("x-accepted-github-permissions", "")) or _NEEDED
-    return f"The credential may not do this. It needs {needed} on this repository."
+    return f"The credential does not have permission for this. It needs {needed} on this repository."
 
 
 def _permissions(header: str) -> str:
-    """`pull_requests=write,contents=read; issues=write` (alternatives after a semicolon) as GitHub's settings name them."""
+    """Return the permissions of a header like `pull_requests=write,contents=read; issues=write` as named in GitHub's settings.
+
+    Alternatives follow a semicolon.
+    """
     choices = []
     for choice in header[:_WORDS].split(";")[:3]:
         pairs = re.findall(r"([a-z_]+)=([a-z]+)", choice)
@@ -107,7 +110,7 @@ def _permissions(header: str) -> str:
 
 
 def graphql_words(said: Mapping[str, Any]) -> tuple[str, str]:
-    """The type and the words of the errors in a GraphQL answer, which is a 200 also when it failed; empty when there are none."""
+    """Return type and message of the errors in a GraphQL response, which is a 200 even if it failed; empty if there are none."""
     errors = said.get("errors")
     if not isinstance(errors, list) or not errors:
         return "", ""

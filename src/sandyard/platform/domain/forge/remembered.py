@@ -1,4 +1,4 @@
-"""Answers with an ETag, kept so that asking again costs nothing while nothing has changed."""
+"""Cache of responses with an ETag, so that repeating a request costs nothing while nothing has changed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Kept:
 
 
 class Remembered:
-    """The most recently used answers of all credentials together, bounded in bytes. A credential finds only its own."""
+    """The most recently used responses of all credentials, limited in bytes. A credential finds only its own."""
 
     def __init__(self, limit: int = 32 << 20) -> None:
         self._limit = limit
@@ -28,7 +28,7 @@ class Remembered:
         return kept
 
     def put(self, credential: str, url: str, kept: Kept) -> None:
-        """One that would take more than an eighth of all is not kept."""
+        """Store a response, unless it takes more than an eighth of the space."""
         self._drop((credential, url))
         if len(kept.content) > self._limit // 8:
             return
@@ -42,4 +42,4 @@ class Remembered:
             self._size -= len(kept.content) + _OVERHEAD
 
 
-_OVERHEAD = 1000  # of an entry: its key, its ETag and Python's objects around them
+_OVERHEAD = 1000  # of an entry: its key, ETag and Python objects

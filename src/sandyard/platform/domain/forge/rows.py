@@ -1,4 +1,4 @@
-"""The rows of pull requests, to look at: who sees which."""
+"""Read access to pull requests, and who may see which."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sandyard.platform.domain.users.model import Principal
 
 
 def visible_to(caller: Principal) -> ColumnElement[bool]:
-    """The condition for pull requests this person may see: those of their projects, and of their sessions."""
+    """Return the condition for pull requests the user may see: those of their projects and sessions."""
     if caller.is_admin:
         return true()
     shared = select(Project.id).where(projects.visible_to(caller))
@@ -33,7 +33,7 @@ class PullRows:
         return found[0]
 
     async def numbered(self, caller: Principal, project_id: str | None, number: int) -> PullRequest:
-        """ConflictError when several projects of theirs have one with this number, and none was named."""
+        """Return a pull request by number. Raises ConflictError if several of the user's projects have it and none is named."""
         wanted = [PullRequest.number == number]
         if project_id is not None:
             wanted.append(PullRequest.project_id == project_id)
@@ -41,7 +41,7 @@ class PullRows:
         if not found:
             raise NotFoundError(f"There is no pull request {number}.")
         if len(found) > 1:
-            raise ConflictError(f"Several of your projects have a pull request {number}. Say which by projectId.")
+            raise ConflictError(f"Several of your projects have a pull request {number}. Set projectId.")
         return found[0]
 
     async def newest_of(self, caller: Principal, condition: ColumnElement[bool], of: str) -> PullRequest:
@@ -67,13 +67,13 @@ class PullRows:
             return await newest_first(session, query, PullRequest.id, page)
 
     async def of_branch(self, project_id: str, branch: str) -> list[PullRequest]:
-        """Newest first."""
+        """List pull requests of a branch, newest first."""
         query = select(PullRequest).where(PullRequest.project_id == project_id, PullRequest.head_branch == branch)
         async with self._database.reading() as session:
             return list(await session.scalars(query.order_by(PullRequest.id.desc())))
 
     async def goes_into(self, project_id: str, branch: str) -> bool:
-        """An open one is to be merged into this branch."""
+        """Return whether an open pull request is to be merged into this branch."""
         query = select(PullRequest.id).where(
             PullRequest.project_id == project_id,
             PullRequest.base_branch == branch,

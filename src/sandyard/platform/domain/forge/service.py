@@ -1,7 +1,7 @@
-"""Pull requests: a branch of a sandbox, pushed and opened on the forge, then followed until it is merged or closed.
+"""Pull requests: a sandbox's branch, pushed and opened on the forge, then followed until it is merged or closed.
 
-The forge is asked first and the row written after, so a crash in between leaves a pull request without a row: whoever opens it
-again finds it there by its branch. There is never a second one.
+The forge is changed first and the row is written afterwards. A crash in between leaves a pull request without a row: the next `open` finds
+it by its branch, so there is never a second one.
 """
 
 from __future__ import annotations
@@ -41,8 +41,11 @@ log = get_logger(__name__)
 
 
 class PullRequests:
-    """NotFoundError for what the caller may not see. Who sees a sandbox and its project may open its pull request; of those, who owns its
-    session or may change its project may merge and close it."""
+    """Operations on pull requests. Raises NotFoundError for what the caller may not see.
+
+    Those who see a sandbox and its project may open its pull request. The owner of its session and those who may change its project may
+    merge and close it.
+    """
 
     def __init__(  # noqa: PLR0917 - the parts it stands on
         self,
@@ -65,12 +68,12 @@ class PullRequests:
         self._recorder = Recorder(database, clock)
         self._locks: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
 
-    # looking -----------------------------------------------------------------------------------------------------------
+    # reading -----------------------------------------------------------------------------------------------------------
 
     async def get(
         self, caller: Principal, project_id: str | None, number: int, *, refresh: bool = False
     ) -> PullRequest:
-        """ConflictError when several projects of theirs have this number and `project_id` is None."""
+        """Return a pull request. Raises ConflictError if several projects have this number and `project_id` is None."""
         row = await self._rows.numbered(caller, project_id, number)
         return await self.refresh(row) if refresh else row
 
@@ -78,11 +81,11 @@ class PullRequests:
         return await self._rows.get_for(caller, pull_id)
 
     async def of_task(self, caller: Principal, task_id: str) -> PullRequest:
-        """The newest; NotFoundError when there is none."""
+        """Return the newest. Raises NotFoundError if there is none."""
         return await self._rows.newest_of(caller, PullRequest.task_id == task_id, f"Task {task_id[:60]}")
 
     async def of_session(self, caller: Principal, session_id: str) -> PullRequest:
-        """The newest; NotFoundError when there is none."""
+        """Return the newest. Raises NotFoundError if there is none."""
         return await self._rows.newest_of(caller, PullRequest.session_id == session_id, f"Session {session_id[:60]}")
 
     async def list(
@@ -106,9 +109,11 @@ class PullRequests:
         base: str | None = None,
         push: bool = True,
     ) -> tuple[PullRequest, bool]:
-        """Push what is not pushed, then open the branch's pull request, or bring the one it has up to date. True: it was made now.
-        Idempotent. On one that exists only what is given is changed, and of its body only our part. Without `push`, of what was
-        pushed last, if anything was."""
+        """Push unpushed commits, then open the branch's pull request or update the existing one. Returns True if it was created now.
+
+        Idempotent. On an existing one, only the given fields are changed, and only our part of its body. Without `push`, uses what was
+        pushed last, if anything.
+        """
         checkout = await self._git.checkout(caller, sandbox_id)
         async with self._lock(checkout.project_id, f"refs/heads/{checkout.branch}"):  # a branch may be called #1
             await self._require_write(await self._project(checkout.project_id))
@@ -123,7 +128,7 @@ class PullRequests:
             return await self._open_on_github(work, given)
 
     async def _require_write(self, project: Project) -> None:
-        """Before the push: a branch whose pull request cannot be opened would be left behind on the remote."""
+        """Check permissions before the push: a branch whose pull request cannot be opened would be left on the remote."""
         if self._access.forge(project) == ForgeKind.GITHUB:
             github = await self._access.github(project)
             github.require_write(await github.permissions())
@@ -140,7 +145,7 @@ class PullRequests:
         )
         for row in known:
             if row.state == PullState.MERGED and row.head_commit == work.head_commit:
-                raise ConflictError(f"{row.head_branch} was merged already, and nothing was added since.")
+                raise ConflictError(f"{row.head_branch} was already merged, and nothing was added since.")
         made = not any(row.number is None and row.state != PullState.MERGED for row in known)
         return await self._recorder.record(work.provenance(ForgeKind.PLAIN), pull, made=made), made
 
@@ -148,16 +153,16 @@ class PullRequests:
         known = await self._rows.of_branch(work.project.id, work.checkout.branch)
         for row in known:
             if row.state == PullState.MERGED and row.head_commit == work.head_commit:
-                if row.branch_deleted_at is not None:  # the push has brought it back
+                if row.branch_deleted_at is not None:  # the push has restored it
                     await self._delete_branch(work.project, row)
                 raise ConflictError(
-                    f"Pull request {row.number} has merged this branch already, and nothing was added since."
+                    f"Pull request {row.number} has already merged this branch, and nothing was added since."
                 )
         github = await self._access.github(work.project)
         existing = await github.find(work.checkout.branch, work.base)
         mine = next((row for row in known if existing is not None and row.number == existing.number), None)
         if given.body is None and mine is not None:
-            given = replace(given, body=mine.told.get("words"))  # what was said once stays said
+            given = replace(given, body=mine.told.get("words"))  # keep the text from the first time
         draft = work.draft(given, existing, recorded=mine is not None, web_url=self._settings.public_url)
         pull, made = await github.open_or_update(draft)
         row = await self._recorder.record(work.provenance(ForgeKind.GITHUB), pull, made=made, words=given.body)
@@ -168,8 +173,10 @@ class PullRequests:
     # following ---------------------------------------------------------------------------------------------------------
 
     async def refresh(self, row: PullRequest, *, max_wait_s: float = INTERACTIVE_S) -> PullRequest:
-        """Ask the forge how it is, and tell what is new; a plain remote is asked whether the branch was merged there. When it was merged,
-        its branch is deleted if the project wants that."""
+        """Refresh from the forge and report what is new; for a plain remote, check whether the branch was merged there.
+
+        If it was merged, its branch is deleted if the project's settings say so.
+        """
         project = await self._project(row.project_id)
         if row.forge != ForgeKind.GITHUB or row.number is None:
             if row.state != PullState.PUSHED or row.head_commit is None:
@@ -181,14 +188,18 @@ class PullRequests:
 
     async def _look(self, row: PullRequest, github: GitHubRepository) -> PullRequest:
         assert row.number is not None
-        async with self._lock(row.project_id, f"#{row.number}"):  # else an older answer could come in after a newer one
+        async with self._lock(
+            row.project_id, f"#{row.number}"
+        ):  # otherwise an older response could be applied after a newer one
             pull = await github.with_authors(await github.pull(row.number), row.told.get("remarks", ()))
             row = await self._recorder.apply(row.id, pull)
         return await self.finish(row)
 
     async def finish(self, row: PullRequest) -> PullRequest:
-        """Delete the branch of what was merged, if the project wants that, the branch is still what was merged and no other pull
-        request goes into it. Idempotent; what fails now is done by the next look."""
+        """Delete a merged branch, if the settings say so, it has not moved since, and no other pull request targets it.
+
+        Idempotent; failures are retried by the next poll.
+        """
         done = row.branch_deleted_at is not None or row.told.get("branch") == "kept"
         if row.state != PullState.MERGED or done:
             return row
@@ -201,7 +212,7 @@ class PullRequests:
         return row if gone is None else await self._recorder.branch_gone(row.id, deleted=gone)
 
     async def _delete_branch(self, project: Project, row: PullRequest) -> bool | None:
-        """False: it is no longer what was merged, and was left alone. None: the remote could not be asked."""
+        """Delete the branch. Returns False if it has moved since the merge and was kept, None if the remote could not be reached."""
         if project.repository is None or row.head_commit is None:
             return None
         mirror = self._mirrors.of(project.id)
@@ -224,15 +235,17 @@ class PullRequests:
         *,
         head_commit: str | None = None,
     ) -> PullRequest:
-        """Merge what was seen: `head_commit`, or the head as it was last shown here. When the branch has moved since, the forge refuses.
-        Merging what is merged changes nothing."""
+        """Merge `head_commit`, or the head last shown here. The forge rejects it if the branch has moved since.
+
+        Does nothing if it is already merged.
+        """
         row, project = await self._for_ending(caller, pull_id)
         if row.state == PullState.MERGED:
             return await self.finish(row)
         if row.number is None:
             return await self._merge_branch(row, project, method, head_commit or row.head_commit)
         if row.state != PullState.OPEN:
-            raise ConflictError(f"Pull request {row.number} is {row.state}; only an open one can be merged.")
+            raise ConflictError(f"Pull request {row.number} is {row.state}. Only an open one can be merged.")
         if row.draft:
             raise ConflictError(f"Pull request {row.number} is a draft. Mark it as ready first.")
         assert row.number is not None
@@ -243,16 +256,16 @@ class PullRequests:
         await github.merge(row.number, method, head_commit=seen, title=title, message=message)
         now = instant(self._clock)
         pull = await github.pull(row.number)
-        if pull.state != PullState.MERGED:  # the forge has said so; what reads may lag behind what writes
+        if pull.state != PullState.MERGED:  # the forge has confirmed it; its reads may lag behind
             pull = replace(pull, state=PullState.MERGED, merged_at=now, closed_at=now, updated_at=None)
         return await self.finish(await self._recorder.apply(row.id, pull))
 
     async def _merge_branch(
         self, row: PullRequest, project: Project, method: MergeMethod | None, head_commit: str | None
     ) -> PullRequest:
-        """Where no forge does it."""
+        """Merge without a forge."""
         if head_commit is None:
-            raise ConflictError("Nothing was pushed of this branch yet.")
+            raise ConflictError("Nothing has been pushed to this branch yet.")
         method = method or MergeMethod(ProjectSettings.of(project).forge.merge_method)
         title, details = await self._squash(row)
         if method == MergeMethod.MERGE:
@@ -265,8 +278,8 @@ class PullRequests:
             except BranchCheckedOutError:
                 command = shlex.join(["git", "-C", project.repository or ".", "merge", row.head_branch])
                 raise BranchCheckedOutError(
-                    f"{row.base_branch} is checked out in {project.repository}, and work trees of the host are not changed from here. "
-                    f"Merge it there, then refresh: {command}"
+                    f"{row.base_branch} is checked out in {project.repository}, and work trees on the host are not changed "
+                    f"from here. Merge it there, then refresh: {command}"
                 ) from None
             return await self._note_merged(row)
 
@@ -274,7 +287,7 @@ class PullRequests:
         return await self.finish(await self._recorder.apply(row.id, plain.merged(row, instant(self._clock))))
 
     async def _squash(self, row: PullRequest) -> tuple[str, str | None]:
-        """What the one commit says; without the list of commits when the mirror does not have them."""
+        """Return the message of the squashed commit, without the list of commits if the mirror does not have them."""
         mirror = self._mirrors.of(row.project_id)
         title = row.title if row.number is None else f"{row.title} (#{row.number})"
         onto = await mirror.resolve(f"refs/remotes/origin/{row.base_branch}") if mirror.exists else None
@@ -284,7 +297,7 @@ class PullRequests:
         return title, describe.squashed(commits)
 
     async def ready(self, caller: Principal, pull_id: str) -> PullRequest:
-        """No draft any more. Idempotent."""
+        """Mark as ready for review. Idempotent."""
         row, project = await self._for_ending(caller, pull_id)
         _require_forge(row)
         github = await self._access.github(project)
@@ -294,10 +307,10 @@ class PullRequests:
         return await self._look(row, github)
 
     async def close(self, caller: Principal, pull_id: str) -> PullRequest:
-        """Without merging it; its branch stays. Idempotent."""
+        """Close without merging; its branch is kept. Idempotent."""
         row, project = await self._for_ending(caller, pull_id)
         if row.state == PullState.MERGED:
-            raise ConflictError(f"Pull request {row.number} was merged; it cannot be closed.")
+            raise ConflictError(f"Pull request {row.number} is already merged and cannot be closed.")
         _require_forge(row)
         github = await self._access.github(project)
         assert row.number is not None
@@ -313,14 +326,14 @@ class PullRequests:
         if of is None or of.owner_id != caller.user_id:
             await self._projects.require_change(caller, project.id)
         else:
-            await self._projects.get(caller, project.id)  # an owner who has left the project is nobody there
+            await self._projects.get(caller, project.id)  # an owner who has left the project has no access
         return row, project
 
     async def _project(self, project_id: str) -> Project:
         async with self._database.reading() as session:
             project = await session.get(Project, project_id)
         if project is None:
-            raise NotFoundError("The project of this pull request is no longer there.")
+            raise NotFoundError("The project of this pull request no longer exists.")
         return project
 
     def _lock(self, project_id: str, what: str) -> asyncio.Lock:
@@ -333,5 +346,5 @@ class PullRequests:
 def _require_forge(row: PullRequest) -> None:
     if row.forge != ForgeKind.GITHUB or row.number is None:
         raise ForgeUnsupportedError(
-            "This is a plain git remote, which has no pull requests. Its branches can be merged."
+            "This is a plain Git remote, which has no pull requests. Merge its branches instead."
         )

@@ -1,10 +1,11 @@
-"""What GitHub tells by itself. Its signature is its login, and all it is believed is that something has happened: how things are
-now is asked from the API. Before the signature is known to be right, a body is only searched for the names of repositories
-and hashed: nothing is built of it.
+"""Receive GitHub webhooks, which are authenticated by their signature.
 
-A delivery is written down together with the mark on the pull requests it speaks of (`looked_at` emptied), before anything is done
-about it. A crash after that loses nothing: the follower looks at what is marked. The one thing that is taken from a delivery itself
-is an issue that got a label; what comes of it is written in the same transaction.
+A delivery only says that something has changed; the current state is read from the API. Before the signature is verified, a body is only
+hashed and searched for repository names: nothing is parsed.
+
+A delivery is recorded together with a mark on its pull requests (`looked_at` is cleared), before anything else happens. A crash afterwards
+loses nothing, because the follower polls what is marked. The only data taken from a delivery itself is a labelled issue; its effects are
+written in the same transaction.
 """
 
 from __future__ import annotations
@@ -47,30 +48,30 @@ from sandyard.platform.domain.users.tokens import instant
 log = get_logger(__name__)
 KEPT = timedelta(days=30)
 SETTLE_S = 1.0
-"""Deliveries come in bursts: so long is waited for more about the same pull request before the forge is asked."""
+"""Deliveries arrive in bursts: how long to wait for more about the same pull request before polling the forge."""
 LARGE, LARGE_AT_ONCE = 256 << 10, 2
-"""What is larger is worked on in a thread, so many at a time."""
+"""Larger bodies are processed in a thread, at most this many at a time."""
 MOST = 200
-"""Projects of one repository whose secrets are tried, the oldest of them."""
+"""Maximum number of projects of one repository whose secrets are tried, oldest first."""
 Result = TypeVar("Result")
 _SIGNATURE = re.compile(r"sha256=[0-9a-f]{64}")
 _DELIVERY, _EVENT = re.compile(r"[!-~]{1,100}"), re.compile(r"[a-z_]{1,60}")
 
 
 class WebhookUnconfiguredError(SandyardError):
-    """No project here takes webhooks of this repository. Give the project a webhook secret first."""
+    """No project here accepts webhooks of this repository. Set a webhook secret in the project first."""
 
     code, status = "webhook_unconfigured", 403
 
 
 class WebhookSignatureError(SandyardError):
-    """The signature is missing or is not right: the secret here and the one on GitHub are not the same."""
+    """The signature is missing or invalid: the webhook secrets here and on GitHub differ."""
 
     code, status = "webhook_signature", 401
 
 
 class Taken(StrEnum):
-    """`known`: this delivery was taken before. `ignored`: it speaks of nothing that is followed."""
+    """`known`: this delivery was already received. `ignored`: it is not relevant."""
 
     TAKEN = "taken"
     KNOWN = "known"
@@ -78,7 +79,7 @@ class Taken(StrEnum):
 
 
 def issue_key(number: int) -> str:
-    """Under which it is remembered that an issue has become a task, also when that was deleted since."""
+    """Return the key that records that an issue has become a task, even if the task was deleted since."""
     return f"issue:{number}"
 
 
@@ -99,8 +100,11 @@ IssueTrigger = Callable[[Transaction, Project, LabelledIssue], Awaitable[None]]
 
 
 class Webhooks:
-    """`on_push` is awaited in the background for each project whose repository was pushed to. `on_issue` is awaited in the transaction that
-    records the delivery, for each project that makes tasks of issues with this label: once for each issue."""
+    """`on_push` is awaited in the background for each project whose repository was pushed to.
+
+    `on_issue` is awaited in the transaction that records the delivery, for each project that turns issues with this label into tasks: once
+    per issue.
+    """
 
     def __init__(
         self,
@@ -123,14 +127,17 @@ class Webhooks:
         self._large = asyncio.Semaphore(LARGE_AT_ONCE)
 
     async def close(self) -> None:
-        """What was not looked at yet is still marked, and is looked at after the next start."""
+        """Stop. Pull requests that were not polled yet stay marked, and are polled after the next start."""
         await self._tasks.cancel()
 
     async def take(self, headers: Mapping[str, str], body: bytes) -> Taken:
-        """WebhookSignatureError, WebhookUnconfiguredError (the same for a repository nobody knows), TooMuchError, or InvalidInputError
-        for what is no delivery. Idempotent: one delivery acts once, also when it comes again under another number."""
+        """Receive a delivery. Idempotent: a delivery acts once, even if it arrives again under another number.
+
+        Raises WebhookSignatureError, WebhookUnconfiguredError (also for an unknown repository), TooMuchError, and InvalidInputError for an
+        invalid delivery.
+        """
         if len(body) > LARGEST:
-            raise TooMuchError(f"A delivery has at most {LARGEST >> 20} MiB.")
+            raise TooMuchError(f"The webhook is too large: the limit is {LARGEST >> 20} MiB.")
         named = {name.lower(): value for name, value in headers.items()}
         signature = named.get("x-hub-signature-256", "")
         if not _SIGNATURE.fullmatch(signature):
@@ -144,7 +151,7 @@ class Webhooks:
             raise WebhookUnconfiguredError
         event, number = named.get("x-github-event", ""), named.get("x-github-delivery", "")
         if not (_EVENT.fullmatch(event) and _DELIVERY.fullmatch(number)):
-            raise InvalidInputError("A delivery has the headers X-GitHub-Event and X-GitHub-Delivery.")
+            raise InvalidInputError("A delivery must have the headers X-GitHub-Event and X-GitHub-Delivery.")
         subject = subject_of(event, payload)
         if subject is not None and subject.issue is not None:
             projects = [project for project in projects if self._on_issue and subject.issue.is_for(project)]
@@ -161,7 +168,7 @@ class Webhooks:
         return Taken.TAKEN
 
     async def _verified(self, content_type: str, signature: str, body: bytes) -> list[Project]:
-        """The projects of the repositories it names whose own secret has made the signature."""
+        """Return the projects of the named repositories whose secret matches the signature."""
         names = await self._worked(body, lambda: names_in(content_type, body))
         if not names:
             raise InvalidInputError("The delivery names no repository.")
@@ -178,14 +185,14 @@ class Webhooks:
         return [project for key in matching for project in secrets[key]]
 
     async def _worked(self, body: bytes, work: Callable[[], Result]) -> Result:
-        """A large body keeps nobody waiting but other large ones."""
+        """Process a body. A large one delays only other large ones."""
         if len(body) <= LARGE:
             return work()
         async with self._large:
             return await asyncio.to_thread(work)
 
     async def _projects_of(self, names: frozenset[str]) -> list[Project]:
-        """Those that have a secret."""
+        """Return the projects that have a webhook secret."""
         named = [func.lower(Project.repository).contains(name, autoescape=True) for name in sorted(names)]
         having = select(Credential.project_id).where(Credential.kind == CredentialKind.WEBHOOK_SECRET)
         query = select(Project).where(Project.archived_at.is_(None), Project.id.in_(having), or_(*named))
@@ -194,8 +201,11 @@ class Webhooks:
         return list(islice((row for row in rows if slug_of(row) in names), MOST))
 
     async def _record(self, project: Project, keys: tuple[str, ...], event: str, subject: Subject) -> bool:
-        """False: it was taken before. `keys`: GitHub's number of it, which a redelivery keeps, what it says, which a replay keeps, and the
-        issue, which can get its label twice."""
+        """Record a delivery. Returns False if it was already received.
+
+        `keys`: GitHub's number, which a redelivery keeps; a hash of the content, which a replay keeps; and the issue, which can be labelled
+        twice.
+        """
         now = instant(self._clock)
         try:
             async with self._database.transaction() as tx:
@@ -212,7 +222,7 @@ class Webhooks:
                 )
                 ids = list(await tx.session.scalars(select(PullRequest.id).where(mine)))
                 await tx.session.execute(update(PullRequest).where(PullRequest.id.in_(ids)).values(looked_at=None))
-        except IntegrityError:  # the same one came twice at once
+        except IntegrityError:  # the same delivery arrived twice at once
             return False
         log.info("webhook_taken", project=project.id, webhook=event, delivery=keys[0], pull_requests=len(ids))
         for pull_id in ids:
@@ -225,7 +235,7 @@ class Webhooks:
         try:
             await self._clock.sleep(SETTLE_S)
         finally:
-            self._settling.discard(pull_id)  # what comes from now on is looked at by another one
+            self._settling.discard(pull_id)  # later deliveries schedule another poll
         async with self._database.reading() as session:
             row = await session.get(PullRequest, pull_id)
         if row is not None:

@@ -1,4 +1,4 @@
-"""A branch that was pushed out of a sandbox, with all that can be said about it, and the pull request that makes of it."""
+"""A branch pushed from a sandbox, with everything needed to describe it, and the pull request for it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sandyard.platform.domain.git.model import Commit, Diff
 from sandyard.platform.domain.projects.model import ProjectSettings
 
 COMMITS = 250
-"""Of a branch, that are read for its description."""
+"""Maximum number of commits read for the description."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +41,10 @@ class Work:
         return describe.title(self.commits, self.origin, given=given, conventional=conventional)
 
     def draft(self, given: PullDraft, existing: Pull | None, *, recorded: bool, web_url: str | None) -> PullDraft:
-        """Of one that was written down before, only what is given now; else all that the project wants of a new one, because a crash
-        may have come between its opening and its labels."""
+        """Return the draft: for a recorded pull request only the given fields, otherwise everything the project wants of a new one.
+
+        A crash may have happened between opening it and setting its labels.
+        """
         forge = self.settings.forge
         block = describe.body(
             self.commits, self.diff, self.origin, given=given.body, checks=self.checks, web_url=web_url
@@ -64,24 +66,26 @@ class Work:
 
 
 async def gathered(database: Database, mirror: Mirror, checkout: Checkout, base: str | None) -> Work:
-    """Of a checkout whose branch is pushed. ConflictError when the base has all its commits already, InvalidInputError when there is
-    no such base."""
+    """Collect the facts of a checkout whose branch is pushed.
+
+    Raises ConflictError if the base already has all its commits, InvalidInputError if the base does not exist.
+    """
     async with database.reading() as session:
         project = await session.get(Project, checkout.project_id)
         of = await session.get(Session, checkout.session_id) if checkout.session_id is not None else None
         task = await session.get(Task, of.task_id) if of is not None and of.task_id is not None else None
     if project is None:
-        raise NotFoundError("The project of this checkout is no longer there.")
+        raise NotFoundError("The project of this checkout no longer exists.")
     base, head = base or checkout.base_branch, checkout.pushed or checkout.head
     if base == checkout.branch:
-        raise InvalidInputError(f"A branch cannot be merged into itself: {base!r} is both.")
+        raise InvalidInputError(f"A branch cannot be merged into itself: {base!r}.")
     onto = await mirror.resolve(f"refs/remotes/origin/{base}")
     if onto is None:
         raise InvalidInputError(f"The repository has no branch {base[:100]!r} to merge into.")
     commits = await reading.history(mirror, f"{onto}..{head}", limit=COMMITS)
     if not commits:
         raise ConflictError(
-            f"There is nothing to open a pull request with: branch {checkout.branch} has no commit that {base} has not. "
+            f"There is nothing to open a pull request for: branch {checkout.branch} has no commits that are not in {base}. "
             "Commit something first."
         )
     fork = await mirror.merge_base(onto, head) or onto

@@ -296,7 +296,7 @@ async def list_remote(
     )  # fmt: skip
     if done.truncated:
         raise TooMuchError(
-            f"The repository has too many branches and tags: their list is larger than {REFS_LIMIT >> 20} MiB. Delete those that nobody "
-            "needs, then try again."
+            f"The repository has too many branches and tags: their list is larger than {REFS_LIMIT >> 20} MiB. Delete unused "
+            "ones, then try again."
         )
     return done.stdout

@@ -60,8 +60,8 @@ class BranchMerges:
                 return onto
             if head != wanted.head_commit:
                 raise BranchMovedError(
-                    f"The branch {wanted.head} on the remote is not what was shown here: it was pushed to or deleted. Nothing was "
-                    "merged. Refresh, and look at it again."
+                    f"The branch {wanted.head} on the remote is not what was shown here: it was pushed to or deleted. Nothing "
+                    "was merged. Refresh and review it again."
                 )
             commit = await self._joined(mirror, project, onto, wanted)
             await mirror.push(repository.remote, repository.credential, commit, wanted.base, expected=onto)
@@ -91,12 +91,12 @@ class BranchMerges:
     async def _joined(self, mirror: Mirror, project: Project, onto: str, wanted: BranchMerge) -> str:
         head = wanted.head_commit
         if await mirror.merge_base(onto, head) is None:
-            raise ConflictError(f"{wanted.head} and {wanted.base} have no history in common.")
+            raise ConflictError(f"{wanted.head} and {wanted.base} have no common history.")
         if wanted.method == "rebase":
             if not await mirror.is_ancestor(onto, head):
                 raise ConflictError(
-                    f"{wanted.base} has new commits, and what was pushed is not rebased. Choose another way to merge, or update the "
-                    "branch first."
+                    f"{wanted.base} has new commits, and a pushed branch is not rebased. Choose another way to merge, or "
+                    "update the branch first."
                 )
             return head
         tree = await merging.merged_tree(mirror, onto, head)

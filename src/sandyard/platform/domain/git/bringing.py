@@ -18,7 +18,7 @@ from sandyard.platform.domain.git.mirror import Mirror
 
 HEADS = "refs/sandyard/sandboxes/"
 CHECKPOINTS = "refs/sandyard/checkpoints/"
-_FOREIGN = "What came out of the sandbox is a commit of another one, and was not taken."
+_FOREIGN = "The sandbox sent a commit of another sandbox, which was rejected."
 
 
 def head_ref(sandbox_id: str) -> str:

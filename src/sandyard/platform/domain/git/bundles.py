@@ -45,8 +45,8 @@ class Bundles:
         if bundle.size > self._limit:
             _remove(Path(bundle.path))
             raise TooMuchError(
-                f"There are {bundle.size >> 20} MiB to transfer, and at most {self._limit >> 20} MiB are allowed. "
-                "An administrator can raise the limit (git_transfer_limit)."
+                f"There are {bundle.size >> 20} MiB to transfer; the limit is {self._limit >> 20} MiB. An administrator can "
+                "raise it (git_transfer_limit)."
             )
         self._held[bundle.path] += 1
         return bundle

@@ -29,7 +29,7 @@ class Changes:
         """At most once: what was written since a crash is not what was to be discarded."""
         if job.operation.attempts > 1:
             raise ConflictError(
-                "The platform was restarted while it discarded. Look at what is left, and discard again."
+                "The platform was restarted while discarding changes. Check what is left, and discard again."
             )
         row = await self._ground.checkout(job.sandbox.id)
         async with self._ground.inside(job.sandbox, row.folder) as guest:

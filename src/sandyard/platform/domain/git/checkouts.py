@@ -147,7 +147,7 @@ class Checkouts:
         async with ground.database.reading() as session:
             kept = await session.get(Checkpoint, job.arguments["checkpointId"])
         if kept is None:
-            raise NotFoundError("The checkpoint is no longer there.")
+            raise NotFoundError("The checkpoint no longer exists.")
         async with ground.database.reading() as session:
             there = await session.get(Checkout, job.sandbox.id)  # it was in the snapshot that the sandbox was made of
         shallow = await self._put_back(job, project, kept, there)
@@ -219,10 +219,10 @@ class Checkouts:
         ground, name = self._ground, str(job.arguments["name"])
         row = await ground.checkout(job.sandbox.id)
         if name == row.base_branch:
-            raise InvalidInputError(f"{name!r} is the base branch: nobody works on that.")
+            raise InvalidInputError(f"{name!r} is the base branch. Work on another branch.")
         taken = set(await ground.mirrors.of(row.project_id).branches()) | await self._names(job)
         if name != row.branch and name in taken:
-            raise ConflictError(f"There is a branch {name!r} already. Choose another name.")
+            raise ConflictError(f"The branch {name!r} already exists. Choose another name.")
         async with ground.inside(job.sandbox, row.folder) as guest:
             await guest.create_branch(name, start=job.arguments.get("start"))
         async with ground.database.transaction() as tx:
@@ -237,7 +237,7 @@ class Checkouts:
         async with self._ground.database.reading() as session:
             known = await session.get(Checkout, job.sandbox.id)
         if known is not None and known.branch != job.arguments.get("chosen"):
-            raise ConflictError(f"This sandbox has a checkout already, on branch {known.branch}.")
+            raise ConflictError(f"This sandbox already has a checkout, on branch {known.branch}.")
 
     async def _choose(self, job: Job, mirror: Mirror, base: str, commit: str) -> None:
         """One after the other, so that no two choose the same name."""
@@ -250,7 +250,7 @@ class Checkouts:
         asked = job.arguments.get("branch")
         if asked is not None:
             if asked in taken:
-                raise ConflictError(f"There is a branch {asked!r} already. Choose another name.")
+                raise ConflictError(f"The branch {asked!r} already exists. Choose another name.")
             return str(asked)
         return next(name for name in await self._candidates(job.sandbox, taken) if name not in taken)
 

@@ -37,7 +37,7 @@ class Kept:
             return []
         more = f" and {len(self.skipped) - 10} more" if len(self.skipped) > 10 else ""
         return [
-            f"Not kept, because they cannot be read, have more than 100 MiB, or are repositories of their own: "
+            "Not saved, because they cannot be read, are larger than 100 MiB, or are repositories of their own: "
             f"{', '.join(self.skipped[:10])}{more}."
         ]
 
@@ -81,7 +81,7 @@ class Checkpoints:
         commit = await bring(self._ground, row, guest, ref=tree.commit, into=into, known=known)
         head = await self._ground.mirrors.of(row.project_id).resolve(f"{commit}^1")
         if head is None:
-            raise UnsafeBundleError("What came out of the sandbox is not a work tree, and was not taken.")
+            raise UnsafeBundleError("The sandbox did not send a work tree; its data was rejected.")
         kept = Checkpoint(
             id=checkpoint_id,
             project_id=row.project_id,

@@ -16,61 +16,61 @@ class GitFailedError(SandyardError):
 
 
 class GitTimeoutError(GitFailedError):
-    """Git took too long, and was stopped. Try again."""
+    """Git took too long and was stopped. Try again."""
 
     code, status = "git_timeout", 504
 
 
 class RepositoryInvalidError(InvalidInputError):
-    """This is not the address of a repository."""
+    """This is not a valid repository URL."""
 
     code = "repository_invalid"
 
 
 class RemoteRefusedError(SandyardError):
-    """The remote refuses the credential: it is missing, expired or revoked, or may not do this. Enter a new one."""
+    """The remote rejected the credential: it is missing, expired or revoked, or may not do this. Enter a new one."""
 
     code, status = "remote_refused", 409
 
 
 class RemoteMissingError(SandyardError):
-    """There is no such repository on the remote, or the credential may not see it."""
+    """The remote has no such repository, or the credential may not see it."""
 
     code, status = "remote_missing", 409
 
 
 class RemoteUnreachableError(SandyardError):
-    """The remote does not answer, or the line was cut. Nothing was lost; try again."""
+    """The remote did not respond, or the connection broke. Nothing was lost; try again."""
 
     code, status = "remote_unreachable", 502
 
 
 class RemoteRejectedError(SandyardError):
-    """The remote has rejected the push."""
+    """The remote rejected the push."""
 
     code, status = "remote_rejected", 409
 
 
 class BranchMovedError(ConflictError):
-    """The branch on the remote has commits that this checkout has not. Bring them in first, then push again."""
+    """The branch on the remote has commits that are not in this checkout. Update the branch first, then push again."""
 
     code = "branch_moved"
 
 
 class BranchCheckedOutError(ConflictError):
-    """The branch is checked out in the work tree of the repository, which is not changed from here. Merge it there."""
+    """The branch is checked out in the repository's work tree, which is not changed from here. Merge it there."""
 
     code = "branch_checked_out"
 
 
 class BranchGoneError(ConflictError):
-    """The branch was pushed before, but is not on the remote any more. Begin a new branch to push this work."""
+    """The branch was pushed before, but no longer exists on the remote. Create a new branch to push this work."""
 
     code = "branch_gone"
 
 
 class ConflictsError(ConflictError):
-    """Two sides have changed the same lines. `files` says which, `choices` what can be done (`how` of an update)."""
+    """Both sides have changed the same lines. `files` lists the files, `choices` the options (`how` of an update)."""
 
     code = "conflicts"
 
@@ -91,7 +91,7 @@ class ConflictsError(ConflictError):
 
 
 class CommitMessageError(InvalidInputError):
-    """The commit's message does not follow the convention. `suggestion` is one that does."""
+    """The commit message does not follow the convention. `suggestion` is one that does."""
 
     code = "commit_message"
 
@@ -117,25 +117,27 @@ class NoCheckoutError(ConflictError):
 
 
 class NotInProjectError(ConflictError):
-    """This sandbox does not belong to the project. A project's repository is checked out only in the project's own sandboxes, where its
-    settings apply: start a session in the project, or create a sandbox with its projectId."""
+    """This sandbox does not belong to the project. Start a session in the project, or create a sandbox with its projectId.
+
+    A project's repository can be checked out only in its own sandboxes, where its settings apply.
+    """
 
     code = "not_in_project"
 
 
 class UnsafeBundleError(SandyardError):
-    """What came out of the sandbox is not a sound set of commits, and was not taken."""
+    """The sandbox did not send valid commits; its data was rejected."""
 
     code, status = "unsafe_commits", 409
 
 
 class TooMuchError(SandyardError):
-    """There is more to transfer than the limit allows."""
+    """The transfer exceeds the size limit."""
 
     code, status = "too_large", 413
 
 
 class GuestGitError(SandyardError):
-    """Git in the sandbox does not work: look whether `git` is there, and whether its disk is full."""
+    """Git in the sandbox does not work. Check that `git` is installed and that the disk is not full."""
 
     code, status = "sandbox_git", 409

@@ -26,27 +26,22 @@ _LONGEST = 500
 _ESCAPE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 _UNSTORABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
-KEY_UNREADABLE = (
-    "The project's SSH key cannot be read: it is no private key, or it is locked with a passphrase. "
-    "Give the project one without a passphrase."
-)
-TOO_LARGE = (
-    "The repository is larger than the platform may keep. An administrator can raise the limit (git_repository_limit)."
-)
-_TOO_MUCH_MEMORY = "One of the files or commits is so large, or has so many files, that git would need more memory for it than it may have."
+KEY_UNREADABLE = "The project's SSH key cannot be read: it is not a private key, or it has a passphrase. Enter a key without a passphrase."
+TOO_LARGE = "The repository is larger than the platform's limit. An administrator can raise it (git_repository_limit)."
+_TOO_MUCH_MEMORY = "A file or commit is too large, or has too many files, for the memory that Git may use."
 _HOST_CHANGED = (
-    "The remote's host key is not the one it had before. If that is right, remove its line from `known_hosts` in the platform's "
-    "git folder; if not, somebody may be listening."
+    "The remote's host key has changed. If that is expected, remove its line from `known_hosts` in the platform's git folder; "
+    "if not, the connection may be intercepted."
 )
-NO_HOST = "The remote's host is not known here: its name is wrong, or there is no network."
-_TROUBLE = "The remote has trouble of its own just now. Nothing was lost; try again."
-_UNTRUSTED = "The remote's certificate is not one this machine trusts."
+NO_HOST = "The remote's host was not found: its name is wrong, or there is no network."
+_TROUBLE = "The remote failed internally. Nothing was lost; try again."
+_UNTRUSTED = "The remote's certificate is not trusted by this machine."
 _TABLE: tuple[tuple[str, type[SandyardError], str | None], ...] = (
     # the platform's own machine
     (
         r"(?m)^(?!remote:).*(No space left on device|Disk quota exceeded)",
         NoSpaceError,
-        "The platform's disk is full: git could not write.",
+        "The platform's disk is full: Git could not write.",
     ),
     (r"(?m)^(?!remote:).*: File too large$", TooMuchError, TOO_LARGE),
     (
@@ -70,18 +65,18 @@ _TABLE: tuple[tuple[str, type[SandyardError], str | None], ...] = (
         RemoteMissingError,
         None,
     ),
-    (r"not valid: is this a git repository", RemoteMissingError, "What answers at this address is no git repository."),
+    (r"not valid: is this a git repository", RemoteMissingError, "There is no Git repository at this URL."),
     (
         r"requested URL returned error: 3\d\d|unable to update url base from redirection",
         RemoteMissingError,
-        "The remote sends elsewhere. Give the project the address the repository has now, with .git at its end if the server wants that.",
+        "The remote redirects to another URL. Use the repository's current URL, with .git at its end if the server requires it.",
     ),
     # the line
     (r"[Cc]ould not resolve (host|proxy)", RemoteUnreachableError, NO_HOST),
     (
         r"requested URL returned error: 429",
         RemoteUnreachableError,
-        "The remote asks for fewer requests. Try again later.",
+        "The remote is rate-limiting requests (429). Try again later.",
     ),
     (r"requested URL returned error: 5\d\d|HTTP 5\d\d", RemoteUnreachableError, _TROUBLE),
     (r"SSL certificate problem|certificate verify failed|server certificate", RemoteUnreachableError, _UNTRUSTED),
@@ -114,12 +109,12 @@ def translated(stderr: str, doing: str) -> SandyardError:
         if pattern.search(stderr):
             if kind is RemoteRejectedError:
                 return RemoteRejectedError(
-                    f"The remote has rejected the push. It says: {server_words(stderr) or gist(stderr)}"
+                    f"The remote rejected the push. It said: {server_words(stderr) or gist(stderr)}"
                 )
             return kind(sentence)
     said = gist(stderr)
     return GitFailedError(
-        f"Git could not do this ({doing}). It says: {said}" if said else f"Git could not do this ({doing})."
+        f"Git could not do this ({doing}). It said: {said}" if said else f"Git could not do this ({doing})."
     )
 
 

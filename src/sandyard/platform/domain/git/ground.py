@@ -64,13 +64,13 @@ class Ground:
         async with self.database.reading() as session:
             row = await session.get(Project, project_id) if project_id is not None else None
         if row is None:
-            raise NotFoundError("The project of this checkout is no longer there.")
+            raise NotFoundError("The project of this checkout no longer exists.")
         return row
 
     async def repository(self, project: Project) -> Repository:
         """ConflictError when the project has none."""
         if project.repository is None:
-            raise ConflictError(f"Project {project.name!r} has no repository. Give it one first.")
+            raise ConflictError(f"Project {project.name!r} has no repository. Add one in the project's settings.")
         credential = await self.opener(project)
         async with self.database.reading() as session:
             remote = await remote_of(session, project)

@@ -211,7 +211,7 @@ class Guest:
 def _checked(told: bytes) -> str:
     commit = told.decode("ascii", "replace").strip()
     if not commit:
-        raise GitFailedError("The checkout has no commit yet.")
+        raise GitFailedError("The checkout has no commits yet.")
     if not _OID.fullmatch(commit):
-        raise GuestGitError("Git in the sandbox has answered with something that is no commit.")
+        raise GuestGitError("Git in the sandbox returned an invalid commit.")
     return commit

@@ -87,9 +87,9 @@ async def commit(runner: Runner, draft: CommitDraft) -> str:
     _check(draft.paths)
     message = messages.with_trailers(draft.message, draft.co_authors)
     if not message.strip():
-        raise InvalidInputError("A commit has a message.")
+        raise InvalidInputError("A commit needs a message.")
     if len(message.encode()) > _MESSAGE:
-        raise InvalidInputError(f"The commit's message is longer than {_MESSAGE >> 10} KiB.")
+        raise InvalidInputError(f"The commit message is longer than {_MESSAGE >> 10} KiB.")
     how = "paths" if draft.paths else "everything" if draft.everything else "staged"
     ran = await runner.script(
         _COMMIT,
@@ -103,27 +103,27 @@ async def commit(runner: Runner, draft: CommitDraft) -> str:
     if ran.exit_code == _MARKERS:
         raise GitFailedError(f"These files still have conflict markers. Resolve them first: {words(ran.stderr)}")
     if ran.exit_code == _REFUSED:
-        raise GitFailedError(f"The commit was refused in the sandbox. It said: {words(ran.stderr)}")
+        raise GitFailedError(f"The commit was rejected in the sandbox. It said: {words(ran.stderr)}")
     return ran.stdout.decode("ascii", "replace").strip()
 
 
 async def create_branch(runner: Runner, name: str, start: str | None) -> None:
     ran = await runner.script(_BRANCH, name, start or "", ok=(0, _EXISTS, _NO_START))
     if ran.exit_code == _EXISTS:
-        raise GitFailedError(f"The checkout has a branch {name!r} already. Choose another name.")
+        raise GitFailedError(f"The checkout already has a branch {name!r}. Choose another name.")
     if ran.exit_code == _NO_START:
-        raise GitFailedError(f"The checkout has no commit {start!r} for a branch to begin at.")
+        raise GitFailedError(f"The checkout has no commit {start!r} to start a branch from.")
 
 
 async def tag(runner: Runner, name: str, message: str | None, identity: Identity) -> str:
     ran = await runner.script(_TAG, name, message or "", envs=signed(identity), ok=(0, _EXISTS))
     if ran.exit_code == _EXISTS:
-        raise GitFailedError(f"The checkout has a tag {name!r} already. Choose another name.")
+        raise GitFailedError(f"The checkout already has a tag {name!r}. Choose another name.")
     return ran.stdout.decode("ascii", "replace").strip()
 
 
 def _check(paths: Sequence[str]) -> None:
     if any(not path for path in paths):
-        raise InvalidInputError("A path is not empty.")
+        raise InvalidInputError("A path must not be empty.")
     if sum(len(path.encode(errors="surrogateescape")) + 9 for path in paths) > _PATHS:
-        raise InvalidInputError("These are too many paths for one call. Name the folders they are in.")
+        raise InvalidInputError("Too many paths for one request. Name their folders instead.")

@@ -106,17 +106,16 @@ async def abort(runner: Runner) -> bool:
 def _outcome(code: int, stdout: bytes, stderr: str, what: str) -> list[Conflict]:
     said = words(stderr)
     if code == _UNDER_WAY:
-        raise GitFailedError("A merge or a rebase is under way in the sandbox. End it first, or give it up.")
+        raise GitFailedError("A merge or rebase is in progress in the sandbox. Finish or abort it first.")
     if code == _STUCK:
         raise GitFailedError(
-            f"There were conflicts, and the {what} could not be undone. Look into the sandbox. It said: {said}"
+            f"There were conflicts, and the {what} could not be undone. Check the sandbox. It said: {said}"
         )
     if code == 1:
         changed = "unstaged changes" in said or "uncommitted changes" in said or "local changes" in said
         if changed or "untracked working tree files" in said:
             raise GitFailedError(
-                f"There are changes in the sandbox that are not committed, and the {what} would overwrite them. Commit or "
-                f"discard them first. It said: {said}"
+                f"The {what} would overwrite uncommitted changes in the sandbox. Commit or discard them first. It said: {said}"
             )
         raise GitFailedError(f"Git in the sandbox could not {what}. It said: {said}")
     return parse_conflicts(stdout) if code == _CONFLICTS else []

@@ -109,4 +109,4 @@ async def adopt(
         timeout_s=TRANSFER_S,
     )
     if ran.exit_code == _OTHER:
-        raise GitFailedError(f"There is another repository in {runner.folder}, or another branch of this one.")
+        raise GitFailedError(f"{runner.folder} already contains another repository, or another branch of this one.")

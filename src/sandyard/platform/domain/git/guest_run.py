@@ -134,7 +134,7 @@ class Runner:
             )
         except ProgramTimeoutError as error:
             raise GitTimeoutError(
-                f"Git in the sandbox did not end within {timeout_s:g} s, and was stopped. Try again."
+                f"Git in the sandbox did not finish within {timeout_s:g} s and was stopped. Try again."
             ) from error
         except DirectoryMissingError:
             raise NoCheckoutError from None
@@ -151,12 +151,13 @@ def refusal(ran: Ran) -> Exception:
     if says_processes_full(said):
         return ProcessesFullError()
     if ran.exit_code in (NO_GIT, 127):
-        return GuestGitError("There is no git in the sandbox. Install it in the template.")
+        return GuestGitError("Git is not installed in the sandbox. Install it in the template.")
     if ran.exit_code == NO_CHECKOUT or "not a git repository" in said:
         return NoCheckoutError()
     if ".lock': File exists" in said:
         return GitFailedError(
-            f"Another git is at work in the sandbox. Try again when it is through; if none is, remove its lock. It said: {said}"
+            "Another Git process is running in the sandbox. Try again when it has finished; if none is running, remove its "
+            f"lock. It said: {said}"
         )
     return GitFailedError(f"Git in the sandbox could not do this. It said: {said}" if said else None)
 

@@ -172,9 +172,11 @@ async def checkout(
 ) -> None:
     began = await runner.script(_BEGIN, branch, ok=(0, _OTHER, _NOT_EMPTY))
     if began.exit_code == _OTHER:
-        raise GitFailedError(f"There is another repository in {runner.folder}, or another branch of this one.")
+        raise GitFailedError(f"{runner.folder} already contains another repository, or another branch of this one.")
     if began.exit_code == _NOT_EMPTY:
-        raise GitFailedError(f"{runner.folder} in the sandbox is not empty, and no checkout. Empty it, then try again.")
+        raise GitFailedError(
+            f"{runner.folder} in the sandbox is not empty and is not a checkout. Empty it, then try again."
+        )
     if began.stdout.strip() == _FOUND.encode():
         return
     index = ("", "")
@@ -270,6 +272,6 @@ async def _chunks(path: Path, offset: int) -> AsyncIterator[bytes]:
 
 def _too_much(limit: int) -> TooMuchError:
     return TooMuchError(
-        f"There is more than {limit / (1 << 20):g} MiB to bring out of the sandbox. Look for large files among the changes, and "
+        f"There is more than {limit / (1 << 20):g} MiB to transfer from the sandbox. Check the changes for large files, and "
         "ignore or remove them."
     )

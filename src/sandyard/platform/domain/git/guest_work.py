@@ -149,7 +149,7 @@ def _parse(told: bytes) -> WorkTree:
 async def restore(runner: Runner, commit: str) -> None:
     ran = await runner.script(_RESTORE, commit, ok=(0, _NOT_ONE), timeout_s=WORK_S)
     if ran.exit_code == _NOT_ONE:
-        raise GitFailedError(f"{commit[:12]} is not in the checkout, or is not a work tree that was kept.")
+        raise GitFailedError(f"{commit[:12]} is not in the checkout, or is not a saved work tree.")
 
 
 async def undo(runner: Runner, before: str) -> Undone | None:

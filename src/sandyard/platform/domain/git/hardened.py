@@ -180,13 +180,12 @@ def _helper(credential: Credential, remote: Remote, descriptors: list[int]) -> s
     """
     if not remote.private_line:
         raise RepositoryInvalidError(
-            "This address begins with http://, where anyone on the way can read the project's token. "
-            "Use https://, or remove the credential."
+            "This URL starts with http://, so the project's token could be intercepted. Use https://, or remove the credential."
         )
     assert credential.token is not None
     token = credential.token.reveal()
     if any(character in token + credential.username for character in "\n\r\0"):
-        raise RemoteRefusedError("The project's token has a line break in it. Give the project its token again.")
+        raise RemoteRefusedError("The project's token contains a line break. Enter the token again.")
     answer = memory_file("git-credential", f"username={credential.username}\npassword={token}\n".encode())
     descriptors.append(answer)
     script = f'!f() {{ test \\"$1\\" != get || cat /dev/fd/{answer}; }}; f'
@@ -214,7 +213,7 @@ def _ssh(folder: Path, credential: Credential | None, descriptors: list[int], pi
     program = shutil.which("ssh")
     if program is None:
         raise RepositoryInvalidError(
-            "There is no `ssh` on the platform's machine. Install it, or use an https:// address."
+            "`ssh` is not installed on the platform's machine. Install it, or use an https:// URL."
         )
     key = "none"  # not the keys of the user the platform runs as
     if credential is not None and credential.ssh_key:

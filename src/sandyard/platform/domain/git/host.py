@@ -136,7 +136,7 @@ class Git:
                     pass_fds=around.descriptors,
                 )
             except FileNotFoundError as missing:
-                raise GitFailedError(f"There is no folder {where} any more.") from missing
+                raise GitFailedError(f"The folder {where} no longer exists.") from missing
             patience = self._timeout_s if timeout_s is None else timeout_s
             started = time.monotonic()
             try:
@@ -153,7 +153,7 @@ class Git:
                         await end_tasks(listening)
             except TimeoutError:
                 raise GitTimeoutError(
-                    f"Git took longer than {patience:g} seconds ({_verb(arguments)}), and was stopped. Try again."
+                    f"Git took longer than {patience:g} seconds ({_verb(arguments)}) and was stopped. Try again."
                 ) from None
             finally:
                 await _end(process)
@@ -290,8 +290,8 @@ def lacking() -> str | None:
     try:
         told = subprocess.run(["git", "--version"], capture_output=True, text=True, timeout=10, check=True).stdout
     except (OSError, subprocess.SubprocessError):
-        return f"There is no git on this machine: install git {wanted} or newer for projects with a repository."
+        return f"Git is not installed on this machine. Install Git {wanted} or newer to use projects with a repository."
     found = re.search(r"(\d+)\.(\d+)", told)
     if found is None or (int(found[1]), int(found[2])) < NEEDED:
-        return f"{told.strip()} is too old for projects with a repository: install git {wanted} or newer."
+        return f"{told.strip()} is too old for projects with a repository. Install Git {wanted} or newer."
     return None

@@ -29,7 +29,7 @@ def main() -> int:
             socket.send_fds(line, [json.dumps(order).encode()], [0, 1, 2])
             answer = json.loads(line.recv(LONGEST))
         except (OSError, ValueError) as error:
-            answer = {"refused": f"`sandyard up` cannot be asked for it ({error})."}
+            answer = {"refused": f"`sandyard up` did not respond ({error})."}
     if "refused" in answer:
         sys.stderr.write(f"fatal: local repository: {answer['refused']}\n")
         return 128

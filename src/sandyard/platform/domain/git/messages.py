@@ -71,7 +71,7 @@ def check(message: str) -> None:
     if CONVENTIONAL.fullmatch(subject) and not _UNPRINTABLE.search(message.replace("\r\n", "\n")):
         return
     corrected = _corrected(message)
-    raise CommitMessageError(f"{_complaint(subject)} Use, for example: {subject_of(corrected)}", corrected)
+    raise CommitMessageError(f"{_complaint(subject)} Example: {subject_of(corrected)}", corrected)
 
 
 def check_pushed(commits: Sequence[Commit]) -> None:
@@ -85,7 +85,7 @@ def check_pushed(commits: Sequence[Commit]) -> None:
     more = f"; and {len(bad) - _NAMED} more" if len(bad) > _NAMED else ""
     which = "One commit does not follow" if len(bad) == 1 else f"{len(bad)} commits do not follow"
     raise CommitMessageError(
-        f"{which} the convention for messages, and nothing was pushed. Reword: {named}{more}.", suggest(bad[0].subject)
+        f"{which} the message convention, and nothing was pushed. Reword: {named}{more}.", suggest(bad[0].subject)
     )
 
 
@@ -135,11 +135,11 @@ def _complaint(subject: str) -> str:
     kind, colon, _ = subject.partition(": ")
     if colon and CONVENTIONAL.fullmatch(f"{kind}: x"):
         if len(subject) > len(kind) + 2 + LONGEST:
-            return f"The description behind “{_short(kind)}:” has more than {LONGEST} characters; put the rest into the message's body."
-        return "The commit's message has characters that cannot be printed."
+            return f"The description after “{_short(kind)}:” has more than {LONGEST} characters. Put the rest into the message body."
+        return "The commit message contains unprintable characters."
     return (
-        f"The commit's subject “{_short(subject)}” does not follow the convention: a type ({', '.join(TYPES)}), a scope in brackets "
-        f"if there is one, a colon, a space, and a description of at most {LONGEST} characters."
+        f"The commit subject “{_short(subject)}” does not follow the convention: a type ({', '.join(TYPES)}), an optional "
+        f"scope in parentheses, a colon, a space, and a description of at most {LONGEST} characters."
     )
 
 

@@ -30,8 +30,8 @@ _MANY_PACKS = 20
 _TAKEN_AT_ONCE = 4
 """Of all mirrors: what came out of a sandbox can cost as much time and memory as it is allowed."""
 _PROJECT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
-_SUBMODULES = "It has submodules, which are not checked out: their folders are empty."
-_LFS = "It uses Git LFS: the large files are not fetched, and pointer files stand in their places."
+_SUBMODULES = "The repository has submodules, which are not checked out: their folders are empty."
+_LFS = "The repository uses Git LFS: large files are not fetched, only their pointer files."
 
 
 class Mirrors:
@@ -142,11 +142,11 @@ class Mirror(Bare):
         await self._patience.over(attempt, "fetch")
 
     async def _refresh(self, remote: Remote, credential: Credential | None, progress: Progress) -> None:
-        progress("Asking the remote")
+        progress("Contacting the remote")
         default, wanted = await self._ask(remote, credential, "HEAD", f"{HEADS}*", f"{TAGS}*")
         if not any(name.startswith(ORIGIN) for name in wanted):
             raise RemoteMissingError(
-                "The repository is empty: it has no branch yet. Push a first commit to it, then try again."
+                "The repository is empty: it has no branches yet. Push a first commit to it, then try again."
             )
         if not self.exists:
             # what is there was cut short before it was ever whole: nothing has been kept in it

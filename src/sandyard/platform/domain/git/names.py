@@ -22,10 +22,10 @@ _RULES = tuple(
             "must not contain spaces, control characters or any of ~ ^ : ? * [ \\",
         ),
         (r"\.\.|@\{", "must not contain .. or @{"),
-        (r"\A-|\.\Z", "must neither begin with a dash nor end with a dot"),
-        (r"\A(@|HEAD|[0-9a-f]{40}|[0-9a-f]{64})\Z", "is a name that git uses for something else"),
-        (r"\A/|//|/\Z", "must not begin or end with a slash, nor have two in a row"),
-        (r"(\A|/)\.|\.lock(/|\Z)", "must not have a part that begins with a dot or ends with .lock"),
+        (r"\A-|\.\Z", "must not start with a hyphen or end with a dot"),
+        (r"\A(@|HEAD|[0-9a-f]{40}|[0-9a-f]{64})\Z", "is reserved by Git"),
+        (r"\A/|//|/\Z", "must not start or end with a slash, or contain two in a row"),
+        (r"(\A|/)\.|\.lock(/|\Z)", "must not have a part that starts with a dot or ends with .lock"),
     )
 )
 
@@ -38,7 +38,7 @@ def fault(name: str) -> str | None:
         if rule.search(name):
             return words
     if any(len(part.encode()) > _MAX_PART for part in name.split("/")):
-        return f"must have at most {_MAX_PART} bytes between its slashes"
+        return f"must have at most {_MAX_PART} bytes between slashes"
     return None
 
 

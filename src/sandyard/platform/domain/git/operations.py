@@ -45,10 +45,10 @@ Handler = Callable[["Job"], Awaitable[Detail]]
 
 
 class OperationFailedError(SandyardError):
-    """The operation has failed; it is what it failed with."""
+    """The operation failed; this is its error."""
 
     def __init__(self, row: GitOperation) -> None:
-        super().__init__(row.error or "The operation has failed.")
+        super().__init__(row.error or "The operation failed.")
         told = row.detail.get("failure", {})
         for name, value in (("code", row.error_code or "git_failed"), ("status", told.get("status", 409))):
             setattr(self, name, value)
@@ -251,7 +251,7 @@ class Operations:
             await self._end(job, OperationStatus.FAILED, error=error)
         except Exception as error:
             log.error("git_operation_crashed", operation=row.id, kind=row.kind, exc=error)  # noqa: TRY400 - exc= is our own word
-            await self._end(job, OperationStatus.FAILED, error=SandyardError("The platform failed; its log says why."))
+            await self._end(job, OperationStatus.FAILED, error=SandyardError("Internal error; see the platform's log."))
         else:
             await self._end(job, OperationStatus.COMPLETED, detail=detail)
         finally:
@@ -259,7 +259,9 @@ class Operations:
 
     async def _handle(self, job: Job, pauses: Sequence[float]) -> Detail:
         if job.operation.attempts > ATTEMPTS:
-            raise SandyardError(f"It was begun {ATTEMPTS} times, and each time the platform ended before it did.")
+            raise SandyardError(
+                f"The operation was started {ATTEMPTS} times, and each time the platform stopped before it finished."
+            )
         known = self.handlers[OperationKind(job.operation.kind)]
 
         async def handler(job: Job) -> Detail:
@@ -290,7 +292,9 @@ class Operations:
             raise  # it is closed: `recover` ends it
         except Exception as fault:
             log.error("git_operation_not_written", operation=job.operation.id, exc=fault)  # noqa: TRY400
-            told = SandyardError("It has ended, and what it said could not be kept; the platform's log says why.")
+            told = SandyardError(
+                "The operation has finished, but its result could not be stored; see the platform's log."
+            )
             await write(lambda: self._write_end(job, OperationStatus.FAILED, {}, told))
 
     async def _write_end(self, job: Job, status: OperationStatus, detail: Detail, error: SandyardError | None) -> None:

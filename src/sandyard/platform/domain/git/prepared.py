@@ -99,5 +99,5 @@ async def base_of(mirror: Mirror, project: Project, wanted: str | None) -> tuple
     name = wanted or project.base_branch or await mirror.default_branch()
     if name is None or name not in branches:
         some = ", ".join(sorted(branches)[:5]) or "none at all"
-        raise ConflictError(f"The repository has no branch {name!r} to begin from. It has: {some}.")
+        raise ConflictError(f"The repository has no branch {name!r} to start from. Available: {some}.")
     return name, branches[name]

@@ -91,11 +91,11 @@ class Line:
             raise BranchMovedError
         why = storable(rejected["why"] or "it does not say why")[:_WHY]
         if why.startswith(_RACE):
-            raise RemoteUnreachableError(f"Somebody else wrote {ref} at the same moment. Try again.")
+            raise RemoteUnreachableError(f"{ref} was changed by somebody else at the same time. Try again.")
         if why == "branch is currently checked out":
             raise BranchCheckedOutError
         words = server_words(done.stderr)
-        raise RemoteRejectedError(f"The remote has rejected the push ({why}).{f' It says: {words}' if words else ''}")
+        raise RemoteRejectedError(f"The remote rejected the push ({why}).{f' It said: {words}' if words else ''}")
 
 
 async def push(
@@ -122,16 +122,16 @@ async def push(
             return
         if now is None and expected is not None:
             raise BranchGoneError(
-                f"The branch {branch} was pushed before, but it is not on the remote any more: it was deleted there. "
-                "Nothing was pushed. Begin a new branch to push this work."
+                f"The branch {branch} was pushed before, but was deleted on the remote. Nothing was pushed. Create a new "
+                "branch to push this work."
             )
         if expected is None and base is not None and now is not None and await line.bare.is_ancestor(now, base):
             raise BranchMovedError(
-                f"The remote has a branch {branch} already, which is somebody else's. Begin a new branch to push this work."
+                f"The remote already has a branch {branch} that is somebody else's. Create a new branch to push this work."
             )
         if now is not None and not await line.bare.is_ancestor(now, commit):
             raise BranchMovedError(
-                f"The branch {branch} on the remote has commits that this checkout has not. Bring them in first, then push again."
+                f"The branch {branch} on the remote has commits that are not in this checkout. Update the branch first, then push again."
             )
         await line.send(f"{commit}:{ref}", ref, progress)
 
@@ -147,7 +147,9 @@ async def push_tag(line: Line, tag: str, name: str, *, progress: Progress, patie
         if now == tag:
             return
         if now is not None:
-            raise RemoteRejectedError(f"The remote has another tag {name}. Tags are not moved; choose another name.")
+            raise RemoteRejectedError(
+                f"The remote has a different tag {name}. Tags are not moved; choose another name."
+            )
         await line.send(f"{tag}:{ref}", ref, progress)
 
     await patience.over(attempt, f"push tag {name}")

@@ -66,15 +66,13 @@ def parse(repository: str) -> Remote:
     """
     address = repository.strip()
     if not address:
-        raise RepositoryInvalidError("The address of the repository is empty.")
+        raise RepositoryInvalidError("The repository URL is empty.")
     if len(address) > _LONGEST:
-        raise RepositoryInvalidError(f"The address of the repository is longer than {_LONGEST} characters.")
+        raise RepositoryInvalidError(f"The repository URL is longer than {_LONGEST} characters.")
     if address.startswith("/"):
         return _local(address)
     if _UNFIT.search(address):
-        raise RepositoryInvalidError(
-            "The address of the repository has spaces, backslashes or control characters in it."
-        )
+        raise RepositoryInvalidError("The repository URL contains spaces, backslashes or control characters.")
     scheme, separator, rest = address.partition("://")
     if not separator:
         return _scp_like(address)
@@ -85,11 +83,11 @@ def parse(repository: str) -> Remote:
             return _ssh(f"ssh://{rest}")
         case "file":
             if not rest.startswith("/"):
-                raise RepositoryInvalidError("A file:// address names an absolute path: file:///path/to/repository.")
+                raise RepositoryInvalidError("A file:// URL needs an absolute path: file:///path/to/repository.")
             return _local(rest)
         case _:
             raise RepositoryInvalidError(
-                f"Repositories are reached over https://, ssh:// (or git@host:path) or file://, not over {scheme[:20]}://."
+                f"Use an https://, ssh:// (or git@host:path) or file:// URL, not {scheme[:20]}://."
             )
 
 
@@ -97,11 +95,11 @@ def _http(address: str) -> Remote:
     parts = urlsplit(address)
     if "@" in parts.netloc:
         raise RepositoryInvalidError(
-            "Leave out what stands before the @ in the address: a name, password or token does not belong in it. "
-            "Give the project its token as a credential instead."
+            "Remove the part before the @ from the URL: it must not contain a username, password or token. Add the token as a "
+            "credential instead."
         )
     if parts.query or parts.fragment:
-        raise RepositoryInvalidError("The address of a repository has no '?' and no '#' in it.")
+        raise RepositoryInvalidError("The repository URL must not contain '?' or '#'.")
     host, port = _host_and_port(parts.netloc, {"http": 80, "https": 443}[parts.scheme.lower()])
     path = _segments(parts.path)
     scheme, where = parts.scheme.lower(), host + (f":{port}" if port else "")
@@ -121,9 +119,9 @@ def _ssh(address: str) -> Remote:
     parts = urlsplit(address)
     user, at, netloc = parts.netloc.rpartition("@")
     if at and ":" in user:
-        raise RepositoryInvalidError("Leave out the password in the address. Give the project an SSH key instead.")
+        raise RepositoryInvalidError("Remove the password from the URL. Add an SSH key instead.")
     if parts.query or parts.fragment:
-        raise RepositoryInvalidError("The address of a repository has no '?' and no '#' in it.")
+        raise RepositoryInvalidError("The repository URL must not contain '?' or '#'.")
     host, port = _host_and_port(netloc, 22)
     path = _segments(parts.path)
     who = _user(user) if at else ""
@@ -134,8 +132,7 @@ def _scp_like(address: str) -> Remote:
     match = _SCP.fullmatch(address)
     if match is None:
         raise RepositoryInvalidError(
-            "This is not the address of a repository. It looks like https://host/owner/name.git, git@host:owner/name.git or "
-            "/absolute/path."
+            "This is not a valid repository URL. Examples: https://host/owner/name.git, git@host:owner/name.git or /absolute/path."
         )
     host, _ = _host_and_port(match["host"], 22)
     absolute = "/" if match["path"].startswith("/") else ""
@@ -161,10 +158,10 @@ def _over_ssh(url: str, host: str, path: str, port: int | None = None) -> Remote
 
 def _local(path: str) -> Remote:
     if "\x00" in path or "\n" in path:
-        raise RepositoryInvalidError("The path of the repository has control characters in it.")
+        raise RepositoryInvalidError("The repository path contains control characters.")
     clean = "/" + posixpath.normpath(path).lstrip("/")
     if clean == "/":
-        raise RepositoryInvalidError("The path of the repository is the root of the disk.")
+        raise RepositoryInvalidError("The repository path is the root directory.")
     return Remote(
         kind="local",
         url=clean,
@@ -184,15 +181,15 @@ def _host_and_port(netloc: str, usual: int) -> tuple[str, int | None]:
     if match and not netloc.endswith("]"):
         host, port = match[1], int(match[2] or usual)
         if not 0 < port < 65536:
-            raise RepositoryInvalidError(f"{port} is not a port.")
+            raise RepositoryInvalidError(f"{port} is not a valid port.")
     if not _HOST.fullmatch(host) or ".." in host:
-        raise RepositoryInvalidError("The address names no host, or one that cannot be a host's name.")
+        raise RepositoryInvalidError("The URL has no host, or an invalid host name.")
     return host.lower(), None if port == usual else port
 
 
 def _user(name: str) -> str:
     if not _USER.fullmatch(name):
-        raise RepositoryInvalidError("The name before the @ in the address cannot be a user's name.")
+        raise RepositoryInvalidError("The part before the @ in the URL is not a valid username.")
     return f"{name}@"
 
 
@@ -200,7 +197,7 @@ def _segments(path: str) -> str:
     """The path without slashes at its ends or doubled ones."""
     parts = [part for part in path.split("/") if part]
     if not parts or any(part in (".", "..") for part in parts) or parts[0].startswith("-") or parts[-1] == ".git":
-        raise RepositoryInvalidError("The address names a host, but no repository on it.")
+        raise RepositoryInvalidError("The URL names a host, but no repository on it.")
     return "/".join(parts)
 
 

@@ -106,7 +106,7 @@ class GitService:
         project = await self._projects.get(caller, wanted)
         require_in_project(row, project.id)
         if project.repository is None:
-            raise ConflictError(f"Project {project.name!r} has no repository. Give it one first.")
+            raise ConflictError(f"Project {project.name!r} has no repository. Add one in the project's settings.")
         return await self._operations.submit(
             OperationKind.CLONE,
             row,
@@ -150,7 +150,7 @@ class GitService:
     ) -> GitOperation:
         """What was changed and not committed: of these paths, or everything. New files go too."""
         if not paths and not everything:
-            raise InvalidInputError("Say which paths to discard, or everything.")
+            raise InvalidInputError("Name the paths to discard, or discard everything.")
         return await self._submit(caller, sandbox_id, OperationKind.DISCARD, paths=list(paths), everything=everything)
 
     async def commit(
@@ -284,7 +284,7 @@ class GitService:
         mirror = self._ground.mirrors.of(row.project_id)
         base = await _base(mirror, row, kept.head, against)
         if base == against and not await is_own(mirror, base, await own_refs(self._ground, row)):
-            raise NotFoundError(f"The checkout has no commit {against!r}. Give the whole id of one that it has.")
+            raise NotFoundError(f"The checkout has no commit {against!r}. Use a full commit id.")
         return base
 
     async def compare(
@@ -294,7 +294,7 @@ class GitService:
         project = await self._projects.get(caller, project_id)
         mirror = self._ground.mirrors.of(project.id)
         if not mirror.exists:
-            raise ConflictError("Nothing was fetched of this repository yet.")
+            raise ConflictError("This repository has not been fetched yet.")
         old, new = [await self._named(mirror, name) for name in (base, head)]
         forked = await mirror.merge_base(old, new)
         commits = await reading.history(mirror, f"{old}..{new}", limit=250)
@@ -306,7 +306,7 @@ class GitService:
         if found is None and reading.is_commit(name) and await mirror.on_remote(name):
             found = name
         if found is None:
-            raise NotFoundError(f"The repository has no branch or commit {name[:100]!r}, as far as it was fetched.")
+            raise NotFoundError(f"The repository has no branch or commit {name[:100]!r}, as of the last fetch.")
         return found
 
     async def _both(self, caller: Principal, sandbox_id: str, *, to_use: bool = False) -> tuple[Checkout, Sandbox]:
@@ -333,7 +333,7 @@ class GitService:
     async def _kept(self, row: Checkout) -> Checkpoint:
         kept = await self.checkpoints_kept.newest(row.sandbox_id)
         if kept is None:
-            raise NoCheckoutError("The sandbox does not run, and nothing was kept of it. Resume it to look inside.")
+            raise NoCheckoutError("The sandbox is not running, and nothing was saved of it. Resume it to look inside.")
         return kept
 
     async def checkpoints(self, caller: Principal, session_id: str, page: PageRequest) -> Listing[Checkpoint]:

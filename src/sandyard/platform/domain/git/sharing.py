@@ -34,13 +34,13 @@ CHECKED_COMMITS = 1000
 
 
 class NothingToPushError(ConflictError):
-    """The branch has no commits that its base branch has not. Commit something first."""
+    """The branch has no commits that are not in its base branch. Commit something first."""
 
     code = "nothing_to_push"
 
 
 class RebaseRefusedError(ConflictError):
-    """The branch was pushed already: to rebase it would need a forced push, and nothing is ever forced. Merge instead."""
+    """The branch was already pushed: rebasing it would require a forced push, which is never done. Merge instead."""
 
     code = "rebase_refused"
 
@@ -128,7 +128,7 @@ class Sharing:
         """How many commits it has that the base has not; raises why it may not be pushed."""
         row, mirror = site.row, site.repository.mirror
         if row.branch in (row.base_branch, site.project.base_branch, await mirror.default_branch()):
-            raise ConflictError(f"{row.branch!r} is the base branch: changes reach it by a pull request only.")
+            raise ConflictError(f"{row.branch!r} is the base branch. Change it with a pull request.")
         base = await mirror.resolve(f"refs/remotes/origin/{row.base_branch}") or row.base_commit
         added = await reading.history(mirror, f"{base}..{commit}", limit=CHECKED_COMMITS)
         if not added:
@@ -143,8 +143,8 @@ class Sharing:
         if on == branch:
             return NothingToPushError()
         return NothingToPushError(
-            f"{branch}, which is pushed, has no commits of its own: the checkout is on {on or 'no branch'}. Go back with "
-            f"`git checkout {branch}` in the sandbox, or begin a new branch where it is."
+            f"{branch}, which is pushed, has no commits of its own: the checkout is on {on or 'no branch'}. Run `git checkout "
+            f"{branch}` in the sandbox, or create a new branch from the current state."
         )
 
     # update ------------------------------------------------------------------------------------------------------------
@@ -192,7 +192,7 @@ class Sharing:
     async def _bring_in(self, job: Job, site: _Site, source: str, ours: str, theirs: str) -> list[Conflict]:
         """Into the sandbox, and there into the branch. The conflicts that were left for the agent."""
         row, how, mirror = site.row, job.arguments["how"], site.repository.mirror
-        job.progress(f"bringing in {source}")
+        job.progress(f"merging {source}")
         bundle = await mirror.bundle(
             theirs, ref=f"refs/heads/{source}", have=[ours, row.base_commit], shallow=row.shallow
         )
@@ -231,8 +231,8 @@ class Sharing:
         """Tell the session's agent what is left to do: the merge is under way in the sandbox, with markers in the files."""
         names = "\n".join(f"- {one.path} ({one.kind})" for one in conflicts[:TOLD])
         text = (
-            f"A merge of {source} into your branch has stopped at conflicts in these files:\n{names}\n"
-            "Resolve them, stage the files, and commit the merge."
+            f"A merge of {source} into your branch stopped at conflicts in these files:\n{names}\nResolve them, stage the "
+            "files, and commit the merge."
         )
         sandbox = job.sandbox
         async with self._ground.database.transaction() as tx:
@@ -275,7 +275,7 @@ class Sharing:
                         await mirror.set_ref(into, sent_at)
                     if not await mirror.is_ancestor(sent_at, row.pushed or ""):
                         await mirror.drop_ref(into)
-                        raise UnsafeBundleError("The tag in the sandbox is not on a commit that was pushed.")
+                        raise UnsafeBundleError("The tag in the sandbox is not on a pushed commit.")
                     await mirror.push_tag(repository.remote, repository.credential, name, progress=job.progress)
         return {"tag": name, "commit": commit, "pushed": True}
 

@@ -49,7 +49,7 @@ async def take(bare: Bare, path: Path, refs: Mapping[str, str], *, limit: int) -
     Raises UnsafeBundleError, and TooMuchError for more than `limit` bytes; then the mirror is as it was. Idempotent.
     """
     if any(not name.startswith(_OURS) for name in refs.values()):
-        raise ValueError("what comes out of a sandbox is kept below refs/sandyard/ alone")
+        raise ValueError("data from a sandbox may only be stored below refs/sandyard/")
     _check_file(path, limit)
     with path.open("rb", buffering=0) as file, bare.quarantine() as objects:
         header = _parse(file)
@@ -57,7 +57,7 @@ async def take(bare: Bare, path: Path, refs: Mapping[str, str], *, limit: int) -
         missing = set(header.needed) - set(await bare.known(header.needed))
         if missing:
             raise UnsafeBundleError(
-                "What came out of the sandbox builds upon commits that the platform has never seen."
+                "The commits from the sandbox are based on commits that the platform has never seen."
             )
         try:
             await _index(bare, file, objects, limit)
@@ -66,7 +66,7 @@ async def take(bare: Bare, path: Path, refs: Mapping[str, str], *, limit: int) -
         except (GitTimeoutError, NoSpaceError):
             raise
         except SandyardError as fault:
-            raise UnsafeBundleError(f"What came out of the sandbox was not taken. {fault.message}") from fault
+            raise UnsafeBundleError(f"The data from the sandbox was rejected. {fault.message}") from fault
         _admit(objects / "pack", bare.objects / "pack")
         await bare.set_refs({refs[name]: tip for name, tip in header.refs.items()})
         return {refs[name]: commits[tip] for name, tip in header.refs.items()}
@@ -74,10 +74,10 @@ async def take(bare: Bare, path: Path, refs: Mapping[str, str], *, limit: int) -
 
 def _check_file(path: Path, limit: int) -> None:
     if path.is_symlink() or not path.is_file():
-        raise UnsafeBundleError("What came out of the sandbox is not a file.")
+        raise UnsafeBundleError("The data from the sandbox is not a file.")
     if path.stat().st_size > limit:
         raise TooMuchError(
-            f"There are more than {limit >> 20} MiB of commits to take out of the sandbox, which is the limit."
+            f"There are more than {limit >> 20} MiB of commits to transfer from the sandbox, which is the limit."
         )
 
 
@@ -86,22 +86,22 @@ def _parse(file: IO[bytes]) -> _Header:
     start = file.read(_HEADER_LIMIT) or b""
     end = start.find(b"\n\n")
     if not start.startswith(_SIGNATURES):
-        raise UnsafeBundleError("What came out of the sandbox is not a git bundle.")
+        raise UnsafeBundleError("The data from the sandbox is not a Git bundle.")
     if end < 0:
-        raise UnsafeBundleError("What came out of the sandbox has no end of its list of refs.")
+        raise UnsafeBundleError("The Git bundle from the sandbox has an incomplete list of refs.")
     needed: list[str] = []
     refs: dict[str, str] = {}
     for line in start[: end + 1].splitlines(keepends=True)[1:]:
         if line == b"@object-format=sha1\n":
             continue
         if len(line) > _LINE_LIMIT:
-            raise UnsafeBundleError("What came out of the sandbox has a line in its header that is too long.")
+            raise UnsafeBundleError("The Git bundle from the sandbox has a header line that is too long.")
         if match := _NEEDED.fullmatch(line):
             needed.append(match[1].decode())
         elif (match := _REF.fullmatch(line)) and match[2].decode(errors="replace") not in refs:
             refs[match[2].decode(errors="replace")] = match[1].decode()
         else:
-            raise UnsafeBundleError("What came out of the sandbox has a header that makes no sense.")
+            raise UnsafeBundleError("The Git bundle from the sandbox has an invalid header.")
     file.seek(end + 2)
     return _Header(tuple(dict.fromkeys(needed)), refs)
 
@@ -109,8 +109,8 @@ def _parse(file: IO[bytes]) -> _Header:
 def _compare(header: _Header, refs: Mapping[str, str]) -> None:
     if header.refs.keys() != refs.keys():
         raise UnsafeBundleError(
-            f"What came out of the sandbox should have {', '.join(sorted(refs))} and nothing else; "
-            f"it has {storable(', '.join(sorted(header.refs)))[:200] or 'nothing'}."
+            f"The Git bundle from the sandbox should contain {', '.join(sorted(refs))} and nothing else; it contains "
+            f"{storable(', '.join(sorted(header.refs)))[:200] or 'nothing'}."
         )
 
 

@@ -47,13 +47,13 @@ async def check_paths(bare: Bare, tips: Sequence[str], objects: Path) -> None:
         timeout_s=_TIMEOUT_S,
     )
     if listing.truncated:
-        raise TooMuchError(f"Its commits have more than {_MAX_TREES:,} new folders, which is the limit.")
+        raise TooMuchError(f"The commits have more than {_MAX_TREES:,} new folders, which is the limit.")
     new = await parsed(listing.stdout, _ids)
     counter = _Counter(bare.tree_paths)
     await counter.read(bare, objects, new)
     await asyncio.to_thread(counter.add_up)
     if any(counter.paths[tree] > MAX_PATHS for tree in new):
-        raise TooMuchError(f"One of its commits has more than {MAX_PATHS:,} files and folders, which is the limit.")
+        raise TooMuchError(f"A commit has more than {MAX_PATHS:,} files and folders, which is the limit.")
     if len(bare.tree_paths) > _REMEMBERED:
         bare.tree_paths = {}
 
@@ -94,11 +94,9 @@ class _Counter:
             count, below = await parsed(done.stdout, self._parse)
             time_left -= done.took_s + time.monotonic() - started
             if time_left <= 0:
-                raise GitTimeoutError(f"Counting its files took longer than {_TIMEOUT_S:g} seconds. Try again.")
+                raise GitTimeoutError(f"Counting the files took longer than {_TIMEOUT_S:g} seconds. Try again.")
             if not count:
-                raise TooMuchError(
-                    f"It has a folder with more than {OUTPUT_LIMIT >> 20} MiB of names, which is the limit."
-                )
+                raise TooMuchError(f"A folder has more than {OUTPUT_LIMIT >> 20} MiB of names, which is the limit.")
             left += list(batch)[count:]
             left += below
 
@@ -108,7 +106,7 @@ class _Counter:
         below: dict[bytes, None] = {}
         while (header := _HEADER.match(told, at)) is not None:
             if header[2] is None:
-                raise GitFailedError("One of its folders is missing.")
+                raise GitFailedError("A folder of the commits is missing.")
             end = header.end() + int(header[2])
             if end >= len(told):
                 break
@@ -131,7 +129,7 @@ class _Counter:
         if unknown:
             self._edges += len(unknown)
             if self._edges > _MAX_OPEN:
-                raise TooMuchError(f"Its commits have more than {_MAX_OPEN:,} folders, which is the limit.")
+                raise TooMuchError(f"The commits have more than {_MAX_OPEN:,} folders, which is the limit.")
             self._open[tree] = paths, b"".join(unknown)
         else:
             self.paths[tree] = min(paths, MAX_PATHS + 1)

@@ -1,1 +1,1 @@
-"""MCP servers that agents of a project are given."""
+"""MCP servers for a project's agents."""

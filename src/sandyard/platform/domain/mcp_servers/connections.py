@@ -15,8 +15,11 @@ from sandyard.platform.domain.models.gateway import CONNECT_S, WRITE_S
 
 
 class Connections:
-    """An address that no administrator has named is checked at every connection, and the connection made to what was checked.
-    Redirects are never followed, and cookies never kept: all projects share these clients."""
+    """HTTP clients for MCP servers.
+
+    An address that was not set by an administrator is checked at every connection, and the connection goes to the checked address. Redirects
+    are never followed and cookies never stored, because all projects share these clients.
+    """
 
     def __init__(self, destinations: Destinations, *, timeout_s: float) -> None:
         self._destinations = destinations
@@ -31,8 +34,10 @@ class Connections:
         self._guarded = open_shared_client(timeout=timeout, transport=guard)
 
     async def check(self, url: SplitResult) -> None:
-        """Raise PrivateAddressError if connections to this URL are refused, and OSError if its host has no address. Behind a proxy,
-        which resolves names itself, they are not resolved here."""
+        """Raise PrivateAddressError if connections to this URL are not allowed, and OSError if its host has no address.
+
+        Behind a proxy, which resolves names itself, names are not resolved here.
+        """
         host = url.hostname or ""
         self._destinations.check_name(host)
         if not is_proxied(url.scheme, host):

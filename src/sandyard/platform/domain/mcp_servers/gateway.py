@@ -1,4 +1,4 @@
-"""From an agent's request to an MCP server's answer: who asks, with the server's own headers, streamed both ways."""
+"""Proxy agents' requests to MCP servers: authenticate, add the server's headers, stream both ways."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ log = get_logger(__name__)
 METHODS = ("POST", "GET", "DELETE")
 _FORWARDED_HEADERS = frozenset(("accept", "content-type", "last-event-id", "user-agent"))
 _STRIPPED_RESPONSE_HEADERS = frozenset(("www-authenticate",))
-"""What would have an agent ask a person to log in, in a sandbox in which nobody can."""
+"""Headers that would make an agent ask for a login that is impossible in a sandbox."""
 _NOTED = 10_000
 NoteFailure = Callable[[str, str, str], Awaitable[None]]
-"""Is called with a turn, a code and a sentence."""
+"""Called with a turn, a code and a sentence."""
 
 
 class _Refused(Exception):  # noqa: N818 - an answer, no error of ours
@@ -40,8 +40,10 @@ class _Refused(Exception):  # noqa: N818 - an answer, no error of ours
 
 
 class McpGateway:
-    """Each request is understood anew: what was changed or removed in a project's settings holds at once. `note_failure` hears of
-    servers that cannot be used, once a turn."""
+    """Proxy for MCP servers. Settings are read for each request, so that changes take effect immediately.
+
+    `note_failure` is called for servers that cannot be used, once per turn.
+    """
 
     def __init__(
         self,
@@ -60,11 +62,11 @@ class McpGateway:
         await self.servers.close()
 
     def handles(self, target: str) -> bool:
-        """Whether a request in the tunnel is meant for an MCP server, and not for a model."""
+        """Return whether a request in the tunnel is for an MCP server and not for a model."""
         return target.startswith(f"/{ID}")
 
     async def serve(self, place: Place, asking: Asking, answer: Answering) -> None:
-        """Answers always, unless it is cancelled."""
+        """Serve a request. Always responds, unless cancelled."""
         try:
             row = await self._authorize(place, asking)
             await self._forward(place, row, asking, answer)
@@ -80,16 +82,16 @@ class McpGateway:
         target, _, query = asking.target.partition("?")
         capability = self._capabilities.of(place.sandbox_id)
         if not any(capability.matches(shown) for shown in apis.shown(asking.headers, "")):
-            raise _Refused(403, "This is not the capability that the agent was given.")
+            raise _Refused(403, "Invalid capability.")
         row = await self.servers.find(target.strip("/"), place.session_id)
         if row is None or row.type != ServerType.HTTP:
-            raise _Refused(404, "The project has no such MCP server any more.")
+            raise _Refused(404, "The project no longer has this MCP server.")
         if asking.method not in METHODS:
             raise _Refused(405, f"Method {asking.method[:10]} is not allowed.")
         if query:
             raise _Refused(400, "Query parameters are not allowed here.")
         if any(name == "content-encoding" and value != "identity" for name, value in asking.headers):
-            raise _Refused(415, "Send the request without compressing it.")
+            raise _Refused(415, "Send the request uncompressed.")
         return row
 
     async def _forward(self, place: Place, row: McpServer, asking: Asking, answer: Answering) -> None:
@@ -97,7 +99,7 @@ class McpGateway:
             secrets = await self.servers.reveal(row)
         except SandyardError as error:
             log.error("mcp_headers_unreadable", server=row.id, reason=error.message)  # noqa: TRY400
-            raise _Refused(500, f"The headers of {row.name} cannot be read; ask an administrator.") from None
+            raise _Refused(500, f"The headers of {row.name} cannot be decrypted. Ask an administrator.") from None
         redactor = redactor_of_headers(secrets.values())
         try:
             response = await self._send(row, asking, secrets)
@@ -123,7 +125,7 @@ class McpGateway:
         *,
         keyed: bool,
     ) -> bool:
-        """Whether all of it has come."""
+        """Stream the response to the agent. Returns whether it is complete."""
         if response.status_code in (401, 403) or response.is_redirect:
             sentence = redactor.text(refusal_of_answer(row.name, response, keyed=keyed) or "")
             log.info("mcp_server_refused", server=row.id, status=response.status_code)
@@ -138,7 +140,7 @@ class McpGateway:
                 await answer.data(redactor.feed(chunk))
             await answer.data(redactor.rest())
         except httpx.ReadTimeout:
-            # a stream on which nothing happens ends, and is opened again by whoever wants to hear more
+            # an idle stream ends, and the client reopens it if needed
             return response.request.method == "GET"
         except httpx.HTTPError as error:
             log.warning("mcp_answer_broken", server=row.id, reason=type(error).__name__)

@@ -1,4 +1,4 @@
-"""The words for MCP servers: what one is, what people are told of it, and how an agent is told of it."""
+"""MCP servers: types, validation and configuration of agents."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from sandyard.kit.secret import Secret
 from sandyard.platform.db.models import McpServer
 
 SERVER_FAILED = "mcp_server_failed"
-"""The code of the notice in a session whose agent cannot use a server."""
+"""Code of the notice in a session whose agent cannot use a server."""
 MAX_SERVERS = 20
 MAX_COMMAND, MAX_ARGS, MAX_ARG = 4096, 100, 4096
 MAX_ENV, MAX_VALUE = 50, 8192
 MAX_URL, MAX_HEADERS, MAX_HEADER = 2000, 20, 4000
 NAME = r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,38}[A-Za-z0-9])?"
-"""No underscores: agents make a tool's name of the server's and the tool's with underscores between them."""
+"""No underscores: agents join the server's and the tool's names with underscores."""
 ENV_NAME = r"[A-Za-z_][A-Za-z0-9_]{0,199}"
 _SHOWN = 4  # characters of a header's value
 _HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}")
@@ -37,12 +37,12 @@ _RESERVED = frozenset(
 
 
 class ServerType(StrEnum):
-    STDIO = "stdio"  # a command in the sandbox, which speaks on its standard input and output
-    HTTP = "http"  # a URL, over the platform's gateway
+    STDIO = "stdio"  # a command in the sandbox that uses its standard input and output
+    HTTP = "http"  # a URL, through the platform's gateway
 
 
 class McpTestFailedError(ConflictError):
-    """The MCP server does not work, and nothing was stored."""
+    """The MCP server does not work. Nothing was saved."""
 
     code = "connection_test_failed"
 
@@ -57,7 +57,7 @@ class McpTestFailedError(ConflictError):
 
 @dataclass(frozen=True, slots=True)
 class HeaderInfo:
-    """All that anybody is told of a header."""
+    """The visible part of a header."""
 
     name: str
     hint: str
@@ -80,7 +80,7 @@ class McpServerInfo:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """What came of a test."""
+    """The result of a test."""
 
     ok: bool
     detail: str
@@ -105,40 +105,44 @@ def info(row: McpServer) -> McpServerInfo:
     )
 
 
-# what may be stored ------------------------------------------------------------------------------------------------------
+# validation --------------------------------------------------------------------------------------------------------------
 
 
 def check_name(name: str) -> str:
     if not re.fullmatch(NAME, name):
-        raise InvalidInputError("An MCP server's name has 1 to 40 letters, digits and dashes, and no dash at its ends.")
+        raise InvalidInputError(
+            "The name of an MCP server must have 1 to 40 letters, digits and hyphens, and must not start or end with a hyphen."
+        )
     return name
 
 
 def check_command(command: str) -> str:
     if not command.strip() or len(command) > MAX_COMMAND:
-        raise InvalidInputError(f"The command is a program of 1 to {MAX_COMMAND} characters; its arguments are args.")
+        raise InvalidInputError(
+            f"The command must be a program of 1 to {MAX_COMMAND} characters. Put its arguments into args."
+        )
     return command.strip()
 
 
 def check_args(args: Sequence[str]) -> list[str]:
     if len(args) > MAX_ARGS or any(len(one) > MAX_ARG for one in args):
-        raise InvalidInputError(f"There are at most {MAX_ARGS} arguments of at most {MAX_ARG} characters.")
+        raise InvalidInputError(f"Use at most {MAX_ARGS} arguments of at most {MAX_ARG} characters each.")
     return list(args)
 
 
 def check_env(env: Mapping[str, str]) -> dict[str, str]:
     if len(env) > MAX_ENV or any(len(value) > MAX_VALUE for value in env.values()):
-        raise InvalidInputError(f"There are at most {MAX_ENV} variables of at most {MAX_VALUE} characters.")
+        raise InvalidInputError(f"Use at most {MAX_ENV} variables of at most {MAX_VALUE} characters each.")
     for name in env:
         if not re.fullmatch(ENV_NAME, name):
             raise InvalidInputError(
-                f"{name[:60]!r} is not a variable's name: it has letters, digits and underscores, and does not begin with a digit."
+                f"{name[:60]!r} is not a valid variable name. Use letters, digits and underscores, and do not start with a digit."
             )
     return dict(env)
 
 
 def check_url(url: str) -> SplitResult:
-    """InvalidInputError for what is not the address of an MCP server. Where it leads is not looked at."""
+    """Validate and parse the URL of an MCP server. Raises InvalidInputError. Does not check where it leads."""
     text = url.strip()
     if len(text) > MAX_URL or not text.isascii() or any(letter <= " " or letter == "\x7f" for letter in text):
         raise InvalidInputError(f"The URL must be ASCII without spaces, with at most {MAX_URL} characters.")
@@ -149,11 +153,11 @@ def check_url(url: str) -> SplitResult:
     except (ValueError, httpx.InvalidURL):
         parts, port = SplitResult("", "", "", "", ""), 0
     if parts.scheme not in ("http", "https") or not parts.hostname or port == 0 or "\\" in text:
-        raise InvalidInputError("This is not the URL of an MCP server: it looks like https://mcp.example.org/mcp")
+        raise InvalidInputError("This is not a valid URL of an MCP server. Example: https://mcp.example.org/mcp")
     if "@" in parts.netloc:
-        raise InvalidInputError("Remove the user name and password from the URL and use a header.")
+        raise InvalidInputError("Remove the username and password from the URL and use a header.")
     if parts.fragment:
-        raise InvalidInputError("The URL of an MCP server has no '#' in it.")
+        raise InvalidInputError("The URL of an MCP server must not contain '#'.")
     return parts
 
 
@@ -163,22 +167,22 @@ def check_header(name: str, value: Secret) -> None:
     text = value.reveal()
     if len(text) > MAX_HEADER or not _VALUE.fullmatch(text):
         raise InvalidInputError(
-            f"The value of {name} is empty, longer than {MAX_HEADER} characters, or has line breaks or other characters that headers "
-            "do not have. Copy it again."
+            f"The value of {name} is empty, is longer than {MAX_HEADER} characters, or contains line breaks or other invalid "
+            "characters. Copy it again."
         )
 
 
 def hint_of(value: Secret) -> str:
-    """Of a short one, four characters would be too much of it."""
+    """Return the end of the value. Four characters of a short one would reveal too much."""
     text = value.reveal()
     return f"…{text[-_SHOWN:]}" if len(text) >= 4 * _SHOWN else "…"
 
 
-# how an agent is told of it ----------------------------------------------------------------------------------------------
+# configuration of agents ------------------------------------------------------------------------------------------------
 
 
 def entry_of(row: McpServer, gateway: str, capability: Secret | None) -> dict[str, Any]:
-    """As ACP has it. `gateway`: where the platform's gateway is inside the sandbox."""
+    """Return the server's entry for ACP. `gateway`: the URL of the platform's gateway inside the sandbox."""
     if row.type == ServerType.STDIO:
         env = [{"name": name, "value": value} for name, value in row.env.items()]
         return {"name": row.name, "command": row.command, "args": list(row.args), "env": env}
@@ -187,7 +191,7 @@ def entry_of(row: McpServer, gateway: str, capability: Secret | None) -> dict[st
 
 
 def fingerprint(rows: Sequence[McpServer]) -> str:
-    """Changes with what agents are told. Empty: there are none. What the gateway adds is read anew for each request."""
+    """Return a value that changes with what agents are told; empty without servers. What the gateway adds is read for each request."""
     if not rows:
         return ""
     told = [[row.id, row.name, row.type, row.command, row.args, sorted(row.env.items())] for row in rows]

@@ -1,4 +1,4 @@
-"""Does an MCP server work? It is greeted and asked for its tools, over streamable HTTP."""
+"""Test an MCP server: initialize it and list its tools, over streamable HTTP."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from sandyard.platform.domain.mcp_servers.model import Probe
 from sandyard.platform.domain.models.redaction import redactor_of_headers
 
 VERSION = "2025-06-18"
-"""Of the protocol; a server that speaks another one says so, and is spoken to in that one."""
+"""The protocol version offered. A server that uses another version says so, and that version is used."""
 WHOLE_S = 30.0
 END_S = 5.0
-"""How long the server may take to end the session of the test."""
+"""How long the server may take to end the test's session."""
 MAX_TOOLS, MAX_PAGES = 500, 10
 _MOST, _VALUES = 4 << 20, 50_000
 _LONGEST = 600
@@ -34,7 +34,7 @@ _HEADER_VALUE = re.compile(r"[!-~]{1,1000}")
 
 
 class _Failed(Exception):  # noqa: N818 - an answer, no error of ours
-    """A sentence."""
+    """The test failed, with a message for people."""
 
 
 async def probe(client: httpx.AsyncClient, name: str, url: str, headers: Mapping[str, Secret]) -> Probe:
@@ -48,7 +48,7 @@ async def probe(client: httpx.AsyncClient, name: str, url: str, headers: Mapping
     except _Failed as failed:
         ok, detail, server, tools = False, str(failed), None, []
     except TimeoutError:
-        ok, detail, server, tools = False, f"{name} did not answer in {WHOLE_S:.0f} s.", None, []
+        ok, detail, server, tools = False, f"{name} did not respond within {WHOLE_S:.0f} s.", None, []
     except (httpx.HTTPError, httpx.InvalidURL, SandyardError) as error:
         ok, detail, server, tools = False, refusal_of_error(name, url, error), None, []
     duration_ms = round((time.monotonic() - began) * 1000)
@@ -81,7 +81,7 @@ class _Conversation:
         self._number = 0
 
     async def run(self) -> tuple[str | None, list[str]]:
-        """The server's own name, and those of its tools."""
+        """Return the server's own name and the names of its tools."""
         greeting = await self._ask(
             "initialize",
             {
@@ -92,10 +92,10 @@ class _Conversation:
         )
         self._headers[_VERSION] = self._checked("protocol version", greeting.get("protocolVersion") or VERSION)
         await self._send({"jsonrpc": "2.0", "method": "notifications/initialized"})
-        return _named(greeting.get("serverInfo")), await self._tools(greeting)
+        return _server_name(greeting.get("serverInfo")), await self._tools(greeting)
 
     async def end(self) -> None:
-        """End the server's session, if there is one. What it answers is not read."""
+        """End the server's session, if there is one. Ignores the response."""
         if _SESSION not in self._headers:
             return
         with contextlib.suppress(httpx.HTTPError, SandyardError, TimeoutError):
@@ -112,7 +112,7 @@ class _Conversation:
             page = await self._ask("tools/list", {} if cursor is None else {"cursor": cursor})
             listed = page.get("tools")
             if not isinstance(listed, list):
-                raise _Failed(f"{self._name} answered without a list of tools.")
+                raise _Failed(f"{self._name} did not return a list of tools.")
             names = [one.get("name") for one in listed if isinstance(one, dict)]
             found += [name for name in names if isinstance(name, str)]
             cursor = page.get("nextCursor")
@@ -125,11 +125,9 @@ class _Conversation:
         number = self._number
         answer = await self._send({"jsonrpc": "2.0", "id": number, "method": method, "params": params}, number)
         if answer is None:
-            raise _Failed(
-                f"{self._name} answers, but not as an MCP server does. Check that the URL is that of its endpoint."
-            )
+            raise _Failed(f"{self._name} responds, but not like an MCP server. Check that the URL is its MCP endpoint.")
         if isinstance(error := answer.get("error"), dict):
-            raise _Failed(f"{self._name} refused {method}: {str(error.get('message'))[:300]}")
+            raise _Failed(f"{self._name} rejected {method}: {str(error.get('message'))[:300]}")
         result = answer.get("result")
         return result if isinstance(result, dict) else {}
 
@@ -144,14 +142,14 @@ class _Conversation:
             return await _read_answer(response, number)
 
     def _checked(self, what: str, value: object) -> str:
-        """What the server wants to have sent back in a header."""
+        """Check a value that the server wants sent back in a header."""
         if not isinstance(value, str) or not _HEADER_VALUE.fullmatch(value):
             raise _Failed(f"{self._name} sent an invalid {what}: it must be ASCII without spaces.")
         return value
 
 
 async def _read_answer(response: httpx.Response, number: int) -> dict[str, Any] | None:
-    """The message with this id, out of JSON or a stream of events."""
+    """Return the message with this id from JSON or an event stream."""
     streamed = response.headers.get("content-type", "").partition(";")[0].strip() == "text/event-stream"
     held, searched, data, size = bytearray(), 0, list[bytes](), 0
     async for chunk in response.aiter_bytes():
@@ -182,7 +180,7 @@ def _message(data: bytes, number: int) -> dict[str, Any] | None:
     return told if isinstance(told, dict) and told.get("id") == number else None
 
 
-def _named(server: Any) -> str | None:
+def _server_name(server: Any) -> str | None:
     if not isinstance(server, dict) or not isinstance(server.get("name"), str):
         return None
     return " ".join(str(server[key]) for key in ("name", "version") if isinstance(server.get(key), str))

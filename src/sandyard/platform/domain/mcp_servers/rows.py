@@ -1,4 +1,4 @@
-"""The rows of a project's MCP servers."""
+"""Database access for MCP servers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sandyard.platform.db.models import McpServer
 
 
 async def servers_of(session: AsyncSession, project_id: str | None) -> list[McpServer]:
-    """Oldest first; none without a project."""
+    """Return the project's servers, oldest first. Empty without a project."""
     if project_id is None:
         return []
     query = select(McpServer).where(McpServer.project_id == project_id).order_by(McpServer.id)

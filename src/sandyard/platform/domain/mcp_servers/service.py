@@ -1,4 +1,4 @@
-"""MCP servers of projects: who may change a project says which there are. Headers go in, never out."""
+"""MCP servers of projects, managed by those who may change the project. Header values are write-only."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ from sandyard.platform.domain.users.tokens import instant
 
 ID = "mcp_"
 Headers = Mapping[str, Secret | None]
-"""By name; None: the value that is stored."""
+"""By name. None keeps the stored value."""
 
 
 @dataclass(frozen=True, slots=True)
 class McpServerDraft:
-    """The fields of a server to create or change. None: not set, or unchanged."""
+    """The fields of a server to create or change. None means not set or unchanged."""
 
     name: str | None = None
     type: Type | None = None
@@ -55,7 +55,7 @@ class McpServerDraft:
 
 
 class McpServers:
-    """Who sees a project sees its servers; who may change it changes them."""
+    """Operations on MCP servers. Those who see a project see its servers; those who may change it may change them."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class McpServers:
         await self._connections.close()
 
     async def list(self, caller: Principal, project_id: str) -> Sequence[McpServerInfo]:
-        """Oldest first."""
+        """List the project's servers, oldest first."""
         await self._projects.get(caller, project_id)
         async with self._database.reading() as session:
             return [model.info(row) for row in await servers_of(session, project_id)]
@@ -87,8 +87,10 @@ class McpServers:
     async def create(
         self, caller: Principal, project_id: str, draft: McpServerDraft, *, test: bool = False
     ) -> McpServerInfo:
-        """ConflictError when the name is taken, or there are too many. With `test`, McpTestFailedError when a URL does not work; a
-        command is not tested."""
+        """Create a server. Raises ConflictError if the name is taken or there are too many.
+
+        With `test`, raises McpTestFailedError if a URL does not work. Commands are not tested.
+        """
         owner = (await self._projects.require_change(caller, project_id)).owner_id
         now = instant(self._clock)
         if draft.name is None:
@@ -107,10 +109,10 @@ class McpServers:
         )
         await self._fill(caller, row, draft)
         if row.command is None and row.url is None:
-            raise InvalidInputError("An MCP server needs a command, or a url.")
+            raise InvalidInputError("An MCP server needs a command or a url.")
         if test:
             async with self._database.reading() as session:
-                await _require_room(session, row)  # sooner than after a request to the server
+                await _require_room(session, row)  # fail before sending a request to the server
             await self._check(row)
         async with self._database.transaction() as tx:
             await _lock_project(tx, project_id)
@@ -122,12 +124,15 @@ class McpServers:
     async def update(
         self, caller: Principal, project_id: str, server_id: str, draft: McpServerDraft, *, test: bool = False
     ) -> McpServerInfo:
-        """Change what is given; `headers` replaces all of them. ConflictError when a header that was given for one server would be
-        shown to another: nobody gets to read it by moving the server to one of their own. A command stays a command, a URL a URL."""
+        """Change the given fields. `headers` replaces all headers. The type cannot change.
+
+        Raises ConflictError if a stored header value would be sent to another server, so that nobody can read it by changing the URL to
+        their own server.
+        """
         owner = (await self._projects.require_change(caller, project_id)).owner_id
         edited = await self._row(project_id, server_id)
         if draft.type is not None and draft.type != edited.type:
-            raise InvalidInputError("The type of an MCP server cannot be changed. Add another one.")
+            raise InvalidInputError("The type of an MCP server cannot be changed. Add another server instead.")
         await self._fill(caller, edited, draft)
         if test:
             await self._check(edited)
@@ -146,7 +151,7 @@ class McpServers:
         return model.info(row)
 
     async def delete(self, caller: Principal, project_id: str, server_id: str) -> None:
-        """Agents at work that use it are answered that it is gone."""
+        """Delete a server. Running agents that use it get an error."""
         owner = (await self._projects.require_change(caller, project_id)).owner_id
         async with self._database.transaction() as tx:
             row = await tx.session.get(McpServer, server_id)
@@ -156,19 +161,20 @@ class McpServers:
             _tell(tx, "mcp_server.deleted", row, owner)
 
     async def test(self, caller: Principal, project_id: str, server_id: str) -> Probe:
-        """Greet the server from here, with its headers, and ask for its tools. For who may change it."""
+        """Connect to the server with its headers and list its tools. Requires permission to change the project."""
         await self._projects.require_change(caller, project_id)
         row = await self._row(project_id, server_id)
         if row.type != Type.HTTP:
-            raise ConflictError(
-                "A command runs only in the sandbox of an agent. Only servers with a URL can be tested."
-            )
+            raise ConflictError("Only servers with a URL can be tested. Commands run only in an agent's sandbox.")
         return await self._probe(row)
 
-    # for the platform's own code ---------------------------------------------------------------------------------------
+    # internal ----------------------------------------------------------------------------------------------------------
 
     async def find(self, server_id: str, session_id: str) -> McpServer | None:
-        """One that agents of this session may use; None for one of another project, or if the session's owner has left it."""
+        """Return a server that agents of this session may use.
+
+        None if it belongs to another project or the session's owner has left the project.
+        """
         async with self._database.reading() as reading:
             session = await reading.get(Session, session_id)
             row = await reading.get(McpServer, server_id)
@@ -180,7 +186,7 @@ class McpServers:
         return self._connections.client_for(row)
 
     async def reveal(self, row: McpServer) -> dict[str, Secret]:
-        """Its headers. VaultError when they cannot be opened."""
+        """Return its headers. Raises VaultError if they cannot be decrypted."""
         if row.headers is None:
             return {}
         opened = await asyncio.to_thread(self._vault.open, row.headers, *_place(row.id))
@@ -188,7 +194,7 @@ class McpServers:
         return {name: Secret(value) for name, value in told.items()}
 
     async def _row(self, project_id: str, server_id: str) -> McpServer:
-        """A copy: what is changed in it is stored nowhere."""
+        """Return a detached copy. Changes to it are not stored."""
         async with self._database.reading() as session:
             row = await session.get(McpServer, server_id)
             if row is None or row.project_id != project_id:
@@ -223,24 +229,24 @@ class McpServers:
             raise _moved(before)
 
     async def _require_permitted(self, caller: Principal, url: SplitResult) -> None:
-        """Raise ForbiddenError for a URL that only an administrator may set: the platform connects to it from its own network."""
+        """Raise ForbiddenError for a URL that only an administrator may set, because the platform connects to it from its own network."""
         if caller.is_admin:
             return
         if url.scheme != "https":
-            raise ForbiddenError("Only an administrator may set a URL that begins with http://. Use https://.")
+            raise ForbiddenError("Only an administrator may use an http:// URL. Use https://.")
         host = (url.hostname or "")[:200]
         try:
             await self._connections.check(url)
         except PrivateAddressError:
             raise PrivateAddressError(
-                f"{host} is in a private network: only an administrator can set this URL, unless the host is in SANDYARD_PRIVATE_HOSTS."
+                f"{host} is in a private network. Only an administrator can use this URL, unless the host is in SANDYARD_PRIVATE_HOSTS."
             ) from None
         except (OSError, TimeoutError):
-            raise InvalidInputError(f"The host {host} of this URL cannot be found.") from None
+            raise InvalidInputError(f"The host {host} of this URL was not found.") from None
 
     async def _seal(self, row: McpServer, headers: Headers, *, moved_from: str | None) -> None:
         if len(headers) > MAX_HEADERS:
-            raise InvalidInputError(f"An MCP server has at most {MAX_HEADERS} headers.")
+            raise InvalidInputError(f"Use at most {MAX_HEADERS} headers.")
         if len({name.lower() for name in headers}) != len(headers):
             raise InvalidInputError("Duplicate header.")
         known = {name.lower(): value for name, value in (await self.reveal(row)).items()}
@@ -277,19 +283,17 @@ def _type(draft: McpServerDraft) -> Type:
 
 
 def _server(url: str) -> str:
-    """Scheme, host and port: all that a header is good for."""
+    """Return scheme, host and port, to which headers are bound."""
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc}".lower()
 
 
 def _moved(url: str) -> ConflictError:
-    return ConflictError(
-        f"The headers were given for {_server(url)}. Give their values for the new server with its URL."
-    )
+    return ConflictError(f"The header values were entered for {_server(url)}. Enter them again for the new URL.")
 
 
 async def _lock_project(tx: Transaction, project_id: str) -> None:
-    """Have other changes to the project's servers wait: no index knows how many there may be, or that case does not count in names."""
+    """Lock the project against concurrent changes of its servers, because no index enforces the limit or case-insensitive names."""
     if await tx.session.get(Project, project_id, with_for_update={"key_share": True}) is None:
         raise NotFoundError(f"There is no project {project_id[:60]}.")
 
@@ -298,7 +302,7 @@ async def _require_room(session: AsyncSession, row: McpServer) -> None:
     of_project = McpServer.project_id == row.project_id
     count = await session.scalar(select(func.count()).select_from(McpServer).where(of_project))
     if (count or 0) >= MAX_SERVERS:
-        raise ConflictError(f"A project has at most {MAX_SERVERS} MCP servers.")
+        raise ConflictError(f"A project can have at most {MAX_SERVERS} MCP servers.")
     await _require_free(session, row)
 
 
@@ -309,7 +313,7 @@ async def _require_free(session: AsyncSession, row: McpServer) -> None:
         func.lower(McpServer.name) == row.name.lower(),
     )
     if await session.scalar(same.limit(1)) is not None:
-        raise ConflictError(f"The project has an MCP server {row.name!r} already.")
+        raise ConflictError(f"The project already has an MCP server {row.name!r}.")
 
 
 def _tell(tx: Transaction, kind: str, row: McpServer, owner_id: str) -> None:
@@ -321,5 +325,5 @@ def _unknown(server_id: str) -> NotFoundError:
 
 
 def _place(server_id: str) -> tuple[str, ...]:
-    """Where a sealed value belongs: moved to another row it does not open."""
+    """Return the context a sealed value is bound to. It cannot be opened in another row."""
     return "mcp server", server_id

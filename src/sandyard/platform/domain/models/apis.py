@@ -1,4 +1,4 @@
-"""What is known of each provider's protocol: what may be asked, how the key is shown, and how it says that something is wrong."""
+"""The providers' protocols: allowed requests, authentication headers and error formats."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SPEAKS: Mapping[ModelApi, tuple[ModelApi, ...]] = {
     ModelApi.OPENAI_CHAT: (ModelApi.OPENAI_CHAT,),
     ModelApi.GEMINI: (ModelApi.GEMINI,),
 }
-"""What a provider of a kind understands: OpenAI's own API has both."""
+"""The APIs that a provider of a kind serves: OpenAI itself serves both of its APIs."""
 
 _MODELS = ("GET", r"/v1/models(/(?!\.+$)[A-Za-z0-9._:@-]+)?", False)
 _CHAT = (("POST", r"/v1/chat/completions", True), ("POST", r"/v1/embeddings", True), _MODELS)
@@ -51,7 +51,7 @@ _NOT_UP = _HOP | frozenset(
     "x-goog-fieldmask x-http-method x-http-method-override x-method-override".split()
 )
 _NOT_ASKED = frozenset(("key", "access_token", "oauth_token", "fields", "$fields"))
-"""In a query: another's credential, and what would have an answer without the tokens it took."""
+"""Query parameters that are dropped: other credentials, and those that would leave token counts out of the response."""
 _NOT_DOWN = _HOP | frozenset("set-cookie location content-encoding alt-svc strict-transport-security".split())
 _ANTHROPIC_TYPES = {
     400: "invalid_request_error",
@@ -74,7 +74,7 @@ Headers = list[tuple[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a request is for. `counted`: a model works for it, so that it costs something."""
+    """What a request is for. `counted`: it uses a model and so costs something."""
 
     path: str
     query: str
@@ -90,7 +90,7 @@ class Asked:
 
 
 def asked(kind: ModelApi, method: str, path: str, query: str) -> Asked | None:
-    """None for what no agent needs: files, batches, other people's answers, fine-tuning, the account."""
+    """Return the request, or None for what no agent needs: files, batches, other responses, fine-tuning, the account."""
     wanted = "GET" if method == "HEAD" else method
     for verb, pattern, counted in _ROUTES[kind]:
         if verb == wanted and re.fullmatch(pattern, path):
@@ -100,7 +100,7 @@ def asked(kind: ModelApi, method: str, path: str, query: str) -> Asked | None:
 
 
 def shown(headers: Iterable[tuple[str, str]], query: str) -> list[str]:
-    """What the agent has shown in the place of a key, wherever its protocol puts it."""
+    """Return what the agent sent in place of a key, wherever its protocol puts it."""
     found = [value for name, value in parse_qsl(query) if name == "key"]
     for name, value in headers:
         if name == "authorization" and value[:7].lower() == "bearer ":
@@ -111,7 +111,7 @@ def shown(headers: Iterable[tuple[str, str]], query: str) -> list[str]:
 
 
 def address(base_url: str, ask: Asked) -> str:
-    """Where to. A base with a version of its own, as `…/v4`, keeps that one."""
+    """Return the URL. A base with its own version, such as `…/v4`, keeps it."""
     base, path = base_url.rstrip("/"), ask.path
     if _VERSION.search(base):
         path = re.sub(r"^/v1(?:beta)?(?=/)", "", path)
@@ -119,7 +119,7 @@ def address(base_url: str, ask: Asked) -> str:
 
 
 def upward(kind: ModelApi, headers: Iterable[tuple[str, str]], key: Secret | None) -> Headers:
-    """The agent's headers without those of its connection and its capability, and with the real key."""
+    """Return the agent's headers without hop-by-hop headers and the capability, with the real key."""
     kept = [(name, value) for name, value in headers if name not in _NOT_UP and not name.startswith("x-forwarded-")]
     return [*kept, ("accept-encoding", "identity"), *key_headers(kind, key)]
 
@@ -135,13 +135,13 @@ def key_headers(kind: ModelApi, key: Secret | None) -> Headers:
 
 
 def downward(headers: Iterable[tuple[str, str]], *, decoded: bool) -> Headers:
-    """The provider's headers without those of its connection. `decoded`: its length is no longer true."""
+    """Return the provider's headers without hop-by-hop headers. `decoded`: its length is no longer correct."""
     dropped = _NOT_DOWN | {"content-length"} if decoded else _NOT_DOWN
     return [(name.lower(), value) for name, value in headers if name.lower() not in dropped]
 
 
 def refusal(kind: ModelApi, status: int, code: str, sentence: str) -> tuple[Headers, bytes]:
-    """An error as this provider's clients understand it. `x-should-retry` is what the SDKs of Anthropic and OpenAI look at first."""
+    """Return an error in the format of this provider's clients. The SDKs of Anthropic and OpenAI check `x-should-retry` first."""
     said: dict[str, Any]
     if kind is ModelApi.ANTHROPIC:
         said = {"type": "error", "error": {"type": _ANTHROPIC_TYPES.get(status, "api_error"), "message": sentence}}

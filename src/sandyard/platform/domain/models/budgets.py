@@ -1,4 +1,4 @@
-"""What may be spent on models: by a task, and by a project in a calendar month (UTC)."""
+"""Budgets for models: per task, and per project and calendar month (UTC)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sandyard.platform.domain.users.tokens import instant
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """`whose` begins a sentence, `when` ends one."""
+    """A limit. `whose` starts a sentence, `when` ends one."""
 
     whose: str
     when: str
@@ -29,8 +29,10 @@ class Limit:
 
 
 class Budgets:
-    """Limits are read anew each time: who raises one need not restart anything. Requests that run at the same time do not know of each
-    other's cost, so that the last ones may go beyond a limit together; nothing begins after that."""
+    """Check budgets. Limits are read each time, so that a raised limit applies immediately.
+
+    Concurrent requests do not know each other's cost, so the last ones may exceed a limit together; nothing starts after that.
+    """
 
     def __init__(self, database: Database, ledger: Ledger, clock: Clock) -> None:
         self._database = database
@@ -38,22 +40,23 @@ class Budgets:
         self._clock = clock
 
     async def check(self, session: Session) -> None:
-        """Before a request: OverBudgetError when nothing is left."""
+        """Check before a request. Raises OverBudgetError if the budget is used up."""
         for limit in await self._limits(session):
             if (sentence := _reached(limit, await self._spent(limit), inclusive=True)) is not None:
                 raise OverBudgetError(sentence)
 
     async def check_price(self, session: Session, model: str | None, provider: str) -> None:
-        """For a model without a price: PriceMissingError when a limit in dollars applies."""
+        """Check a model without a price. Raises PriceMissingError if a limit in dollars applies."""
         for limit in await self._limits(session):
             if limit.usd is not None:
                 raise PriceMissingError(
-                    f"{limit.whose} has a budget of {limit.usd:.2f} US dollars{limit.when}, and nobody knows what the model "
-                    f"{(model or 'of this request')[:200]} costs. Give the provider {provider} its price, or give the budget in tokens."
+                    f"{limit.whose} has a budget of {limit.usd:.2f} US dollars{limit.when}, but the price of the model "
+                    f"{(model or 'of this request')[:200]} is unknown. Set its price for the provider {provider}, or set the "
+                    "budget in tokens."
                 )
 
     async def exceeded(self, session: Session) -> str | None:
-        """After a request: a sentence when more was spent than allowed."""
+        """Check after a request. Returns a sentence if more was spent than allowed."""
         for limit in await self._limits(session):
             if (sentence := _reached(limit, await self._spent(limit), inclusive=False)) is not None:
                 return sentence
@@ -89,11 +92,9 @@ class Budgets:
 
 
 def _reached(limit: Limit, spent: Spent, *, inclusive: bool) -> str | None:
-    cost, on = spent.cost_usd or 0.0, "Raise the budget to go on."
+    cost, on = spent.cost_usd or 0.0, "Raise the budget to continue."
     if limit.usd is not None and (cost > limit.usd or (inclusive and cost >= limit.usd)):
-        return (
-            f"{limit.whose} may spend {limit.usd:.2f} US dollars on models{limit.when}, and has spent {cost:.2f}. {on}"
-        )
+        return f"{limit.whose} has used up its budget of {limit.usd:.2f} US dollars for models{limit.when}: {cost:.2f} spent. {on}"
     if limit.tokens is not None and (spent.tokens > limit.tokens or (inclusive and spent.tokens >= limit.tokens)):
-        return f"{limit.whose} may use {limit.tokens} tokens of models{limit.when}, and has used {spent.tokens}. {on}"
+        return f"{limit.whose} has used up its budget of {limit.tokens} tokens for models{limit.when}: {spent.tokens} used. {on}"
     return None

@@ -1,4 +1,4 @@
-"""What an agent has in the place of a key: it opens the platform's gateway, for one sandbox, and nothing anywhere else."""
+"""The capability that an agent has in place of a key: it is valid only for the platform's gateway and for one sandbox."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ PREFIX = "syc_"
 
 
 class Capabilities:
-    """Nothing is stored: every platform with the same vault makes the same one."""
+    """Derive capabilities. Nothing is stored: every platform with the same vault derives the same one."""
 
     def __init__(self, vault: Vault) -> None:
         self._vault = vault
 
     def of(self, sandbox_id: str) -> Secret:
-        """Blocks for a moment when the vault's key is first read."""
+        """Return the sandbox's capability. Blocks briefly when the vault's key is first read."""
         key = self._vault.derive("model capability")
         return Secret(PREFIX + hmac.new(key, sandbox_id.encode(), "sha256").hexdigest())

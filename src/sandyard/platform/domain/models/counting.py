@@ -1,4 +1,4 @@
-"""How many tokens an answer took, read from it while it passes by."""
+"""Count the tokens of a response while it is streamed."""
 
 from __future__ import annotations
 
@@ -12,17 +12,19 @@ from sandyard.platform.domain.agents.model import ModelApi
 from sandyard.platform.domain.models.model import Tokens
 
 LARGEST = 8 << 20
-"""Of an answer in one piece, or of one event of a stream: larger ones are passed on, but not understood."""
+"""Maximum size of a response or of one event of a stream. Larger ones are passed on without being parsed."""
 BYTES_OF_A_TOKEN = 4
 _MOST = 1 << 53
-_SIGN = re.compile(rb'"usage(?:Metadata)?"\s*+:\s*+\{')  # not null, which many have in every event
+_SIGN = re.compile(rb'"usage(?:Metadata)?"\s*+:\s*+\{')  # not null, which many providers send in every event
 _EVENT_VALUES, _STREAM_VALUES, _ANSWER_VALUES = 20_000, 1_000_000, 100_000
-"""JSON values of one event that is looked at, of all events of a stream that are, and of an answer in one piece: while they are parsed,
-everybody waits. What an answer with more of them took is estimated."""
+"""Maximum number of JSON values in one event, in all parsed events of a stream, and in a response in one piece.
+
+Parsing blocks everything else. The tokens of a response with more values are estimated.
+"""
 
 
 class Counter:
-    """Fed with an answer's bytes as they come; holds at most one event of a stream."""
+    """Counts tokens. Fed with a response's bytes as they arrive; holds at most one event of a stream."""
 
     def __init__(self, kind: ModelApi, content_type: str) -> None:
         self._kind = kind
@@ -33,12 +35,12 @@ class Counter:
         self._data_size = 0
         self._overflown = False
         self._found: dict[str, int] = {}
-        self._values = 0  # of JSON, in events that were looked at
-        self._told = 0  # events, or bytes of an answer in one piece
+        self._values = 0  # JSON values in parsed events
+        self._told = 0  # events, or bytes of a response in one piece
 
     @property
     def at_least(self) -> int:
-        """Tokens that this much of an answer took, were nothing said of them: one for each event, or four bytes each."""
+        """Minimum number of tokens of the response so far, if none are reported: one per event, or one per four bytes."""
         return self._told if self._events else self._told // BYTES_OF_A_TOKEN
 
     def feed(self, chunk: bytes) -> None:
@@ -54,7 +56,7 @@ class Counter:
             self._searched, self._overflown = 0, True
 
     def result(self) -> Tokens:
-        """All that is known at the end, or where it broke off."""
+        """Return all that is known at the end, or where it broke off."""
         if self._events:
             self._take(bytes(self._held).rstrip(b"\r"))
             self._take(b"")
@@ -65,7 +67,7 @@ class Counter:
         read, written = found.get("cache_read"), found.get("cache_write")
         taken = found.get("input")
         if self._kind is ModelApi.ANTHROPIC and taken is not None:
-            taken += (read or 0) + (written or 0)  # there they are told apart
+            taken += (read or 0) + (written or 0)  # reported separately there
         return Tokens(taken, found.get("output"), read, written)
 
     def _lines(self) -> Iterator[bytes]:
@@ -77,7 +79,7 @@ class Counter:
         self._searched = len(self._held)
 
     def _take(self, line: bytes) -> None:
-        if self._overflown:  # the rest of a line whose beginning was let go
+        if self._overflown:  # the rest of a line whose beginning was dropped
             self._overflown = False
             self._clear_data()
         elif line.startswith(b"data:"):
@@ -111,7 +113,7 @@ class Counter:
 
 
 def _usages(document: Any) -> Iterator[dict[str, Any]]:
-    """Wherever the protocols have them: at the top, in Anthropic's `message`, in OpenAI's `response`."""
+    """Yield usage objects wherever the protocols put them: at the top, in Anthropic's `message`, in OpenAI's `response`."""
     if not isinstance(document, dict):
         return
     for place in (document.get("message"), document.get("response"), document):
@@ -150,5 +152,5 @@ def _sum(usage: dict[str, Any], *names: str) -> int | None:
 
 
 def _number(value: Any) -> int | None:
-    """A count. What could not be one was not said."""
+    """Return a valid count, or None."""
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MOST else None

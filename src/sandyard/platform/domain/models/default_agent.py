@@ -1,4 +1,4 @@
-"""Which agent works where nobody has named one."""
+"""The agent to use when none is named."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ from sandyard.platform.settings import PlatformSettings
 
 
 async def find_default_agent(session: AsyncSession, project: Project | None, settings: PlatformSettings) -> str:
-    """Return the project's default agent, else the platform's, else the built-in one made for the provider that was added first:
-    so another provider does not change it. The demo agent is the last resort: it cannot do real work."""
+    """Return the project's default agent, or else the platform's, or else the built-in agent for the first provider that was added.
+
+    So adding another provider does not change it. The demo agent is the last resort, because it cannot do real work.
+    """
     if chosen := _named(project, settings):
         return chosen
     return _made_for_first(await _load_kinds(session), project)
@@ -27,7 +29,7 @@ async def find_default_agent(session: AsyncSession, project: Project | None, set
 async def find_default_agents(
     session: AsyncSession, projects: Iterable[Project], settings: PlatformSettings
 ) -> dict[str, str]:
-    """Return what `find_default_agent` says for each of these projects, by its id."""
+    """Return the result of `find_default_agent` for each of these projects, by id."""
     kinds = await _load_kinds(session)
     return {one.id: _named(one, settings) or _made_for_first(kinds, one) for one in projects}
 
@@ -38,7 +40,7 @@ def _named(project: Project | None, settings: PlatformSettings) -> str | None:
 
 
 async def _load_kinds(session: AsyncSession) -> Sequence[tuple[str | None, ModelApi]]:
-    """All providers' projects (None: everybody's) and kinds, those added first first."""
+    """Return project (None means all users) and kind of all providers, oldest first."""
     rows = await session.execute(
         select(ModelProvider.project_id, ModelProvider.kind)
         .group_by(ModelProvider.project_id, ModelProvider.kind)

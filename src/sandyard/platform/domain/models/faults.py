@@ -1,4 +1,4 @@
-"""Why a provider does not answer: the cause, as far as its answer says it, and a sentence that names the provider."""
+"""Why a provider request failed: the cause, as far as the response reveals it, and a sentence that names the provider."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _LARGEST, _VALUES = 1 << 20, 1000
 
 
 class Cause(StrEnum):
-    KEY = "key"  # missing, wrong, or not allowed to do this
-    QUOTA = "quota"  # nothing is left to spend at the provider
-    BUSY = "busy"  # too many requests, or overloaded
-    MODEL = "model"  # it has no such model
-    ADDRESS = "address"  # what is at that address is not the API
+    KEY = "key"  # missing, wrong or without permission
+    QUOTA = "quota"  # no credit left at the provider
+    BUSY = "busy"  # rate limit or overload
+    MODEL = "model"  # unknown model
+    ADDRESS = "address"  # the address does not serve the API
     UNREACHABLE = "unreachable"
     ERROR = "error"
 
@@ -36,14 +36,14 @@ CODES: Mapping[Cause, str] = {
     Cause.ERROR: "model_failed",
 }
 _RATE_LIMITS = ("perminute", "per minute", "try again later")
-"""What Gemini says of a limit that ends by itself: it answers both cases with RESOURCE_EXHAUSTED."""
+"""Phrases of Gemini for a temporary limit: it reports both cases as RESOURCE_EXHAUSTED."""
 FAULT_CODES = frozenset(CODES.values())
-"""The error codes of turns that failed because of a provider."""
+"""Error codes of turns that failed because of a provider."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """`final`: the provider would refuse every other request as well."""
+    """A failed request. `final`: the provider would reject every other request too."""
 
     cause: Cause
     sentence: str
@@ -51,7 +51,7 @@ class Fault:
     at: float = field(default=0.0, compare=False)
     """When it was noted (`time.monotonic`)."""
     alone: bool = field(default=False, compare=False)
-    """No other request of the turn was answered while this one was under way."""
+    """No other request of the turn succeeded while this one was in progress."""
 
     @property
     def code(self) -> str:
@@ -59,7 +59,7 @@ class Fault:
 
 
 class ProviderTestFailedError(ConflictError):
-    """The provider does not work, and nothing was stored."""
+    """The provider does not work. Nothing was saved."""
 
     code = "connection_test_failed"
 
@@ -73,7 +73,7 @@ class ProviderTestFailedError(ConflictError):
 
 
 def label_of(name: str, base_url: str) -> str:
-    """What people call a provider: `Anthropic`, or `Anthropic (work)` for one of another name."""
+    """Return the display name of a provider: `Anthropic`, or `Anthropic (work)` for one with another name."""
     preset = preset_at(base_url) or next((one for one in all_presets() if one.name == name), None)
     if preset is None:
         return name
@@ -81,15 +81,15 @@ def label_of(name: str, base_url: str) -> str:
 
 
 def fault_of_answer(label: str, status: int, body: str, *, model: str | None, keyed: bool) -> Fault:
-    """For an answer that is an error, or leads elsewhere. `keyed`: a key was shown."""
+    """Return the fault of an error response or redirect. `keyed`: a key was sent."""
     cause, final = _cause(status, body.lower(), model)
     return Fault(cause, _sentence(cause, label, status, _quote(body), model, keyed=keyed), final)
 
 
 def fault_of_error(label: str, base_url: str, error: Exception, *, late: bool) -> Fault:
-    """For a request that got no answer."""
+    """Return the fault of a request that got no response."""
     if late:
-        return Fault(Cause.UNREACHABLE, f"{label} did not answer in time at {base_url}.")
+        return Fault(Cause.UNREACHABLE, f"{label} did not respond in time at {base_url}.")
     return Fault(Cause.UNREACHABLE, describe_unreachable(label, base_url, error))
 
 
@@ -108,11 +108,11 @@ def _cause(status: int, body: str, model: str | None) -> tuple[Cause, bool]:
 
 
 def _out_of_quota(status: int, body: str) -> bool | None:
-    """None: the account has quota left. Else whether that counts for every model of the account."""
+    """Return None if the account has quota left, otherwise whether that applies to every model of the account."""
     if status == 402 or "insufficient_quota" in body or "credit balance is too low" in body:
         return True
     if status == 429 and not any(words in body for words in _RATE_LIMITS):
-        # Gemini counts requests of a day for each model
+        # Gemini counts daily requests per model
         if "resource_exhausted" in body:
             return False
         if "exceeded your current quota" in body:
@@ -122,22 +122,22 @@ def _out_of_quota(status: int, body: str) -> bool | None:
 
 def _sentence(cause: Cause, label: str, status: int, quote: str, model: str | None, *, keyed: bool) -> str:
     if cause is Cause.KEY:
-        said = f"{label} refused the API key" if keyed else f"{label} needs an API key"
+        said = f"{label} rejected the API key" if keyed else f"{label} requires an API key"
     elif cause is Cause.QUOTA:
-        return f"Your {label} account has no quota left. Add credit with the provider, or choose another key.{quote}"
+        return f"Your {label} account has no quota left. Add credit with the provider, or use another key.{quote}"
     elif cause is Cause.BUSY:
-        said = f"{label} is overloaded or limits the rate of requests"
+        said = f"{label} is overloaded or is rate-limiting requests"
     elif cause is Cause.MODEL:
         said = f"{label} does not have the model {model}"
     elif cause is Cause.ADDRESS:
-        said = f"{label} has no such API at its address, or redirects to another one"
+        said = f"{label} does not serve this API at its address, or redirects to another one"
     else:
-        said = f"{label} answered with an error"
+        said = f"{label} returned an error"
     return f"{said} ({status}).{quote}"
 
 
 def _quote(body: str) -> str:
-    """The provider's own sentence, if it has one."""
+    """Return the provider's own message, if any."""
     try:
         told: Any = bounded_json.parse(body, largest=_LARGEST, values=_VALUES)
         told = told[0] if isinstance(told, list) and told else told

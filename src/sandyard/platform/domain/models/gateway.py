@@ -1,4 +1,4 @@
-"""From an agent's request to a provider's answer: who asks, what may be asked, what may be spent, with the real key, and counted."""
+"""Proxy agents' requests to providers: authenticate, check what is allowed and affordable, add the real key, and count usage."""
 
 from __future__ import annotations
 
@@ -43,18 +43,18 @@ log = get_logger(__name__)
 
 CONNECT_S, WRITE_S = 15.0, 120.0
 NOTE_S = 10.0
-"""How often it is written down what an answer that goes on has taken: that much is counted should we die meanwhile."""
+"""How often the usage of a response in progress is recorded, so that it is counted if the platform dies."""
 MOST_VALUES = 200_000
-"""JSON values of a request. Long contexts and images are long strings, of which there may be as much as a body can have."""
+"""Maximum number of JSON values in a request. Long contexts and images are long strings, which are limited only by the body size."""
 _APART = 32 << 10
-"""A larger body is read in a thread."""
+"""Larger bodies are parsed in a thread."""
 _ERROR = 64 << 10
-"""Of a longer error only the beginning is looked at."""
+"""Only this much of an error response is read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a request comes from. `turn` says for which turn's account it is, if any."""
+    """Where a request comes from. `turn` returns the turn it is counted for, if any."""
 
     sandbox_id: str
     session_id: str
@@ -63,7 +63,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """One request, understood."""
+    """One parsed request."""
 
     kind: ModelApi
     provider: ModelProvider
@@ -73,7 +73,7 @@ class _Call:
     asking: Asking
     model: str | None = None
     size: int = 0
-    """Of the body that is sent, which is dropped then."""
+    """Size of the body sent, which is dropped afterwards."""
 
     @property
     def label(self) -> str:
@@ -91,7 +91,7 @@ class _Refused(Exception):  # noqa: N818 - an answer, no error of ours
 
 
 class _Outcome:
-    """What is known of a call when it is over."""
+    """What is known of a call when it has ended."""
 
     def __init__(self) -> None:
         self.began = time.monotonic()
@@ -99,9 +99,9 @@ class _Outcome:
         self.tokens = Tokens()
         self.error: str | None = None
         self.sent = False
-        """The provider has the request, and works for it, as far as anybody knows."""
+        """The provider has the request and, as far as known, works on it."""
         self.note: Callable[[Tokens], Awaitable[None]] | None = None
-        """Writes down what it has taken so far."""
+        """Records the usage so far."""
 
     @property
     def duration_ms(self) -> int:
@@ -109,7 +109,10 @@ class _Outcome:
 
 
 class Gateway:
-    """Budget reached: 402 with `x-should-retry: false`, which none of the agents' clients repeats (they do with 429 and 5xx)."""
+    """Gateway to providers.
+
+    When the budget is used up, it responds 402 with `x-should-retry: false`, which no agent's client retries (unlike 429 and 5xx).
+    """
 
     def __init__(
         self,
@@ -124,8 +127,11 @@ class Gateway:
         note_fault: Callable[[str, Fault | None, float], None],
         refused: Callable[[str, Fault], Coroutine[Any, Any, None]],
     ) -> None:
-        """`note_fault` hears how each request of a turn went, before the agent does, and when it began; of one that is answered it hears
-        when the answer begins and when it is complete. `refused` hears that all others would be refused too."""
+        """`note_fault` is called with the outcome and start of each request of a turn, before the agent sees it.
+
+        For a successful response it is called when the response starts and when it is complete. `refused` is called if all other requests
+        would be rejected too.
+        """
         self._database = database
         self._providers = providers
         self._capabilities = capabilities
@@ -137,7 +143,7 @@ class Gateway:
         self._tasks = TaskSet("models")
         timeout = httpx.Timeout(timeout_s, connect=CONNECT_S, write=WRITE_S, pool=None)
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=50)
-        trust = httpx.create_ssl_context()  # one for both: to read this machine's authorities is slow
+        trust = httpx.create_ssl_context()  # shared, because loading the machine's CA certificates is slow
         self._far, self._near = (
             open_shared_client(
                 encodings=COMPRESSIONS, timeout=timeout, limits=limits, verify=trust, trust_env=trust_env
@@ -155,9 +161,9 @@ class Gateway:
         return self._near if addresses.is_local(base_url) else self._far
 
     async def serve(self, place: Place, asking: Asking, answer: Answering) -> None:
-        """Answers always, unless it is cancelled."""
+        """Serve a request. Always responds, unless cancelled."""
         try:
-            call = await self._understood(place, asking)
+            call = await self._authorize(place, asking)
             if call.asked.counted:
                 await self._counted(call, answer)
             else:
@@ -168,16 +174,14 @@ class Gateway:
             await answer.data(b"" if asking.method == "HEAD" else body)
             await answer.end()
 
-    # what is it, and may it be -----------------------------------------------------------------------------------------
+    # authorization -----------------------------------------------------------------------------------------------------
 
-    async def _understood(self, place: Place, asking: Asking) -> _Call:
+    async def _authorize(self, place: Place, asking: Asking) -> _Call:
         target, _, query = asking.target.partition("?")
         provider_id, _, rest = target.lstrip("/").partition("/")
         capability = self._capabilities.of(place.sandbox_id)
         if not any(capability.matches(shown) for shown in apis.shown(asking.headers, query)):
-            raise _Refused(
-                ModelApi.OPENAI, 401, "unauthenticated", "This is not the capability that the agent was given."
-            )
+            raise _Refused(ModelApi.OPENAI, 401, "unauthenticated", "Invalid capability.")
         async with self._database.reading() as reading:
             session = await reading.get(Session, place.session_id)
             if session is not None and not await owner_is_in_project(reading, session):
@@ -185,20 +189,19 @@ class Gateway:
         provider = await self._providers.find(provider_id, session.project_id) if session is not None else None
         if session is None or provider is None:
             raise _Refused(
-                ModelApi.OPENAI, 404, "no_provider", "There is no such model provider for this session any more."
+                ModelApi.OPENAI, 404, "no_provider", "This model provider is no longer available to this session."
             )
         kind = ModelApi(provider.kind)
         asked = apis.asked(kind, asking.method, "/" + rest, query)
         if asked is None:
-            raise _Refused(kind, 404, "not_found", f"{asking.method[:10]} /{rest[:200]} is not open to agents.")
+            raise _Refused(kind, 404, "not_found", f"{asking.method[:10]} /{rest[:200]} is not available to agents.")
         if any(name == "content-encoding" and value != "identity" for name, value in asking.headers):
-            raise _Refused(kind, 415, "unsupported", "Send the request without compressing it.")
+            raise _Refused(kind, 415, "unsupported", "Send the request uncompressed.")
         call = _Call(kind, provider, session, place.turn(), asked, asking)
         return await self._read(call) if asked.counted or asking.method == "POST" else call
 
     async def _read(self, call: _Call) -> _Call:
-        """With its model, and with what makes a stream say what it took; and with nothing that the provider is to do besides, unless
-        the project allows it."""
+        """Parse the request: set its model, make streams report usage, and reject provider-side tools that the project does not allow."""
         body = call.asking.body
         try:
             if len(body) > _APART:
@@ -210,14 +213,14 @@ class Gateway:
                 call.kind,
                 413,
                 "too_large",
-                f"The body of the request has more than {MOST_VALUES:,} JSON values. Begin a new session, or give the agent fewer tools.",
+                f"The request body has more than {MOST_VALUES:,} JSON values. Start a new session or give the agent fewer tools.",
             ) from None
         if parsed is None:
             raise _Refused(
                 call.kind,
                 400,
                 "invalid_argument",
-                "The body of the request is not a JSON object, or says something twice.",
+                "The request body is not a JSON object, or has duplicate keys.",
             )
         model, body, used = parsed
         if used and (refused := refused_tools(used, call.provider.name, await self._allowed(call.session))):
@@ -226,8 +229,8 @@ class Gateway:
                 call.kind,
                 403,
                 "hosted_tool_refused",
-                f"This project does not let agents use what the provider does itself: {', '.join(refused)}. The project's owner can allow "
-                f"it in its settings (agent.hostedTools).",
+                f"This project does not allow these provider-side tools: {', '.join(refused)}. The project's owner can allow "
+                "them in its settings (agent.hostedTools).",
             )
         call.asking.body = body
         return replace(call, model=model, size=len(body))
@@ -237,7 +240,7 @@ class Gateway:
             project = await reading.get(Project, session.project_id) if session.project_id is not None else None
         return ProjectSettings.of(project).agent.hosted_tools if project is not None else ()
 
-    # a call that costs something ---------------------------------------------------------------------------------------
+    # calls that cost something -----------------------------------------------------------------------------------------
 
     async def _counted(self, call: _Call, answer: Answering) -> None:
         outcome, settled = _Outcome(), False
@@ -271,11 +274,11 @@ class Gateway:
             raise
         finally:
             if not settled:
-                outcome.error = outcome.error or "The agent left before the answer was complete."
+                outcome.error = outcome.error or "The agent disconnected before the response was complete."
                 self._tasks.spawn(self._settle(call_id, call, outcome))
 
     async def _over_limits(self, call: _Call, outcome: _Outcome) -> _Refused | None:
-        """None: it may be sent."""
+        """Return why the call may not be sent, or None."""
         try:
             await self._budgets.check(call.session)
             if call.price is None:
@@ -288,7 +291,7 @@ class Gateway:
         return None
 
     async def _settle(self, call_id: str, call: _Call, outcome: _Outcome) -> None:
-        """Write down how it went. An answer is not taken back because that fails."""
+        """Record the outcome. Failing to do so does not affect the response."""
         try:
             await self._ledger.close(
                 call_id,
@@ -305,7 +308,7 @@ class Gateway:
         except SandyardError as error:
             log.error("model_call_not_counted", call=call_id, exc=error)  # noqa: TRY400
 
-    # to the provider and back ------------------------------------------------------------------------------------------
+    # proxying ----------------------------------------------------------------------------------------------------------
 
     async def _passed(
         self,
@@ -314,19 +317,19 @@ class Gateway:
         outcome: _Outcome,
         settle: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """`settle` is called before the agent sees the end: what it asks next finds this one counted."""
+        """Proxy the call. `settle` is called before the agent sees the end, so that its next request finds this one counted."""
         key = await self._key(call, outcome)
         redactor = Redactor(key)
         try:
             outcome.sent = True
-            outcome.tokens = _at_least(Tokens(), call, 0)  # should the agent leave before the first word of an answer
-            response = await self._sent(call, key)
+            outcome.tokens = _at_least(Tokens(), call, 0)  # in case the agent disconnects before the response starts
+            response = await self._send_upstream(call, key)
             outcome.tokens = Tokens()
         except httpx.HTTPError as error:
             late = isinstance(error, httpx.TimeoutException)
             if not isinstance(error, httpx.ReadTimeout):
                 outcome.sent, outcome.tokens = False, Tokens()
-            outcome.error = redactor.text(f"The provider could not be asked: {type(error).__name__}: {error}")
+            outcome.error = redactor.text(f"The provider could not be reached: {type(error).__name__}: {error}")
             log.warning("model_provider_unreachable", provider=call.provider.id, reason=type(error).__name__)
             fault = fault_of_error(call.label, call.provider.base_url, error, late=late)
             self._note(call, fault, outcome.began, redactor)
@@ -334,10 +337,10 @@ class Gateway:
                 call.kind,
                 504 if late else 502,
                 "provider_unreachable",
-                f"{call.label} {'did not answer in time' if late else 'cannot be reached'}.",
+                f"{call.label} {'did not respond in time' if late else 'could not be reached'}.",
             ) from None
         try:
-            complete = await self._brought(call, response, answer, outcome, redactor)
+            complete = await self._stream_response(call, response, answer, outcome, redactor)
         finally:
             await response.aclose()
         if settle is not None:
@@ -345,10 +348,10 @@ class Gateway:
         if complete:
             await answer.end()
 
-    async def _brought(
+    async def _stream_response(
         self, call: _Call, response: httpx.Response, answer: Answering, outcome: _Outcome, redactor: Redactor
     ) -> bool:
-        """Whether all of it has come."""
+        """Stream the response to the agent. Returns whether it is complete."""
         outcome.status = response.status_code
         counter = Counter(call.kind, response.headers.get("content-type", ""))
         said = None if response.is_success else _Beginning()
@@ -359,7 +362,7 @@ class Gateway:
         try:
             if said is None:
                 self._note(call, None, outcome.began, redactor)
-            else:  # before the agent hears of it, and gives up
+            else:  # before the agent sees it and gives up
                 first = await _read_some(chunks)
                 fault = fault_of_answer(
                     call.label,
@@ -388,7 +391,7 @@ class Gateway:
             if said is None:
                 self._note(call, None, outcome.began, redactor)
         except httpx.HTTPError as error:
-            outcome.error = redactor.text(f"The provider's answer broke off: {type(error).__name__}: {error}")
+            outcome.error = redactor.text(f"The provider's response broke off: {type(error).__name__}: {error}")
             log.warning("model_answer_broken", provider=call.provider.id, reason=type(error).__name__)
         finally:
             outcome.tokens = counter.result()
@@ -401,7 +404,7 @@ class Gateway:
         return complete
 
     def _note(self, call: _Call, fault: Fault | None, began: float, redactor: Redactor) -> None:
-        """What costs nothing, as a count of tokens, says nothing: some providers lack it."""
+        """Note a fault. Requests that cost nothing, such as token counts, are ignored: some providers do not support them."""
         if call.turn_id is None or not call.asked.counted:
             return
         if fault is not None:
@@ -410,7 +413,7 @@ class Gateway:
         if fault is not None and fault.final:
             self._tasks.spawn(self._refused(call.turn_id, fault))
 
-    async def _sent(self, call: _Call, key: Secret | None) -> httpx.Response:
+    async def _send_upstream(self, call: _Call, key: Secret | None) -> httpx.Response:
         client, asking = self.client_for(call.provider.base_url), call.asking
         headers = apis.upward(call.kind, asking.headers, key)
         if asking.body:
@@ -424,7 +427,7 @@ class Gateway:
             content=asking.stream_body() if asking.body else b"",
         )
         response = await client.send(request, stream=True)
-        asking.drop_body()  # also of one who answers before all of it was sent
+        asking.drop_body()  # also if the provider responds before the whole body was sent
         return response
 
     async def _key(self, call: _Call, outcome: _Outcome) -> Secret | None:
@@ -437,12 +440,12 @@ class Gateway:
                 call.kind,
                 500,
                 error.code,
-                f"The key of {call.provider.name} cannot be read; ask an administrator.",
+                f"The key of {call.provider.name} cannot be decrypted. Ask an administrator.",
             ) from None
 
 
 async def _read_some(chunks: AsyncIterator[bytes]) -> bytes:
-    """An error, or as much of it as is looked at."""
+    """Return an error response, or as much of it as is read."""
     read = b""
     async for chunk in chunks:
         await take_turn()
@@ -460,7 +463,7 @@ async def _continue_with(first: bytes, rest: AsyncIterator[bytes]) -> AsyncItera
 
 
 class _Beginning:
-    """The first words of an error, for the record."""
+    """The beginning of an error response, for the record."""
 
     def __init__(self) -> None:
         self._data = b""
@@ -470,11 +473,14 @@ class _Beginning:
 
     @property
     def text(self) -> str:
-        return self._data.decode(errors="replace") or "The provider refused without a word."
+        return self._data.decode(errors="replace") or "The provider returned an error without a message."
 
 
 def _parsed(body: bytes, asked: Asked, kind: ModelApi) -> tuple[str | None, bytes, list[str]] | None:
-    """The model, the body to send, and what the provider is to do besides; None when it is not a JSON object. TooManyValuesError."""
+    """Return the model, the body to send, and the provider-side tools; None if the body is not a JSON object.
+
+    Raises TooManyValuesError.
+    """
     try:
         told: Any = bounded_json.parse(body, largest=BODY_LIMIT, values=MOST_VALUES, object_pairs_hook=_once)
     except bounded_json.TooManyValuesError:
@@ -490,14 +496,14 @@ def _parsed(body: bytes, asked: Asked, kind: ModelApi) -> tuple[str | None, byte
     if asked.chat and told.get("stream") is True and not (isinstance(options, dict) and options.get("include_usage")):
         told["stream_options"] = {**(options if isinstance(options, dict) else {}), "include_usage": True}
         body = json.dumps(told).encode()
-    if told.pop("background", None):  # its tokens would be told to nobody
+    if told.pop("background", None):  # its tokens would not be reported
         body = json.dumps(told).encode()
     model = model[:200] if isinstance(model, str) else None
     return model, body, hosted_tools(kind, told, model)
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Of two values under one name, the provider might take the one that was not looked at here."""
+    """Reject duplicate keys, because the provider might use the value that was not checked here."""
     told = dict(pairs)
     if len(told) != len(pairs):
         raise ValueError("twice")
@@ -509,6 +515,6 @@ def _cost(call: _Call, tokens: Tokens) -> int | None:
 
 
 def _at_least(tokens: Tokens, call: _Call, output: int) -> Tokens:
-    """What an answer took that was broken off, or did not say it. An estimate: nothing would let anybody spend without end."""
+    """Estimate the usage of a response that broke off or did not report it, so that spending is always limited."""
     taken = tokens.input if tokens.input is not None else call.size // BYTES_OF_A_TOKEN
     return replace(tokens, input=taken, output=max(tokens.output or 0, output))

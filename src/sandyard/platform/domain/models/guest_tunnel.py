@@ -1,18 +1,17 @@
-"""Runs inside a sandbox: takes the HTTP requests that an agent means for its model, and has the platform answer them.
+"""Run inside a sandbox: accept an agent's HTTP requests to its model and have the platform answer them.
 
     python3 -I -S guest_tunnel.py MARK PORT [FOLDER]
 
-The sandbox cannot reach the platform, and need not: the platform runs this program through the SDK and talks with it in lines of
-JSON on its standard input and output. This process only bridges them to a daemon, which it starts when there is none. The daemon
-listens on 127.0.0.1 and outlives both the bridge and the platform: requests wait in it while nobody serves them. Of those that
-were being served when the bridge broke, the ones whose answer had begun are cut off, as are those for MCP servers, which may have
-acted; all others are offered to the next bridge.
+The sandbox cannot and need not reach the platform: the platform runs this program through the SDK and exchanges lines of JSON with it on its
+standard input and output. This process only connects them to a daemon, which it starts if there is none. The daemon listens on 127.0.0.1 and
+outlives both the bridge and the platform: requests wait in it while they are not served. When the bridge breaks, requests whose response has
+started are cut off, and so are those for MCP servers, which may have had effects; all others are offered to the next bridge.
 
-To the platform: `hello` (the port), `req` (a request, complete in here, with its size), `body` (as many bytes of it as were wanted),
-`ack` (bytes of an answer that the agent has taken), `cancel` (the agent has gone), `ping`, `error` (nothing can be served).
-From it: `want` (bytes of a body), `head`, `data`, `fin` (an answer), `cut` (it broke half-way), `ping`.
+To the platform: `hello` (the port), `req` (a complete request, with its size), `body` (the requested bytes of it), `ack` (bytes of a
+response that the agent has received), `cancel` (the agent disconnected), `ping`, `error` (nothing can be served). From the platform: `want`
+(bytes of a body), `head`, `data`, `fin` (a response), `cut` (it broke off), `ping`.
 
-Standard library only, Python 3.6 or newer. Only the sandbox's own processes reach it, and it knows no secret.
+Standard library only, Python 3.6 or newer. Only the sandbox's own processes reach it, and it holds no secrets.
 """
 
 # Old Pythons, and plain os calls as in the relay.
@@ -35,21 +34,21 @@ if MYPY:
     from typing import IO, Any, NoReturn
 
 BASE = "/tmp/.sandyard"
-PORTS = 50  # are tried, beginning with the one that is wished for
+PORTS = 50  # number of ports to try, starting with the requested one
 START_S = 20.0
 HEARTBEAT_S = 10.0
-SILENCE_S = 45.0  # the platform says something every 10 s
+SILENCE_S = 45.0  # the platform sends something every 10 s
 CHUNK = 48 << 10
 HEAD_LIMIT = 64 << 10
 BODY_LIMIT = 50 << 20
-HELD_LIMIT = 200 << 20  # of all bodies that wait
-IN_MEMORY = 1 << 20  # a longer body waits in a file
+HELD_LIMIT = 200 << 20  # total of all waiting bodies
+IN_MEMORY = 1 << 20  # a longer body is kept in a file
 CONNECTIONS, WAITING = 256, 64
 ACK_EVERY = 32 << 10
 LINGER_S = 5.0
 LINE_LIMIT = 1 << 20
 BODYLESS = (204, 304)
-ONCE = "/mcp_"  # what may have acted somewhere: sent by one platform, it is not offered to the next
+ONCE = "/mcp_"  # requests that may have had effects: once sent to one platform, they are not offered to the next
 
 
 # the bridge ------------------------------------------------------------------------------------------------------------
@@ -62,7 +61,7 @@ def say(line: str) -> None:
 
 
 def folder_of(base: str) -> str:
-    """A place that belongs to this user alone. OSError."""
+    """Return a folder that belongs to this user alone. Raises OSError."""
     try:
         os.mkdir(base)
         os.chmod(base, 0o1777)
@@ -82,7 +81,7 @@ def folder_of(base: str) -> str:
 
 
 def reach(folder: str) -> "socket.socket | None":
-    """None: no daemon is there. What lies there of one that has died, as in a copy of a sandbox, answers nobody."""
+    """Connect to the daemon; None if there is none. The socket of a dead one, as in a copy of a sandbox, does not respond."""
     link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         link.connect(os.path.join(folder, "socket"))
@@ -93,7 +92,7 @@ def reach(folder: str) -> "socket.socket | None":
 
 
 def attached(folder: str, port: int) -> socket.socket:
-    """A line to the daemon, which is started if need be. OSError."""
+    """Connect to the daemon, starting it if needed. Raises OSError."""
     link = reach(folder)
     if link is not None:
         return link
@@ -107,12 +106,12 @@ def attached(folder: str, port: int) -> socket.socket:
     finally:
         os.close(lock)
     if link is None:
-        raise OSError("it does not answer")
+        raise OSError("it does not respond")
     return link
 
 
 def start_daemon(folder: str, port: int) -> None:
-    """Returns when it listens. OSError says why it does not."""
+    """Start the daemon and return when it listens. Raises OSError with the reason if it does not."""
     ours, its = os.pipe()
     child = os.fork()
     if child == 0:
@@ -138,7 +137,7 @@ def start_daemon(folder: str, port: int) -> None:
 
 
 def detach(keep: int) -> None:
-    """Nothing of whoever started us stays open."""
+    """Close everything inherited from the parent process."""
     nothing = os.open(os.devnull, os.O_RDWR)
     for number in (0, 1, 2):
         os.dup2(nothing, number)
@@ -148,7 +147,7 @@ def detach(keep: int) -> None:
 
 
 def bridge(link: socket.socket) -> "NoReturn":
-    """Until one of the two ends, or the platform has been silent for too long."""
+    """Run until one of the two ends, or the platform has been silent for too long."""
     threading.Thread(target=outward, args=(link,), daemon=True).start()
     try:
         while select.select([0], [], [], SILENCE_S)[0]:
@@ -188,7 +187,7 @@ class Gone(Exception):  # noqa: N818 - not an error
 
 
 class Held:
-    """The bytes of a request's body: few in memory, many in a file without a name."""
+    """The bytes of a request's body: in memory if few, otherwise in an unlinked file."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
@@ -237,7 +236,7 @@ class Client:
         self.buffer += data
 
     async def watch(self) -> None:
-        """Returns when the agent has gone. What it says meanwhile is kept for the next request."""
+        """Return when the agent has disconnected. Data it sends meanwhile is kept for the next request."""
         try:
             while len(self.buffer) < HEAD_LIMIT:
                 await self.more()
@@ -247,7 +246,7 @@ class Client:
             pass
 
     async def drop(self) -> None:
-        """Until Gone."""
+        """Discard input until Gone."""
         while True:
             self.buffer.clear()
             await self.more()
@@ -260,7 +259,7 @@ class Client:
                 del self.buffer[: end + 1]
                 return line[:-1] if line.endswith(b"\r") else line
             if len(self.buffer) > limit:
-                raise BadRequest(431, "The request's head is too long.")
+                raise BadRequest(431, "The request headers are too long.")
             await self.more()
 
     async def some(self, most: int) -> bytes:
@@ -290,7 +289,7 @@ class Head:
     def chunked(self) -> bool:
         codings = self.all("transfer-encoding")
         if codings and (self.all("content-length") or [word.strip().lower() for word in codings] != ["chunked"]):
-            raise BadRequest(400, "A body is either chunked, or has a length.")
+            raise BadRequest(400, "A body must be either chunked or have a length.")
         return bool(codings)
 
     @property
@@ -305,9 +304,9 @@ class Head:
 
 
 async def read_head(client: Client) -> Head:
-    """Gone: there is no further request."""
+    """Read the head of a request. Raises Gone if there is no further request."""
     line = b""
-    while not line:  # a lone line break before a request is of old clients
+    while not line:  # old clients may send an empty line before a request
         line = await client.line(HEAD_LIMIT)
     words = line.decode("latin-1").split(" ")
     if len(words) != 3 or words[2] not in ("HTTP/1.1", "HTTP/1.0") or not words[1].startswith("/"):
@@ -320,7 +319,7 @@ async def read_head(client: Client) -> Head:
             return Head(words[0], words[1], words[2], headers)
         size += len(line)
         if size > HEAD_LIMIT:
-            raise BadRequest(431, "The request's head is too long.")
+            raise BadRequest(431, "The request headers are too long.")
         name, colon, value = line.decode("latin-1").partition(":")
         if not colon or not name or name != name.strip():
             raise BadRequest(400, "A header has no name.")
@@ -328,7 +327,7 @@ async def read_head(client: Client) -> Head:
 
 
 class Exchange:
-    """One request until its answer is with the agent."""
+    """One request until its response has reached the agent."""
 
     def __init__(self, number: int, head: Head, body: Held) -> None:
         self.number, self.head, self.body = number, head, body
@@ -340,7 +339,7 @@ class Exchange:
 
 
 class Link:
-    """The line to the platform, as long as it holds."""
+    """The connection to the platform while it lasts."""
 
     def __init__(self, writer: "asyncio.StreamWriter") -> None:
         self._writer = writer
@@ -348,7 +347,7 @@ class Link:
         self.tasks: "set[asyncio.Future[Any]]" = set()
 
     async def send(self, **frame: "Any") -> None:
-        """OSError when it is broken; what was to be said is then said again to the next one, or of no use."""
+        """Send a frame. Raises OSError if the link is broken; the frame is then sent again to the next one or dropped."""
         async with self._turn:
             self._writer.write(json.dumps(frame).encode("ascii") + b"\n")
             await self._writer.drain()
@@ -389,7 +388,7 @@ class Daemon:
             writer.close()
 
     async def _one(self, client: Client) -> bool:
-        """Serve a request. Whether there may be another one on this connection."""
+        """Serve a request. Returns whether there may be another one on this connection."""
         head, body = await read_head(client), Held(self._folder)
         try:
             await self._read_body(client, head, body)
@@ -423,14 +422,14 @@ class Daemon:
             except ValueError:
                 length = -1
             if length < 0:
-                raise BadRequest(400, "A chunk of the body has no size.")
+                raise BadRequest(400, "A chunk of the body has no valid size.")
             await self._take(client, body, length)
             if not length:
                 while await client.line(HEAD_LIMIT):
                     pass  # trailers
                 return
             if await client.line(16):
-                raise BadRequest(400, "A chunk of the body is longer than it says.")
+                raise BadRequest(400, "A chunk of the body is longer than its size.")
 
     async def _take(self, client: Client, body: Held, length: int) -> None:
         if body.size + length > BODY_LIMIT:
@@ -442,7 +441,7 @@ class Daemon:
             try:
                 body.add(data)
             except OSError:
-                raise BadRequest(507, "The sandbox has no room for the request.") from None
+                raise BadRequest(507, "The sandbox has no disk space for the request.") from None
             self._held += len(data)
             length -= len(data)
 
@@ -485,10 +484,10 @@ class Daemon:
             try:
                 await self._link.send(t="ack", id=exchange.number, n=taken)
             except OSError:
-                pass  # the link's end cuts this answer
+                pass  # the end of the link cuts this response off
 
     async def _cancel(self, exchange: Exchange) -> None:
-        exchange.begun = True  # no other link shall have it
+        exchange.begun = True  # so that no other link gets it
         if self._link is not None:
             try:
                 await self._link.send(t="cancel", id=exchange.number)
@@ -498,7 +497,7 @@ class Daemon:
     # the platform ------------------------------------------------------------------------------------------------------
 
     async def serve_platform(self, reader: "asyncio.StreamReader", writer: "asyncio.StreamWriter") -> None:
-        """The newest line is the one that counts: an older one is of a platform that has died, or soon will notice."""
+        """Serve the newest connection. An older one belongs to a platform that has died or will notice soon."""
         if self._link is not None:
             self._drop(self._link)
         link = self._link = Link(writer)
@@ -514,7 +513,7 @@ class Daemon:
                     break
                 self._hear(json.loads(line.decode("ascii")))
         except (OSError, ValueError, KeyError, TypeError):
-            pass  # whoever speaks like this is not the platform, or has died in the middle of a word
+            pass  # not the platform, or it died in the middle of a line
         finally:
             if self._link is link:
                 self._drop(link)
@@ -555,12 +554,12 @@ class Daemon:
                 exchange.begun = exchange.begun or (once and offset >= exchange.body.size)
                 await link.send(t="body", id=exchange.number, d=binascii.b2a_base64(data).decode("ascii").strip())
         except (OSError, ValueError):
-            pass  # the link is broken, or the agent has gone
+            pass  # the link is broken, or the agent has disconnected
 
     def _hear(self, frame: "dict[str, Any]") -> None:
         exchange = self._exchanges.get(frame.get("id", -1))
         if exchange is None:
-            return  # a ping, or for an agent that has gone
+            return  # a ping, or for an agent that has disconnected
         kind = frame["t"]
         if kind == "want":
             exchange.wanted += int(frame["n"])
@@ -579,7 +578,7 @@ class Daemon:
 
 
 class Writing:
-    """An answer on its way to the agent."""
+    """A response on its way to the agent."""
 
     def __init__(self, client: Client, asked: Head, frame: "dict[str, Any]") -> None:
         self._client = client
@@ -600,7 +599,7 @@ class Writing:
         await self._client.write(("\r\n".join(lines) + "\r\n\r\n").encode("latin-1", "replace"))
 
     async def add(self, data: bytes) -> int:
-        """How many bytes to tell the platform that they were taken."""
+        """Write data. Returns the number of received bytes to report to the platform."""
         if data and not self._empty:
             await self._client.write(b"%x\r\n%s\r\n" % (len(data), data) if self._chunked else data)
         self._unsaid += len(data)
@@ -616,7 +615,7 @@ class Writing:
 
 
 async def refuse(client: Client, status: int, text: str) -> None:
-    """And listen on for a moment: to close before the rest has come would take the answer back."""
+    """Respond with an error, and keep reading for a moment: closing before the rest has arrived would discard the response."""
     body = json.dumps({"error": {"type": "sandyard_tunnel", "message": text}}).encode("ascii")
     head = "HTTP/1.1 %d Status\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
     try:
@@ -628,7 +627,7 @@ async def refuse(client: Client, status: int, text: str) -> None:
 
 
 def listen(folder: str, wished: int) -> socket.socket:
-    """At the port that was written down here, else at the wished one, else at one behind it. OSError."""
+    """Listen on the recorded port, or else the requested one, or else one of the next. Raises OSError."""
     noted = os.path.join(folder, "port")
     try:
         with open(noted) as file:
@@ -651,7 +650,7 @@ def listen(folder: str, wished: int) -> socket.socket:
 
 
 def run_daemon(folder: str, wished: int, ready: int) -> None:
-    """Serves for ever. Says on `ready` that it does, or why not."""
+    """Serve forever. Writes to `ready` that it does, or why not."""
     global asyncio  # noqa: PLW0603 - the bridge does without it, and is there sooner
     try:
         import asyncio

@@ -1,8 +1,7 @@
-"""What a request has the provider do besides answering: search the web, fetch addresses, run code, call other servers.
+"""Provider-side tools in a request: web search, fetching URLs, running code, calling other servers.
 
-These leave from the provider's network, past whatever a sandbox may reach, and cost more than the tokens that are counted. An agent's
-request has none of them unless its project allows them by name. What is not known to be done by the agent itself counts as the
-provider's.
+They run in the provider's network, bypass the sandbox's network settings, and cost more than the counted tokens. An agent's request may use
+them only if its project allows them by name. Anything not known to run on the agent's side counts as provider-side.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Any
 from sandyard.platform.domain.agents.model import ModelApi
 
 REMOTE_FILES = "remote_files"
-"""An image or a file that the provider fetches from an address."""
+"""An image or a file that the provider fetches from a URL."""
 _DATED = re.compile(r"_\d{8}$")
 _OWN_ANTHROPIC = (
     "custom",
@@ -28,11 +27,11 @@ _OWN_ANTHROPIC = (
 _OWN_OPENAI = ("function", "custom", "local_shell", "apply_patch", "computer", "computer_use_preview", "tool_search")
 _OWN_GEMINI = ("function_declarations", "computer_use")
 _SEARCHES = re.compile(r"search-preview|search-api|deep-research|:online\b|(?:^|/)(?:sonar|compound)(?:[-:]|$)")
-"""In the name of a model that searches by itself."""
+"""Matches names of models that search by themselves."""
 _ROUTING = ("models", "route", "fallbacks", "preset")
-"""What has a router, as OpenRouter, ask another model than the one that is named and priced, or with settings kept over there."""
+"""Fields that make a router such as OpenRouter use another model than the named and priced one, or settings stored there."""
 _OF_PROVIDERS = ("plugins", "search_parameters", "search_options", "enable_search")
-"""Of servers that speak like OpenAI's or Anthropic's."""
+"""Fields of servers with APIs like OpenAI's or Anthropic's."""
 _NOT_FOLLOWED = frozenset((*_OF_PROVIDERS, "web_search_options", "mcp_servers", "tools", "metadata"))
 _NOT_FOLLOWED_BY: Mapping[ModelApi, frozenset[str]] = {
     ModelApi.ANTHROPIC: _NOT_FOLLOWED | {"input", "citations"},
@@ -40,30 +39,36 @@ _NOT_FOLLOWED_BY: Mapping[ModelApi, frozenset[str]] = {
     ModelApi.OPENAI_CHAT: _NOT_FOLLOWED | {"functions", "annotations"},
     ModelApi.GEMINI: _NOT_FOLLOWED | {"args", "response"},
 }
-"""What an agent's own tools are, are given and have said, what is quoted, and what is looked at apart: nobody fetches what is written
-there."""
+"""Fields that are not searched for URLs.
+
+These are the agent's own tools with their arguments and results, quotations, and fields that are checked separately.
+"""
 _TEXT = frozenset(
-    # what people, models and tools say
+    # text by people, models and tools
     "text content input output prompt suffix system instructions thinking thought reasoning reasoning_content reasoning_text refusal "
     "summary arguments code logs stdout stderr query queries title context cited_text quote name description displayName display_name "
     "user stop stop_sequences stopSequences "
     # JSON schemas
     "$schema $id $ref default const enum example examples pattern".split()
 )
-"""Names of values that are read and never fetched, even if they begin with an address. Under any other name an address counts as one
-that the provider fetches."""
+"""Names of values that are read but never fetched, even if they start with a URL.
+
+Under any other name, a URL counts as fetched by the provider.
+"""
 _QUOTED = frozenset(
     "search_result web_search_result web_search_result_location search_result_location web_fetch_result url_citation".split()
 )
-"""Types of objects whose `url` and `source` say where something is from."""
+"""Types of objects whose `url` and `source` only name the origin of something."""
 _ADDRESS = re.compile(r"https?:|file:|[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 _SPACE = "".join(map(chr, range(33)))
-"""What readers of addresses skip before them; tabs and line breaks also inside."""
+"""Characters that URL parsers skip before a URL; tabs and line breaks also inside."""
 
 
 def hosted_tools(kind: ModelApi, told: Mapping[str, Any], model: str | None) -> list[str]:
-    """The names of what the provider is to do in this request, each once; empty: nothing. Names are without dates and in small
-    letters: `web_search`, `code_execution`, `mcp_servers`, `remote_files`."""
+    """Return the names of the provider-side tools in this request, each once.
+
+    Names are without dates and in lowercase: `web_search`, `code_execution`, `mcp_servers`, `remote_files`.
+    """
     if kind is ModelApi.ANTHROPIC:
         found = _anthropic(told)
     elif kind is ModelApi.GEMINI:
@@ -76,7 +81,7 @@ def hosted_tools(kind: ModelApi, told: Mapping[str, Any], model: str | None) -> 
 
 
 def refused_tools(used: Iterable[str], provider: str, allowed: Iterable[str]) -> list[str]:
-    """Those that a project does not allow: it names a tool, of any provider, or `PROVIDER/tool`."""
+    """Return the tools that a project does not allow. It names a tool of any provider, or `PROVIDER/tool`."""
     known = set(allowed)
     return [name for name in used if name not in known and f"{provider}/{name}" not in known]
 
@@ -94,13 +99,13 @@ def _anthropic(told: Mapping[str, Any]) -> Iterator[str]:
 def _openai(told: Mapping[str, Any]) -> Iterator[str]:
     if told.get("web_search_options") is not None:
         yield "web_search"
-    if isinstance(told.get("prompt"), dict):  # one that is kept at the provider, with tools of its own
+    if isinstance(told.get("prompt"), dict):  # a prompt stored at the provider, with its own tools
         yield "prompt"
     yield from _openai_tools(told.get("tools"))
 
 
 def _routed(told: Mapping[str, Any], model: str | None) -> Iterator[str]:
-    """What the models' names and a router's own settings ask for, in any of the protocols."""
+    """Yield what model names and router settings request, in any of the protocols."""
     others = told.get("models")
     named = [model, told.get("model"), *(others if isinstance(others, list) else [others])]
     for name in (one.lower() for one in named if isinstance(one, str)):
@@ -135,7 +140,7 @@ def _gemini(told: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _fetches(told: Mapping[str, Any], but: Container[str]) -> bool:
-    """Whether there is something in it that the provider may fetch. No recursion: bodies are as deep as one likes."""
+    """Return whether it contains something that the provider may fetch. Not recursive, because bodies can be deeply nested."""
     waiting: list[tuple[str, Any]] = [("", told)]
     while waiting:
         key, one = waiting.pop()
@@ -151,7 +156,7 @@ def _fetches(told: Mapping[str, Any], but: Container[str]) -> bool:
 
 
 def _text_in(part: Mapping[str, Any]) -> Container[str]:
-    """Names of what is only read in an object of this type."""
+    """Return the names of values that are only read in an object of this type."""
     kind = part.get("type")
     if kind == "text":
         return ("text", "data")
@@ -164,7 +169,7 @@ def _is_address(value: str) -> bool:
 
 
 def _list(value: Any) -> list[dict[str, Any]]:
-    """Tools as every API has them; one that is no object is nothing an API would take."""
+    """Return the list of tools. Entries that are not objects are ignored, because no API accepts them."""
     found = value if isinstance(value, list) else [value]
     return [one for one in found if isinstance(one, dict)]
 

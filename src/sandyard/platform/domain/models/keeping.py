@@ -1,4 +1,4 @@
-"""Keeps the tunnel of a sandbox up: through broken connections, pauses and restarts of the engine, without ever waking a sandbox."""
+"""Keep a sandbox's tunnel up across broken connections, pauses and engine restarts, without ever resuming the sandbox."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from sandyard.platform.domain.sandboxes.model import LIVE, Status, check_usable
 log = get_logger(__name__)
 
 UP_S = 60.0
-"""How long whoever asks for a tunnel waits for it, as long as it fails in ways that may pass."""
+"""How long a caller waits for a tunnel while it fails in ways that may be temporary."""
 LOOK_AGAIN_S = 30.0
 _PAUSES = (0.05, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 
 
 class Keeper:
-    """One per sandbox that is attached."""
+    """Keeps the tunnel of one attached sandbox up."""
 
     def __init__(self, lifecycle: Lifecycle, sandbox_id: str, owner_id: str, serve: Serve, room: Room) -> None:
         self._lifecycle = lifecycle
@@ -45,16 +45,16 @@ class Keeper:
 
     def start(self) -> None:
         self._task = self._lifecycle.tasks.spawn(self._keep())
-        # not in `_keep`: of one that is cancelled before it begins, nothing runs
+        # not in `_keep`, which does not run if it is cancelled before it starts
         self._task.add_done_callback(lambda _: self._ended())
 
     @property
     def over(self) -> bool:
-        """Nothing will come of it any more: its sandbox is gone, or was never fit."""
+        """True if the tunnel will never be up: its sandbox is deleted or unsuitable."""
         return self._task is None or self._task.done()
 
     async def up(self) -> int:
-        """The port in the sandbox at which its agents are served now. Raises why there is none."""
+        """Return the port in the sandbox at which agents are served. Raises the reason if there is none."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(UP_S):
                 while self.port is None and not self._hopeless():
@@ -62,10 +62,10 @@ class Keeper:
                     await self._news.wait()
         if self.port is not None:
             return self.port
-        raise self._failure or TunnelError("The tunnel to the sandbox was not open in time. Try again.")
+        raise self._failure or TunnelError("The tunnel to the sandbox did not open in time. Try again.")
 
     def nudge(self) -> None:
-        """The sandbox was woken, or has ended: look again, now."""
+        """Check again now, because the sandbox was resumed or has ended."""
         self._nudged.set()
 
     async def stop(self) -> None:
@@ -83,7 +83,7 @@ class Keeper:
         failures = 0
         try:
             while True:
-                self._nudged.clear()  # before the look: what changes during it is looked at too
+                self._nudged.clear()  # before the check, so that changes during it are noticed
                 began = asyncio.get_running_loop().time()
                 try:
                     row = await self._lifecycle.rows.get(self._sandbox_id)
@@ -109,7 +109,7 @@ class Keeper:
         self._news.set()
 
     async def _once(self, row: Sandbox, engine_id: str) -> None:
-        """Serve until the line breaks, or somebody nudges."""
+        """Serve until the line breaks or `nudge` is called."""
         loop = asyncio.get_running_loop()
         line, nudge = loop.create_task(self._line(engine_id)), loop.create_task(self._nudged.wait())
         try:

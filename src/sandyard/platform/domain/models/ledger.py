@@ -1,4 +1,4 @@
-"""What was asked of models, and what it took: a row for each request, written before it is sent and completed at its end."""
+"""Record requests to models and their usage: one row per request, written before it is sent and completed at its end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sandyard.platform.domain.users.tokens import instant
 LONGEST_ERROR = 1000
 MODELS_SHOWN = 100
 DAYS_SHOWN = 10_000
-UNFINISHED = "The platform stopped before its end was seen."
+UNFINISHED = "The platform stopped before the response was complete."
 
 
 class Ledger:
@@ -37,8 +37,10 @@ class Ledger:
         tokens: Tokens | None = None,
         cost_micros: int | None = None,
     ) -> str:
-        """The id of a request that is about to be sent, and what it takes at least. Should we die meanwhile, that is what its row
-        says."""
+        """Record a request that is about to be sent, with its minimum usage, and return its id.
+
+        If the platform dies meanwhile, that is what the row says.
+        """
         least = tokens or Tokens()
         row = ModelCall(
             id=ordered_id("mcl_"),
@@ -62,11 +64,11 @@ class Ledger:
         return row.id
 
     def settled(self) -> list[ColumnElement[bool]]:
-        """What is true of requests that are not under way here: what those take is an estimate, mostly too high."""
+        """Return the condition for requests that are not in progress here. The usage of those is an estimate, mostly too high."""
         return [ModelCall.id.not_in(self._open)] if self._open else []
 
     async def note(self, call_id: str, tokens: Tokens, cost_micros: int | None) -> None:
-        """What a request that goes on has taken so far."""
+        """Record the usage so far of a request in progress."""
         known = update(ModelCall).where(ModelCall.id == call_id)
         async with self._database.transaction() as tx:
             await tx.session.execute(
@@ -100,12 +102,12 @@ class Ledger:
             )
 
     async def spent(self, *which: ColumnElement[bool]) -> Spent:
-        """Of all requests of which all of this is true."""
+        """Return the totals of all matching requests."""
         async with self._database.reading() as session:
             return _spent(*(await session.execute(select(*_SUMS).where(*which))).one())
 
     async def by_model(self, *which: ColumnElement[bool]) -> list[tuple[str | None, Spent]]:
-        """The same for each model, those with most tokens first."""
+        """Return the totals by model, those with most tokens first."""
         most = func.coalesce(func.sum(ModelCall.input_tokens), 0) + func.coalesce(func.sum(ModelCall.output_tokens), 0)
         query = select(ModelCall.model, *_SUMS).where(*which).group_by(ModelCall.model)
         async with self._database.reading() as session:
@@ -113,7 +115,7 @@ class Ledger:
             return [(row[0], _spent(*row[1:])) for row in rows]
 
     async def by_day(self, *which: ColumnElement[bool], limit: int = DAYS_SHOWN) -> tuple[list[DaySpent], bool]:
-        """The same for each day in UTC, project and model, newest day first; and whether there would have been more than `limit`."""
+        """Return the totals by day (UTC), project and model, newest day first, and whether there are more than `limit`."""
         keys = (ModelCall.project_id, ModelCall.model)
         query = select(_DAY, *keys, *_SUMS).where(*which).group_by(_DAY, *keys)
         async with self._database.reading() as session:
@@ -132,7 +134,7 @@ def calls_of(
     project_id: str | None = None,
     since: datetime | None = None,
 ) -> list[ColumnElement[bool]]:
-    """What must be true of a request; what is None says nothing."""
+    """Return the conditions for requests. None means any."""
     given = {
         ModelCall.turn_id: turn_id,
         ModelCall.session_id: session_id,

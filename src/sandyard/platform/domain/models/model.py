@@ -1,4 +1,4 @@
-"""The words for models: where they are, what they cost, and what was spent on them."""
+"""Types for models: where they are, what they cost, and what was spent on them."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ MICROS = 1_000_000
 
 
 class NoModelError(ConflictError):
-    """No model is configured that this agent could use."""
+    """No model is configured that this agent can use."""
 
     code = "no_model"
 
 
 class ModelUnknownError(NoModelError):
-    """There are providers that this agent could use, and none of them has the model."""
+    """None of the providers that this agent can use has the model."""
 
     code = "model_unknown"
 
 
 class OverBudgetError(SandyardError):
-    """The budget for models is spent."""
+    """The budget for models is used up."""
 
     code, status = "over_budget", 402
 
 
 class PriceMissingError(OverBudgetError):
-    """There is a budget in dollars, and nobody knows what this model costs."""
+    """There is a budget in dollars, but the price of this model is unknown."""
 
     code = "price_missing"
 
 
 class Price(BaseModel):
-    """US dollars for a million tokens. Those from and to a cache cost as much as others if nothing else is said."""
+    """US dollars per million tokens. Cache reads and writes cost the same as other tokens unless set."""
 
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="forbid", frozen=True)
 
@@ -53,7 +53,7 @@ class Price(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """What a provider says that one answer took. `input` is with those from and to a cache. None: it did not say."""
+    """Tokens of one response, as reported by the provider. `input` includes cache reads and writes. None means not reported."""
 
     input: int | None = None
     output: int | None = None
@@ -66,7 +66,7 @@ class Tokens:
 
 
 def price_of(prices: Mapping[str, Any], model: str | None) -> Price | None:
-    """The model's own, else that of the longest name with a `*` at its end that fits. None: nobody has said."""
+    """Return the model's own price, or else that of the longest matching prefix (`name*`). None means unknown."""
     fitting = [name for name in prices if name == model or (name.endswith("*") and (model or "").startswith(name[:-1]))]
     if not fitting:
         return None
@@ -74,7 +74,7 @@ def price_of(prices: Mapping[str, Any], model: str | None) -> Price | None:
 
 
 def cost_micros(price: Price | None, tokens: Tokens) -> int | None:
-    """Millionths of a US dollar, which is what one token costs when a million cost dollars."""
+    """Return the cost in millionths of a US dollar: the price of a million tokens in dollars is that of one token."""
     if price is None or not tokens.known:
         return None
     read, written = tokens.cache_read or 0, tokens.cache_write or 0
@@ -87,8 +87,10 @@ def cost_micros(price: Price | None, tokens: Tokens) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """Sums over requests. `cost_usd` is what is known: None when nothing is, although there were answers. `unpriced` counts those
-    answers whose cost is not in it."""
+    """Totals over requests. `cost_usd` is the known cost; None if no cost is known although there were responses.
+
+    `unpriced` counts responses whose cost is not included.
+    """
 
     calls: int = 0
     input_tokens: int = 0
@@ -105,7 +107,7 @@ class Spent:
 
 @dataclass(frozen=True, slots=True)
 class DaySpent:
-    """What one model took on one day (in UTC) in one project. `project_id` None: in sessions without one, or one that is gone."""
+    """Usage of one model on one day (UTC) in one project. `project_id` None: sessions without a project, or with a deleted one."""
 
     day: date
     project_id: str | None
@@ -115,7 +117,7 @@ class DaySpent:
 
 @dataclass(frozen=True, slots=True)
 class ProviderInfo:
-    """All that anybody is told of a provider."""
+    """The visible part of a provider."""
 
     id: str
     project_id: str | None
@@ -131,8 +133,10 @@ class ProviderInfo:
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    """Where an agent finds a provider that it can use. `everywhere`: one is everybody's, or it needs none. `projects`: those that have
-    one of their own."""
+    """Where an agent has a provider it can use.
+
+    `everywhere`: one is available to all users, or the agent needs none. `projects`: those with their own.
+    """
 
     everywhere: bool
     projects: tuple[str, ...] = ()
@@ -140,7 +144,7 @@ class Readiness:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What came of a try. `detail` is a sentence. `cause`: why it does not work. `models`: those it has, if it was asked for them."""
+    """The result of a test. `detail` is a sentence. `cause`: why it failed. `models`: the provider's models, if requested."""
 
     ok: bool
     detail: str

@@ -1,7 +1,7 @@
 """Well-known providers: their addresses, models and prices, from `presets.json`.
 
-Prices are list prices in US dollars for a million tokens, of the day in `taken`. Where a provider charges more for long prompts, they
-are those of short ones.
+Prices are list prices in US dollars per million tokens on the date in `taken`. If a provider charges more for long prompts, they are those
+for short ones.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from sandyard.platform.domain.models.model import Price, price_of
 
 
 class Preset(BaseModel):
-    """`models` empty: they are whatever the server at that address has, which is asked for its list."""
+    """A well-known provider. If `models` is empty, the server at that address is asked for its list."""
 
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="forbid", frozen=True)
 
@@ -37,7 +37,7 @@ class Preset(BaseModel):
     prices: Mapping[str, Price]
 
     def serves(self, profile: Profile) -> bool:
-        """Whether this agent can use it."""
+        """Return whether this agent can use it."""
         return any(api in SPEAKS[self.kind] for api in profile.apis)
 
 
@@ -52,7 +52,7 @@ def _load() -> _File:
 
 
 def all_presets() -> tuple[Preset, ...]:
-    """In the order in which people see them."""
+    """Return the presets in display order."""
     return _load().presets
 
 
@@ -61,16 +61,16 @@ def prices_taken() -> date:
 
 
 def get_preset(name: str) -> Preset:
-    """InvalidInputError names those there are."""
+    """Return the preset. Raises InvalidInputError, which lists the available ones."""
     for preset in all_presets():
         if preset.name == name:
             return preset
     names = ", ".join(preset.name for preset in all_presets())
-    raise InvalidInputError(f"There is no preset {name[:60]!r}. There are: {names}.")
+    raise InvalidInputError(f"There is no preset {name[:60]!r}. Available: {names}.")
 
 
 def preset_at(base_url: str) -> Preset | None:
-    """The well-known provider at this address. None also for one on this machine, whose port says little."""
+    """Return the well-known provider at this address. None for one on this machine, whose port says little."""
     if addresses.is_local(base_url):
         return None
     server = addresses.server(base_url)
@@ -78,7 +78,7 @@ def preset_at(base_url: str) -> Preset | None:
 
 
 def price_at(base_url: str, prices: Mapping[str, Any], model: str | None) -> Price | None:
-    """What a model costs at a provider: as `prices` say, else as is known of the provider at this address."""
+    """Return the price of a model at a provider: from `prices`, or else the known price at this address."""
     price = price_of(prices, model)
     if price is None and (preset := preset_at(base_url)) is not None:
         price = price_of(preset.prices, model)

@@ -1,4 +1,4 @@
-"""Providers of models: administrators make those for everybody, owners of projects those of their project. Keys go in, never out."""
+"""Model providers: administrators add those for all users, project owners those of their project. Keys are write-only."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from sandyard.platform.domain.users.tokens import instant
 
 UNCHANGED: Any = object()
 Check = Callable[[ModelProvider, Secret | None], Awaitable[Sequence[str]]]
-"""Is called with a provider and its key before they are stored; raises when they do not work, and gives the models it has."""
+"""Called with a provider and its key before they are stored. Raises if they do not work; returns the provider's models."""
 MAX_KEY, MAX_MODELS = 4000, 500
 _SHOWN = 4  # characters of a key
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._ -]{0,98}[A-Za-z0-9]|[A-Za-z0-9]")
@@ -37,7 +37,10 @@ _MODEL = re.compile(r"[!-~]{1,200}")
 
 
 class Providers:
-    """Who sees a project sees its providers, and everybody sees everybody's; only who may change the project changes its own."""
+    """Operations on providers. Users see the providers of their projects and those for all users.
+
+    Only those who may change a project may change its providers.
+    """
 
     def __init__(self, database: Database, projects: Projects, vault: Vault, clock: Clock) -> None:
         self._database = database
@@ -59,8 +62,10 @@ class Providers:
         prices: Mapping[str, Price] | None = None,
         check: Check | None = None,
     ) -> ProviderInfo:
-        """What is left out is as the preset says. Without a `base_url` it is the provider's own, where there is one. `check` sees the
-        row before it is stored, and may raise. ConflictError when the name is taken."""
+        """Create a provider. Fields left out are taken from the preset. The default `base_url` is the provider's public address, if any.
+
+        `check` is called with the row before it is stored, and may raise. Raises ConflictError if the name is taken.
+        """
         owner = await self._allowed(caller, project_id)
         known = get_preset(preset) if preset is not None else None
         if known is not None:
@@ -89,7 +94,7 @@ class Providers:
         await self._seal(row, key)
         if check is not None:
             async with self._database.transaction() as tx:
-                await _require_free(tx, row)  # sooner than after a request to the provider
+                await _require_free(tx, row)  # fail before sending a request to the provider
             found = await check(row, key)
             if known is not None and not known.models and not row.models:
                 row.models = _models([one for one in found if _MODEL.fullmatch(one)])
@@ -111,8 +116,11 @@ class Providers:
         prices: Mapping[str, Price] | None = None,
         check: Check | None = None,
     ) -> ProviderInfo:
-        """Change what is given; `key` None takes it away. ConflictError when a key that was given for one server would be shown to
-        another: nobody gets to read it by moving the provider to a server of their own."""
+        """Change the given fields. A `key` of None removes it.
+
+        Raises ConflictError if a stored key would be sent to another server, so that nobody can read it by changing the address to their own
+        server.
+        """
         known = await self.get(caller, provider_id)
         owner = await self._allowed(caller, known.project_id)
         where = None if base_url is None else await addresses.clean(caller, base_url)
@@ -143,7 +151,7 @@ class Providers:
     async def _check_change(
         self, provider_id: str, check: Check, *, where: str | None, key: Secret | None, models: Sequence[str] | None
     ) -> None:
-        """Of a copy of the row with what is to change."""
+        """Check a copy of the row with the changes."""
         async with self._database.reading() as session:
             row = await session.get(ModelProvider, provider_id)
             if row is None:
@@ -156,7 +164,7 @@ class Providers:
         await check(row, shown)
 
     async def delete(self, caller: Principal, provider_id: str) -> None:
-        """What was spent there stays known. Agents that use it are answered that it is gone."""
+        """Delete a provider. Its recorded usage is kept. Agents that use it get an error."""
         known = await self.get(caller, provider_id)
         owner = await self._allowed(caller, known.project_id)
         async with self._database.transaction() as tx:
@@ -178,7 +186,7 @@ class Providers:
     async def list(
         self, caller: Principal, page: PageRequest, *, project_id: str | None = None
     ) -> Listing[ProviderInfo]:
-        """All that the caller sees; with a project, those that its agents may use."""
+        """List the providers the caller sees; with a project, those that its agents may use."""
         rows = select(ModelProvider).where(_visible_to(caller))
         if project_id is not None:
             await self._projects.get(caller, project_id)
@@ -188,13 +196,13 @@ class Providers:
         return Listing([info(row) for row in found.items], found.next_cursor)
 
     async def scopes(self, caller: Principal) -> Sequence[tuple[str | None, ModelApi]]:
-        """Project, or None for everybody's, and kind of all that the caller sees."""
+        """Return project (None means all users) and kind of all providers the caller sees."""
         rows = select(ModelProvider.project_id, ModelProvider.kind).where(_visible_to(caller)).distinct()
         async with self._database.reading() as session:
             return [(project_id, ModelApi(kind)) for project_id, kind in await session.execute(rows)]
 
     async def require_change(self, caller: Principal, provider_id: str) -> ModelProvider:
-        """The row, if the caller may change it."""
+        """Return the row if the caller may change it."""
         await self._allowed(caller, (await self.get(caller, provider_id)).project_id)
         async with self._database.reading() as session:
             row = await session.get(ModelProvider, provider_id)
@@ -202,17 +210,17 @@ class Providers:
             raise _unknown(provider_id)
         return row
 
-    # for the platform's own code ---------------------------------------------------------------------------------------
+    # internal ----------------------------------------------------------------------------------------------------------
 
     async def usable(self, project_id: str | None) -> Sequence[ModelProvider]:
-        """Those that agents of a project may use: its own first, then everybody's, each by age."""
+        """Return the providers that a project's agents may use: its own first, then those for all users, each by age."""
         rows = select(ModelProvider).where(_usable_in(project_id))
         async with self._database.reading() as session:
             found = await session.scalars(rows.order_by(ModelProvider.project_id.is_(None), ModelProvider.id))
             return list(found)
 
     async def find(self, provider_id: str, project_id: str | None) -> ModelProvider | None:
-        """None also for one that agents of this project may not use."""
+        """Return the provider; None if the project's agents may not use it."""
         async with self._database.reading() as session:
             row: ModelProvider | None = await session.scalar(
                 select(ModelProvider).where(ModelProvider.id == provider_id, _usable_in(project_id))
@@ -220,7 +228,7 @@ class Providers:
         return row
 
     async def reveal(self, row: ModelProvider) -> Secret | None:
-        """VaultError when it cannot be opened."""
+        """Return the key. Raises VaultError if it cannot be decrypted."""
         if row.key is None:
             return None
         return await asyncio.to_thread(self._vault.open, row.key, *_place(row.id))
@@ -232,14 +240,14 @@ class Providers:
         value = key.reveal()
         if len(value) > MAX_KEY or not _PLAIN.fullmatch(value):
             raise InvalidInputError(
-                "The key is empty, too long, or has spaces, line breaks or other characters that keys do not have. Copy it again."
+                "The key is empty, too long, or contains spaces, line breaks or other invalid characters. Copy it again."
             )
         row.key = await asyncio.to_thread(self._vault.seal, key, *_place(row.id))
-        # of a short one, four characters would be too much of it
+        # four characters of a short one would reveal too much
         row.hint = f"…{value[-_SHOWN:]}" if len(value) >= 4 * _SHOWN else "…"
 
     async def _allowed(self, caller: Principal, project_id: str | None) -> str | None:
-        """The owner of what is about to be changed; nobody in particular owns everybody's. ForbiddenError."""
+        """Return the owner for events; None for providers of all users. Raises ForbiddenError if the caller may not change it."""
         if project_id is None:
             caller.require_admin()
             return None
@@ -274,20 +282,20 @@ def _usable_in(project_id: str | None) -> ColumnElement[bool]:
 
 
 async def _require_free(tx: Transaction, row: ModelProvider) -> None:
-    """The database does not see that two without a project have the same name."""
+    """Raise ConflictError if the name is taken. The database does not enforce this for providers without a project."""
     same = select(ModelProvider.id).where(ModelProvider.name == row.name, ModelProvider.id != row.id)
     same = same.where(
         ModelProvider.project_id.is_(None) if row.project_id is None else ModelProvider.project_id == row.project_id
     )
     with tx.session.no_autoflush:
         if await tx.session.scalar(same.limit(1)) is not None:
-            raise ConflictError(f"There is a provider {row.name!r} already.")
+            raise ConflictError(f"The provider {row.name!r} already exists.")
 
 
 def _require_same_server(row: ModelProvider, where: str | None, key: Secret | None) -> None:
     before, after = addresses.server(row.base_url), addresses.server(where or row.base_url)
     if row.key is not None and key is UNCHANGED and before != after:
-        raise ConflictError(f"The key was given for {before}. Give the one for {after} with it.")
+        raise ConflictError(f"The key was entered for {before}. Enter the key for {after}.")
 
 
 def _tell(tx: Transaction, kind: str, row: ModelProvider, owner_id: str | None) -> None:
@@ -304,22 +312,20 @@ def _tell(tx: Transaction, kind: str, row: ModelProvider, owner_id: str | None) 
 
 def _name(name: str) -> str:
     if not _NAME.fullmatch(name):
-        raise InvalidInputError("A provider's name has 1 to 100 letters, digits, dots, dashes and spaces.")
+        raise InvalidInputError("The name of a provider must have 1 to 100 letters, digits, dots, hyphens and spaces.")
     return name
 
 
 def _models(models: Sequence[str]) -> list[str]:
     if len(models) > MAX_MODELS or not all(_MODEL.fullmatch(model) for model in models):
-        raise InvalidInputError(
-            f"There are at most {MAX_MODELS} models, each a name of up to 200 characters without spaces."
-        )
+        raise InvalidInputError(f"Use at most {MAX_MODELS} models, each a name of up to 200 characters without spaces.")
     return list(dict.fromkeys(models))
 
 
 def _prices(prices: Mapping[str, Price]) -> dict[str, Any]:
     if len(prices) > MAX_MODELS or not all(_MODEL.fullmatch(model) for model in prices):
         raise InvalidInputError(
-            f"There are at most {MAX_MODELS} prices, each for a model's name, or for the beginning of one and a *."
+            f"Use at most {MAX_MODELS} prices, each for a model name or for a prefix that ends with *."
         )
     return {model: price.model_dump(by_alias=True, exclude_none=True) for model, price in prices.items()}
 
@@ -329,5 +335,5 @@ def _unknown(provider_id: str) -> NotFoundError:
 
 
 def _place(provider_id: str) -> tuple[str, ...]:
-    """Where a sealed key belongs: moved to another row it does not open."""
+    """Return the context a sealed key is bound to. It cannot be opened in another row."""
     return "model provider", provider_id

@@ -1,4 +1,4 @@
-"""Keeps secrets out of what passes by, also when they come in pieces."""
+"""Remove secrets from streamed data, even if they arrive in pieces."""
 
 from __future__ import annotations
 
@@ -12,14 +12,17 @@ from sandyard.kit.secret import Secret
 _SCHEMES = frozenset(("basic", "bearer", "token"))
 _SEPARATORS = re.compile(r"[\s;,=]+")
 SHORTEST = 8
-"""A shorter one is too likely to be part of an ordinary word."""
+"""A shorter secret is too likely to be part of an ordinary word."""
 LONG = 16
-"""A part of a header's value of this length is taken for a secret of its own."""
+"""A part of a header's value of this length is treated as a secret of its own."""
 
 
 class Redactor:
-    """Each occurrence becomes as many asterisks, so that lengths stay true. `feed` holds back the end of the last line, as much as
-    could be the beginning of a secret: none of them has a line break in it. `rest` gives it out at the end."""
+    """Replace each occurrence with as many asterisks, so that lengths stay correct.
+
+    `feed` holds back the end of the last line that could be the beginning of a secret: secrets contain no line breaks. `rest` returns it at
+    the end.
+    """
 
     def __init__(self, *secrets: Secret | None) -> None:
         values = {text.encode() for one in secrets if one is not None for text in _encodings(one.reveal())}
@@ -42,22 +45,25 @@ class Redactor:
         return held
 
     def text(self, text: str) -> str:
-        """The same for a whole text."""
+        """Redact a whole text."""
         for secret in self._secrets:
             text = text.replace(secret.decode(), "***")
         return text
 
 
 def _encodings(text: str) -> set[str]:
-    """The text as it is, inside a JSON string (some servers also escape `/`, others `<`, `>` and `&`), and in a URL."""
+    """Return the text as is, inside a JSON string (some servers also escape `/`, others `<`, `>` and `&`), and in a URL."""
     escaped = json.dumps(text)[1:-1]
     html_safe = escaped.translate({ord(one): f"\\u{ord(one):04x}" for one in "<>&"})
     return {text, escaped, escaped.replace("/", "\\/"), html_safe, quote(text, safe="")}
 
 
 def redactor_of_headers(values: Iterable[Secret]) -> Redactor:
-    """For the values of headers. Each is redacted as a whole; after a known scheme, such as `Bearer`, the credentials alone too; and
-    so is every part that is too long to be a word, such as the value of a cookie."""
+    """Return a redactor for header values.
+
+    Each value is redacted as a whole; after a known scheme such as `Bearer`, also the credentials alone; and every part too long to be a
+    word, such as the value of a cookie.
+    """
     return Redactor(*(Secret(text) for value in values for text in _secrets_in(value.reveal())))
 
 

@@ -1,4 +1,4 @@
-"""Models for agents: which one an agent gets, the way to it out of the sandbox, and what it may spend there."""
+"""Models for agents: selection, the tunnel out of the sandbox, and budgets."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ from sandyard.platform.settings import PlatformSettings
 log = get_logger(__name__)
 
 REQUESTS_HELD = 256 << 20
-"""Bytes of requests that all sandboxes together may have in the platform's memory."""
+"""Maximum bytes of requests from all sandboxes in the platform's memory."""
 
 OverBudget = Callable[[str, str], Awaitable[None]]
 Refused = Callable[[str, Fault], Awaitable[None]]
 
 
 class TunnelGateway(Protocol):
-    """What else is reached through the tunnel."""
+    """Another gateway reached through the tunnel."""
 
     def handles(self, target: str) -> bool: ...
     async def serve(self, place: Place, asking: Asking, answer: Answering) -> None: ...
@@ -56,8 +56,11 @@ class TunnelGateway(Protocol):
 
 
 class Models:
-    """`over_budget` is called with a turn and a sentence when that turn's task or project may spend no more; it may be called again for
-    the same turn. `refused` is called with a turn whose provider would refuse all of its requests."""
+    """Models for agents.
+
+    `over_budget` is called with a turn and a sentence if that turn's task or project has used up its budget, possibly several times.
+    `refused` is called with a turn whose provider would reject all its requests.
+    """
 
     def __init__(
         self,
@@ -70,7 +73,7 @@ class Models:
         clock: Clock,
         mcp: TunnelGateway | None = None,
     ) -> None:
-        """`mcp`: what serves requests for MCP servers; it is closed with the models."""
+        """`mcp`: serves requests for MCP servers; it is closed with the models."""
         self._database = database
         self._lifecycle = lifecycle
         self._settings = settings
@@ -92,28 +95,30 @@ class Models:
         self._mcp = mcp
         self._room = Room(REQUESTS_HELD)
         self._keepers: dict[str, Keeper] = {}
-        self._turns: dict[str, list[str]] = {}  # by sandbox: those under way, the newest last
+        self._turns: dict[str, list[str]] = {}  # by sandbox: turns in progress, the newest last
         self._faults: dict[str, Fault] = {}  # by turn
-        self._answered: dict[str, float] = {}  # by turn: when one of its requests was last answered without a fault
+        self._answered: dict[str, float] = {}  # by turn: when one of its requests last succeeded
         self.over_budget: list[OverBudget] = []
         self.refused: list[Refused] = []
         lifecycle.woken.append(self._changed)
         lifecycle.ended.append(self._changed)
 
     async def close(self) -> None:
-        """Agents go on; what they ask meanwhile waits in their sandboxes."""
+        """Close. Agents continue; their requests wait in their sandboxes."""
         await asyncio.gather(*(self.detach(sandbox_id) for sandbox_id in list(self._keepers)))
         await self._gateway.close()
         if self._mcp is not None:
             await self._mcp.close()
 
-    # where an agent finds its model ------------------------------------------------------------------------------------
+    # model selection ---------------------------------------------------------------------------------------------------
 
     async def endpoint(
         self, session: Session, sandbox: Sandbox, profile: Profile, model: str | None
     ) -> ModelEndpoint | None:
-        """None: the agent needs no model. Opens the tunnel, as `attach` does. NoModelError says what to configure; `model` may be named
-        with its provider: `NAME/model`."""
+        """Return the model endpoint for an agent; None if it needs no model. Opens the tunnel like `attach`.
+
+        Raises NoModelError, which says what to configure. `model` may include its provider: `NAME/model`.
+        """
         if not profile.apis:
             return None
         provider, api, chosen = chosen_from(await self.providers.usable(session.project_id), profile, model)
@@ -121,18 +126,18 @@ class Models:
         return ModelEndpoint(api, f"{gateway}/{provider.id}", capability, chosen)
 
     async def reach(self, session: Session, sandbox: Sandbox) -> tuple[str, Secret]:
-        """Where the gateway is inside the sandbox, and what opens it. Opens the tunnel, as `attach` does."""
+        """Return the gateway's address inside the sandbox, and its capability. Opens the tunnel like `attach`."""
         await self.attach(session, sandbox)
         port = await self._keepers[sandbox.id].up()
         return f"http://127.0.0.1:{port}", await asyncio.to_thread(self._capabilities.of, sandbox.id)
 
     async def require(self, project_id: str | None, profile: Profile, model: str | None) -> None:
-        """NoModelError when `endpoint` would have none to give."""
+        """Raise NoModelError if `endpoint` would have no model."""
         if profile.apis:
             chosen_from(await self.providers.usable(project_id), profile, model)
 
     async def readiness(self, caller: Principal, profiles: Iterable[Profile]) -> dict[str, Readiness]:
-        """By agent's name, of the providers that the caller may see."""
+        """Return readiness by agent name, based on the providers the caller may see."""
         known = await self.providers.scopes(caller)
         found = {}
         for profile in profiles:
@@ -142,20 +147,23 @@ class Models:
         return found
 
     async def find_default_agent(self, project: Project | None) -> str:
-        """Who works in the project, or without one, where nobody has named an agent."""
+        """Return the agent to use in the project, or without one, if none is named."""
         async with self._database.reading() as session:
             return await default_agent.find_default_agent(session, project, self._settings)
 
     async def find_default_agents(self, projects: Iterable[Project]) -> dict[str, str]:
-        """By the project's id."""
+        """Return the default agents by project id."""
         async with self._database.reading() as session:
             return await default_agent.find_default_agents(session, projects, self._settings)
 
     # the tunnel --------------------------------------------------------------------------------------------------------
 
     async def attach(self, session: Session, sandbox: Sandbox) -> None:
-        """When it returns, agents in the sandbox are served, until `detach`, through breaks of any kind. Idempotent. Raises why not, and
-        then nothing is kept: NoPythonError, SandboxNotRunningError (it is never woken), TunnelError …"""
+        """Serve agents in the sandbox until `detach`, across interruptions of any kind. Idempotent.
+
+        Raises the reason if that fails, and keeps nothing: NoPythonError, SandboxNotRunningError (the sandbox is never resumed), TunnelError
+        and others.
+        """
         keeper = self._keepers.get(sandbox.id)
         if keeper is None or keeper.over:
             place = Place(sandbox.id, session.id, functools.partial(self._turn_of, sandbox.id))
@@ -175,7 +183,7 @@ class Models:
         await gateway.serve(place, asking, answer)
 
     async def detach(self, sandbox_id: str) -> None:
-        """Idempotent. What agents ask from now on waits, until somebody attaches."""
+        """Stop serving. Later requests of agents wait until the next `attach`. Idempotent."""
         keeper = self._keepers.pop(sandbox_id, None)
         if keeper is not None:
             await keeper.stop()
@@ -184,11 +192,11 @@ class Models:
         if (keeper := self._keepers.get(row.id)) is not None:
             keeper.nudge()
 
-    # who pays ----------------------------------------------------------------------------------------------------------
+    # usage ---------------------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def counted(self, sandbox_id: str, turn: Turn) -> Iterator[None]:
-        """What agents in this sandbox ask meanwhile belongs to this turn."""
+        """Count requests of agents in this sandbox for this turn."""
         turns = self._turns.setdefault(sandbox_id, [])
         turns.append(turn.id)
         try:
@@ -205,7 +213,7 @@ class Models:
         return turns[-1] if turns else None
 
     async def check_budget(self, session: Session) -> None:
-        """OverBudgetError when the session's task or project may spend no more."""
+        """Raise OverBudgetError if the session's task or project has used up its budget."""
         await self._budgets.check(session)
 
     async def usage(
@@ -217,7 +225,7 @@ class Models:
         project_id: str | None = None,
         since: datetime | None = None,
     ) -> Spent:
-        """Of all requests to which all of this applies."""
+        """Return the totals of all matching requests."""
         which = calls_of(turn_id=turn_id, session_id=session_id, task_id=task_id, project_id=project_id, since=since)
         return await self._ledger.spent(*which)
 
@@ -230,7 +238,7 @@ class Models:
         project_id: str | None = None,
         since: datetime | None = None,
     ) -> tuple[Spent, list[tuple[str | None, Spent]]]:
-        """What the caller may see of it, in all and by model. NotFoundError for what they may not."""
+        """Return the totals that the caller may see, overall and by model. Raises NotFoundError for what they may not see."""
         async with self._database.reading() as reading:
             await require_visible(reading, caller, session_id=session_id, task_id=task_id, project_id=project_id)
         which = calls_of(session_id=session_id, task_id=task_id, project_id=project_id, since=since)
@@ -240,31 +248,31 @@ class Models:
     async def days(
         self, caller: Principal, *, project_id: str | None = None, since: datetime | None = None
     ) -> tuple[list[DaySpent], bool]:
-        """What the caller may see of it by day, project and model; and whether that is not all. NotFoundError as in `report`."""
+        """Return the totals by day, project and model, and whether they are truncated. Raises NotFoundError like `report`."""
         async with self._database.reading() as reading:
             await require_visible(reading, caller, session_id=None, task_id=None, project_id=project_id)
         which = calls_of(project_id=project_id, since=since) + calls_visible_to(caller)
         return await self._ledger.by_day(*which)
 
     async def test(self, caller: Principal, provider_id: str) -> Verdict:
-        """Ask the provider something tiny with its real key. For who may change it."""
+        """Send the provider a tiny request with its real key. Requires permission to change it."""
         row = await self.providers.require_change(caller, provider_id)
         return await tried(self._gateway.client_for(row.base_url), row, await self.providers.reveal(row))
 
     async def check_provider(self, row: ModelProvider, key: Secret | None) -> Sequence[str]:
-        """The models it has, if it was asked for them. ProviderTestFailedError when it does not work."""
+        """Return the provider's models, if requested. Raises ProviderTestFailedError if it does not work."""
         verdict = await tried(self._gateway.client_for(row.base_url), row, key)
         if not verdict.ok:
             raise ProviderTestFailedError(Cause(verdict.cause or Cause.ERROR), verdict.detail)
         if verdict.model is None and not verdict.models and row.kind == ModelApi.OPENAI_CHAT:
             label = label_of(row.name, row.base_url)
             raise ProviderTestFailedError(
-                Cause.MODEL, f"{label} answers, but has no model. Load one there, or name one."
+                Cause.MODEL, f"{label} responds, but has no models. Load a model there, or enter a model name."
             )
         return verdict.models
 
     def fault(self, turn_id: str) -> Fault | None:
-        """Why the newest request of a turn that is under way has failed; None: it has not."""
+        """Return why the newest request of a turn in progress failed; None if it did not."""
         return self._faults.get(turn_id)
 
     def _note_fault(self, turn_id: str, fault: Fault | None, began: float) -> None:
@@ -292,17 +300,19 @@ class Models:
 def chosen_from(
     providers: Sequence[ModelProvider], profile: Profile, model: str | None
 ) -> tuple[ModelProvider, ModelApi, str | None]:
-    """The first provider that fits: by what the agent speaks best, then a project's own before everybody's. A provider without a list of
-    models takes any."""
+    """Return the first matching provider, by the agent's preferred API, then a project's own before those for all users.
+
+    A provider without a list of models accepts any model.
+    """
     fitting = [
         (provider, api) for api in profile.apis for provider in providers if api in SPEAKS[ModelApi(provider.kind)]
     ]
     if not fitting:
         titles = [preset.title for preset in all_presets() if preset.serves(profile)]
         if len(titles) == 1:
-            raise NoModelError(f"{profile.title} needs a model, and no {titles[0]} API key is set up.")
+            raise NoModelError(f"{profile.title} needs a model, but no {titles[0]} API key is set up.")
         which = f": {', '.join(titles[:-1])} or {titles[-1]}" if titles else ""
-        raise NoModelError(f"{profile.title} needs a model, and no provider is set up that it can use{which}.")
+        raise NoModelError(f"{profile.title} needs a model, but no provider is set up that it can use{which}.")
     if model is None:
         provider, api = fitting[0]
         return provider, api, next(iter([*provider.models, *profile.models]), None)
@@ -318,5 +328,5 @@ def chosen_from(
             return provider, api, model
     known = sorted({known for provider, _ in fitting for known in provider.models})
     raise ModelUnknownError(
-        f"No provider that {profile.title} can use has the model {model[:200]}. There are: {', '.join(known[:50])}."
+        f"No provider that {profile.title} can use has the model {model[:200]}. Available: {', '.join(known[:50])}."
     )

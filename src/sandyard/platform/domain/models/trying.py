@@ -1,4 +1,4 @@
-"""Does a provider work? One tiny request with its real key, and a sentence about what came of it."""
+"""Test a provider with one tiny request and its real key, and describe the result."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _PING = "Say ok."
 
 
 async def tried(client: httpx.AsyncClient, provider: ModelProvider, key: Secret | None) -> Verdict:
-    """With its first model when it has one: a token's worth of an answer. Else its list of models is asked for."""
+    """Test with its first model, if it has one, using one token of output; otherwise request its list of models."""
     kind, model = ModelApi(provider.kind), _model(provider)
     label = label_of(provider.name, provider.base_url)
     asked, body = _request(kind, model)
@@ -51,7 +51,7 @@ async def tried(client: httpx.AsyncClient, provider: ModelProvider, key: Secret 
                 fault = fault_of_answer(label, response.status_code, text, model=model, keyed=key is not None)
             elif said.lstrip()[:1] not in (b"{", b"["):
                 fault = Fault(
-                    Cause.ADDRESS, f"{label} answers, but not in JSON. Check that its address is that of the API."
+                    Cause.ADDRESS, f"{label} responds, but not with JSON. Check that its address is that of the API."
                 )
             elif model is None:
                 listed = _listed(said)
@@ -67,7 +67,7 @@ async def tried(client: httpx.AsyncClient, provider: ModelProvider, key: Secret 
 
 
 def _model(provider: ModelProvider) -> str | None:
-    """Some lists of models are open to everybody, and say nothing about a key."""
+    """Return the model to test with. Some lists of models are public and so do not test the key."""
     preset = preset_at(provider.base_url)
     known = preset.models if preset is not None and preset.kind is ModelApi.OPENAI_CHAT else ()
     return next(iter([*provider.models, *known]), None)
@@ -75,7 +75,7 @@ def _model(provider: ModelProvider) -> str | None:
 
 def _works(label: str, listed: list[str], *, keyed: bool) -> str:
     count = f"{len(listed)} model{'' if len(listed) == 1 else 's'}"
-    return f"{label} accepts the key and has {count}." if keyed else f"{label} answers and has {count}."
+    return f"{label} accepts the key and has {count}." if keyed else f"{label} responds and has {count}."
 
 
 def _request(kind: ModelApi, model: str | None) -> tuple[Asked, dict[str, Any] | None]:
@@ -88,7 +88,7 @@ def _request(kind: ModelApi, model: str | None) -> tuple[Asked, dict[str, Any] |
             "generationConfig": {"maxOutputTokens": 1},
         }
         return Asked(f"/v1beta/models/{model}:generateContent", "", counted=True), body
-    if kind is ModelApi.OPENAI:  # which takes no fewer
+    if kind is ModelApi.OPENAI:  # whose minimum is 16
         return Asked("/v1/responses", "", counted=True), {"model": model, "input": _PING, "max_output_tokens": 16}
     path = "/v1/messages" if kind is ModelApi.ANTHROPIC else "/v1/chat/completions"
     return Asked(path, "", counted=True), {"model": model, "messages": message, "max_tokens": 1}
@@ -105,7 +105,7 @@ async def _beginning(response: httpx.Response) -> bytes:
 
 
 def _listed(said: bytes) -> list[str]:
-    """The names in a list of models, as OpenAI, Anthropic or Gemini write it."""
+    """Return the names in a list of models in the format of OpenAI, Anthropic or Gemini."""
     try:
         told: Any = bounded_json.parse(said, largest=_MOST, values=_VALUES)
     except ValueError:

@@ -1,7 +1,7 @@
-"""The platform's end of the tunnel: requests of an agent come out of it, answers go in, many at once. The other end is
-`guest_tunnel.py`, which also says what the lines mean.
+"""The platform's end of the tunnel: receives agents' requests and sends responses, many at once.
 
-The sandbox is its tenant's: whatever comes from it is bounded, and what makes no sense ends the line.
+The other end is `guest_tunnel.py`, which documents the lines. The sandbox is untrusted: everything it sends is limited in size, and invalid
+lines end the connection.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ BODY_LIMIT = 50 << 20
 BODY_S = 60.0
 """How long the sandbox may be silent in the middle of a request's body."""
 WHOLE_S = 300.0
-"""How long it may take to send all of it: meanwhile it takes room that others want."""
+"""How long it may take to send the whole body, which occupies memory that others need."""
 ROOM_S = 15.0
-"""How long a request waits for room before it is refused."""
+"""How long a request waits for memory before it is rejected."""
 HELD_SMALL = 1 << 20
-"""What counts as small: such a request never waits for others' large ones."""
+"""Requests up to this size never wait for others' large ones."""
 SHARES = 4
-"""A person's sandboxes together get one of so many equal shares of the room, and no more."""
+"""The sandboxes of one user together get one of this many equal shares of the memory."""
 WINDOW = 256 << 10
-"""Bytes of an answer that may be under way to one agent, and bytes of a request that are asked for at a time."""
+"""Bytes of a response that may be in flight to one agent, and bytes of a request that are requested at a time."""
 _CHUNK = 48 << 10
 _HEADERS, _HEAD_LIMIT = 200, 96 << 10
 _NUMBER = 1 << 53
 _LINE, _LINE_VALUES = 1 << 20, 10 * _HEADERS
-"""Of JSON in one line: the head of a request has the most."""
+"""Limits of JSON in one line. The head of a request is the longest."""
 
 
 class TunnelError(SandyardError):
-    """The tunnel to the sandbox cannot be opened."""
+    """The tunnel to the sandbox could not be opened."""
 
     code, status = "tunnel_failed", 502
 
@@ -59,21 +59,21 @@ class BodyLateError(TunnelError):
 
 
 class NoRoomError(TunnelError):
-    """Other requests of this size are being sent to models, and take all the memory there is for them. Try again in a moment."""
+    """The memory for requests to models is in use by other requests of this size. Try again in a moment."""
 
     code, status = "no_room", 503
 
 
 @dataclass(slots=True)
 class Asking:
-    """A request, complete. Names of headers are in small letters."""
+    """A complete request. Header names are in lowercase."""
 
     method: str
     target: str
     headers: tuple[tuple[str, str], ...]
     body: bytes
     room: Taken | None = None
-    """What the body takes."""
+    """The memory that the body occupies."""
 
     async def stream_body(self) -> AsyncIterator[bytes]:
         """Yield the body once, and drop it when it was sent."""
@@ -81,14 +81,14 @@ class Asking:
         self.drop_body()
 
     def drop_body(self) -> None:
-        """Give its room back: nobody needs it any more. Idempotent."""
+        """Drop the body and release its memory. Idempotent."""
         self.body = b""
         if self.room is not None:
             self.room.give_back()
 
 
 class Answering(Protocol):
-    """How a request is answered: `head` once, `data` as often as there is some, `end`. An agent that has gone cancels whoever answers."""
+    """Sends a response: `head` once, `data` any number of times, `end`. Cancelled if the agent disconnects."""
 
     async def head(self, status: int, headers: Iterable[tuple[str, str]]) -> None: ...
     async def data(self, data: bytes) -> None: ...
@@ -106,7 +106,7 @@ class Lines(Protocol):
 
 
 class Room:
-    """How many bytes of requests may be held in memory by all tunnels together."""
+    """Limits the memory that all tunnels together use for requests."""
 
     def __init__(self, size: int) -> None:
         self._all = _Space(size)
@@ -114,7 +114,7 @@ class Room:
         self._shares: WeakValueDictionary[str, _Space] = WeakValueDictionary()
 
     async def take(self, owner_id: str, size: int) -> Taken:
-        """Wait until there is room, for this person and at all. NoRoomError after `ROOM_S`."""
+        """Wait for memory, within the user's share and in total. Raises NoRoomError after `ROOM_S`."""
         share = self._shares.get(owner_id)
         if share is None:
             share = self._shares[owner_id] = _Space(self._share)
@@ -134,7 +134,7 @@ class Room:
 
 
 class _Space:
-    """So many bytes; who wants more than there are left waits."""
+    """A number of bytes. Callers that need more than are free wait."""
 
     def __init__(self, size: int) -> None:
         self.free = size
@@ -152,7 +152,7 @@ class _Space:
 
 
 class Taken:
-    """Room that is held until it is given back."""
+    """Memory that is held until it is released."""
 
     def __init__(self) -> None:
         self._parts: list[tuple[_Space, int]] = []
@@ -162,19 +162,19 @@ class Taken:
         self._parts.append((space, size))
 
     def give_back(self) -> None:
-        """Idempotent."""
+        """Release the memory. Idempotent."""
         while self._parts:
             space, size = self._parts.pop()
             space.give_back(size)
 
 
 class Tunnel:
-    """One line to a sandbox, until it breaks. `ready` is called with the port at which agents find it."""
+    """One connection to a sandbox, until it breaks. `ready` is called with the port at which agents reach it."""
 
     def __init__(
         self, stream: Lines, serve: Serve, room: Room, ready: Callable[[int], None], *, owner_id: str = ""
     ) -> None:
-        """`owner_id`: of the sandbox; all of a person's tunnels have one share of the room."""
+        """`owner_id`: of the sandbox; all tunnels of a user have one share of the memory."""
         self._stream = stream
         self._serve = serve
         self._room = room
@@ -184,8 +184,10 @@ class Tunnel:
         self._broken = False
 
     async def run(self) -> None:
-        """Returns when the program in the sandbox has ended. EngineError when the connection broke, TunnelError for what the sandbox
-        should not have said. What was being served is cancelled."""
+        """Serve until the program in the sandbox has ended. Requests in progress are cancelled.
+
+        Raises EngineError if the connection broke, and TunnelError for invalid lines from the sandbox.
+        """
         beat = asyncio.get_running_loop().create_task(self._beat())
         try:
             async for line in self._stream.lines():
@@ -193,10 +195,10 @@ class Tunnel:
                     self._hear(bounded_json.parse(line, largest=_LINE, values=_LINE_VALUES))
                 except (ValueError, KeyError, TypeError):
                     raise TunnelError(
-                        "The tunnel's program in the sandbox says what the platform does not understand."
+                        "Protocol error: the tunnel program in the sandbox sent an invalid line."
                     ) from None
         finally:
-            self._broken = True  # from here on the sandbox decides what becomes of a request: an unanswered one waits for our successor
+            self._broken = True  # from here on the sandbox decides: unanswered requests wait for the next platform
             await end_tasks(
                 beat, *(exchange.task for exchange in self._exchanges.values() if exchange.task is not None)
             )
@@ -212,14 +214,14 @@ class Tunnel:
             case "hello":
                 self._ready(_bounded(frame["port"], 65535))
             case "error":
-                raise TunnelError(f"The sandbox cannot run the way to its model: {str(frame['text'])[:300]}")
+                raise TunnelError(f"The sandbox cannot run the tunnel to its model: {str(frame['text'])[:300]}")
             case "req":
                 self._begin(frame)
             case "ping":
                 return
             case kind:
                 exchange = self._exchanges.get(_bounded(frame["id"]))
-                if exchange is not None:  # else it is over, and the sandbox did not know yet
+                if exchange is not None:  # otherwise it has ended, and the sandbox did not know yet
                     exchange.hear(kind, frame)
 
     def _begin(self, frame: dict[str, Any]) -> None:
@@ -234,7 +236,7 @@ class Tunnel:
             return
         exchange = self._exchanges[number] = _Exchange(self, number, size)
         exchange.task = asyncio.get_running_loop().create_task(self._answer(exchange, asking))
-        # not in `_answer`: of one that is cancelled before it begins, nothing runs
+        # not in `_answer`, which does not run if it is cancelled before it starts
         exchange.task.add_done_callback(lambda _: self._exchanges.pop(number, None))
 
     async def _answer(self, exchange: _Exchange, asking: Asking) -> None:
@@ -243,7 +245,7 @@ class Tunnel:
             asking.body = await exchange.body()
             await self._serve(asking, exchange)
         except asyncio.CancelledError:
-            pass  # the agent has gone, or the line
+            pass  # the agent disconnected, or the connection broke
         except NoRoomError as error:
             log.info("model_request_refused", owner=self._owner_id, size=exchange.size, code=error.code)
             await exchange.refuse(error)
@@ -334,7 +336,7 @@ class _Exchange:
             self._tunnel.say("data", self.number, d=base64.b64encode(piece).decode())
 
     async def refuse(self, error: TunnelError) -> None:
-        """Answer with an error that clients repeat, in words that those of all providers understand."""
+        """Respond with an error that clients retry, in a format that clients of all providers understand."""
         said = {"type": "error", "error": {"type": "overloaded_error", "code": error.code, "message": error.message}}
         body = json.dumps(said).encode()
         await self.head(
@@ -356,5 +358,5 @@ class _Exchange:
 
 def _bounded(value: Any, most: int = _NUMBER) -> int:
     if not isinstance(value, int) or not 0 <= value <= most:
-        raise ValueError("this is no number")
+        raise ValueError("not a number")
     return value

@@ -1,4 +1,4 @@
-"""Whose spending a person may look at: that of their projects and of their sessions."""
+"""Whose usage a user may see: that of their projects and sessions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def require_visible(
     task_id: str | None,
     project_id: str | None,
 ) -> None:
-    """NotFoundError for what is not there, or not theirs to see."""
+    """Raise NotFoundError for what does not exist or the caller may not see."""
     projects = select(Project.id).where(visible_to(caller))
     for what, given, query in (
         ("session", session_id, select(Session.id).where(Session.id == session_id, sessions_visible_to(caller))),

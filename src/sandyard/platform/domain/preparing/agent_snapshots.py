@@ -1,5 +1,7 @@
-"""Snapshots of a template with one agent installed. Preparations and sessions start from them, so that an agent is installed once per
-template and not for every commit and session."""
+"""Snapshots of a template with one agent installed.
+
+Preparations and sessions start from them, so that an agent is installed once per template and not for every commit and session.
+"""
 
 from __future__ import annotations
 
@@ -33,22 +35,21 @@ from sandyard.platform.settings import PlatformSettings
 
 log = get_logger(__name__)
 VERSION = 2
-"""Part of every key. Increase it to make all snapshots again."""
+"""Part of every key. Increase it to rebuild all snapshots."""
 INSTALLER = "sandyard/agent-snapshots"
 """The agent id of sandboxes in which an agent is being installed."""
 
 
 @dataclass(slots=True)
 class Making:
-    """A snapshot that is being made. `output`: the last line that the installation has written."""
+    """A snapshot in progress. `output`: the last line of the installation's output."""
 
     task: asyncio.Task[str]
     output: str = ""
 
 
 class AgentSnapshots:
-    """A snapshot depends on the template's build, the agent and its install script. Snapshots of custom agents are not shared between
-    users."""
+    """A snapshot depends on the template's build, the agent and its install script. Those of custom agents are not shared between users."""
 
     def __init__(self, database: Database, lifecycle: Lifecycle, settings: PlatformSettings, install: Install) -> None:
         self._database = database
@@ -61,7 +62,7 @@ class AgentSnapshots:
         lifecycle.ended.append(self._distrust)
 
     async def close(self) -> None:
-        """Cancel what is being made; `recover` in the next process removes its sandbox."""
+        """Cancel builds in progress. `recover` in the next process removes their sandboxes."""
         await self._tasks.cancel()
 
     async def ensure(
@@ -71,10 +72,12 @@ class AgentSnapshots:
         template: str,
         waiting: Callable[[Making], Awaitable[None]] | None = None,
     ) -> str:
-        """Return the snapshot to use in the template's place, made now if there is none; the template for an agent that installs
-        nothing, and when the template is a snapshot of somebody's work: the sandbox in which agents are installed has no project's
-        settings. One is made for all who ask at once; who is cancelled only no longer waits, and `waiting` is called before that.
-        Raises AgentInstallError, what the engine raises, and StoppingError when the platform stops first."""
+        """Return the snapshot to use in place of the template, building it if there is none.
+
+        Returns the template for an agent that installs nothing, and if the template is a snapshot of somebody's work, because the sandbox in
+        which agents are installed does not have a project's settings. Concurrent callers share one build; a cancelled caller only stops
+        waiting. `waiting` is called before waiting. Raises AgentInstallError, engine errors, and StoppingError if the platform stops first.
+        """
         if profile.install is None:
             return template
         found = await self._find_or_make(owner_id, profile, template)
@@ -87,13 +90,11 @@ class AgentSnapshots:
         except asyncio.CancelledError:
             current = asyncio.current_task()
             if found.task.cancelled() and not (current and current.cancelling()):
-                raise StoppingError(
-                    "The platform is stopping. The agent is installed when it is asked for again."
-                ) from None
+                raise StoppingError("The platform is stopping. The agent is installed on the next request.") from None
             raise
 
     async def find(self, owner_id: str, profile: Profile, template: str) -> str:
-        """Return the snapshot, or the template while there is no snapshot; it is then made in the background."""
+        """Return the snapshot, or the template while there is none; the snapshot is then built in the background."""
         if profile.install is None:
             return template
         try:
@@ -121,7 +122,7 @@ class AgentSnapshots:
             return made
 
     def _lock(self, key: str) -> asyncio.Lock:
-        """Held by whoever looks for the snapshot of this key, or removes it."""
+        """Return the lock for looking up or removing the snapshot of this key."""
         lock = self._locks.get(key)
         if lock is None:
             lock = self._locks[key] = asyncio.Lock()
@@ -143,7 +144,7 @@ class AgentSnapshots:
         return row.engine_id is not None and row.snapshot in await self._lifecycle.engine.snapshots(row.engine_id)
 
     async def _make(self, owner_id: str, profile: Profile, template: str, key: str, known: AgentSnapshot | None) -> str:
-        """The row is stored before the sandbox is created, so that `recover` finds the sandbox after a crash."""
+        """Build a snapshot. The row is stored before the sandbox is created, so that `recover` finds the sandbox after a crash."""
         wanted = NewSandbox(
             template=template, idle_seconds=self._settings.idle_seconds, agent_id=INSTALLER, internal=True
         )
@@ -168,7 +169,7 @@ class AgentSnapshots:
                 snapshot = await self._lifecycle.engine.snapshot(engine_id)
             await self._set(row.id, snapshot=snapshot, engine_id=engine_id, used_at=utc_now())
             log.info("agent_snapshot_ready", agent=profile.name, template=template)
-        except Exception:  # not when it is cancelled: then the platform stops, and `recover` clears it
+        except Exception:  # not if cancelled: then the platform is stopping, and `recover` cleans up
             self._tasks.spawn(self._clear(row.id, sandbox.id))
             raise
         self._tasks.spawn(self._clear(row.id, sandbox.id))
@@ -176,17 +177,19 @@ class AgentSnapshots:
 
     def _heard(self, key: str, profile: Profile, line: str) -> None:
         making = self._making.get(key)
-        if making is not None and line != f"Installing {profile.title}":  # that is said without it
+        if making is not None and line != f"Installing {profile.title}":  # shown without it
             making.output = line
 
     async def _clear(self, row_id: str, sandbox_id: str) -> None:
-        """Remove the sandbox in which it was made, and every snapshot of it but the row's own. What is left after a failure is removed
-        by `tidy`."""
+        """Remove the sandbox in which it was built, and all its snapshots except the row's own.
+
+        Anything left after a failure is removed by `tidy`.
+        """
         try:
             async with self._database.reading() as session:
                 row = await session.get(AgentSnapshot, row_id)
             await end_sandbox(self._lifecycle, sandbox_id, keep=row.snapshot if row is not None else None)
-            async with self._database.transaction() as tx:  # unless it is being made again, in another one
+            async with self._database.transaction() as tx:  # unless it is being rebuilt in another one
                 own = update(AgentSnapshot).where(AgentSnapshot.id == row_id, AgentSnapshot.sandbox_id == sandbox_id)
                 await tx.session.execute(own.values(sandbox_id=None))
         except SandyardError as error:
@@ -197,20 +200,20 @@ class AgentSnapshots:
             await tx.session.execute(update(AgentSnapshot).where(AgentSnapshot.id == row_id).values(**values))
 
     async def _distrust(self, sandbox: Sandbox) -> None:
-        """Lifecycle hook: forget a snapshot that the engine could not create a sandbox from."""
+        """Lifecycle hook: forget a snapshot from which the engine could not create a sandbox."""
         if sandbox.engine_id is None and sandbox.error_code in NO_TEMPLATE:
             async with self._database.transaction() as tx:
                 lost = update(AgentSnapshot).where(AgentSnapshot.snapshot == sandbox.template)
                 await tx.session.execute(lost.values(snapshot=None, engine_id=None))
 
     async def recover(self) -> None:
-        """At startup: remove the sandboxes in which an earlier process was installing agents."""
+        """At startup, remove the sandboxes in which an earlier process was installing agents."""
         for row in await self._rows():
             if row.sandbox_id is not None:
                 self._tasks.spawn(self._clear(row.id, row.sandbox_id))
 
     async def tidy(self, older_than: timedelta) -> None:
-        """Remove snapshots that were not used for `older_than` or were replaced by a newer one, and what failures left behind."""
+        """Remove snapshots unused for `older_than` or replaced by a newer one, and what failures left behind."""
         now, seen = utc_now(), set[tuple[str, str]]()
         for row in await self._rows():
             if row.key in self._making:
@@ -224,7 +227,7 @@ class AgentSnapshots:
                 await self._drop(row)
 
     async def _drop(self, row: AgentSnapshot) -> None:
-        """Remove the snapshot and its row, unless it was used or made again since the row was read."""
+        """Remove the snapshot and its row, unless it was used or rebuilt since the row was read."""
         async with self._lock(row.key):
             async with self._database.reading() as session:
                 known = await session.get(AgentSnapshot, row.id)
@@ -238,6 +241,6 @@ class AgentSnapshots:
                     await tx.session.delete(known)
 
     async def _rows(self) -> list[AgentSnapshot]:
-        """All rows, most recently used first."""
+        """Return all rows, most recently used first."""
         async with self._database.reading() as session:
             return list(await session.scalars(select(AgentSnapshot).order_by(AgentSnapshot.used_at.desc())))

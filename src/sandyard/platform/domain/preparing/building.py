@@ -1,4 +1,4 @@
-"""How one preparation is made: in a sandbox of its own, step by step, until its files are kept."""
+"""Build one preparation step by step in its own sandbox, and save its files."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ T = TypeVar("T")
 TAIL, SHOWN = 4000, 2000
 HOME = FOLDER.rpartition("/")[0]
 ENVS = {"CI": "true", "DEBIAN_FRONTEND": "noninteractive"}
-"""Nobody is there to answer."""
+"""Setup runs without a person to answer prompts."""
 Install = Callable[[SandboxEngine, str, Profile, PlatformSettings, Callable[[str], None]], Awaitable[bool]]
-"""Makes sure that an agent is in a sandbox; False: it was there."""
+"""Ensures that an agent is installed in a sandbox. Returns False if it already was."""
 Tell = Callable[..., Awaitable[None]]
-"""Called with what is being done, in words, and what is to be known of the preparation from now on."""
+"""Called with a description of the current work, and with facts to store about the preparation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Builder:
     async def build(
         self, caller: Principal, project: Project, sandbox: Sandbox, *, wished: Wish, recipe: Recipe, tell: Tell
     ) -> str:
-        """The snapshot. PreparationFailedError; what the engine, git and the agent's installation raise."""
+        """Return the snapshot. Raises PreparationFailedError, and errors of the engine, Git and the agent's installation."""
         await tell("waiting for a sandbox")
         sandbox = await self._while_away(lambda: self.lifecycle.provisioned(sandbox.id))
         await tell("checking out", engineId=sandbox.engine_id)
@@ -62,7 +62,7 @@ class Builder:
         if wished.profile.install is not None:
             async with self.lifecycle.using(sandbox) as engine_id:
                 await self.install(self.lifecycle.engine, engine_id, wished.profile, self.settings, lambda _: None)
-        if not wished.profile.apis:  # else its files depend on the session's model
+        if not wished.profile.apis:  # otherwise its files depend on the session's model
             launch = wished.profile.launch(LaunchWish(HOME, FOLDER))
             async with self.lifecycle.using(sandbox) as engine_id:
                 await put_files(self.lifecycle.engine, engine_id, launch)
@@ -78,7 +78,7 @@ class Builder:
             await self._check(over, ran[-1])
         sealed = await self._while_away(lambda: self.git.seal(sandbox, wished.base_commit))
         warnings = [*recipe.warnings, *_left_by(sealed)]
-        await tell("keeping it", warnings=warnings)
+        await tell("saving the snapshot", warnings=warnings)
         async with self.lifecycle.using(sandbox) as engine_id:
             if ran:
                 await self.lifecycle.engine.commands.forget(engine_id, *(one["commandId"] for one in ran))
@@ -92,7 +92,7 @@ class Builder:
             return await self.commands.execute(caller, sandbox.id, new, internal=True)
         except (CommandRefusedError, InvalidInputError) as error:
             raise PreparationFailedError(
-                f"The setup of {command.source} was refused: {error.message} Change it, or the project's command policy.",
+                f"The setup of {command.source} was denied: {error.message} Change it, or change the project's command policy.",
                 {"source": command.source, "command": storable(command.command[:SHOWN])},
             ) from None
 
@@ -100,17 +100,17 @@ class Builder:
         if row.status == CommandStatus.EXITED and row.exit_code == 0:
             return
         tail = await self._tail(row)
-        how = f"ended with exit code {row.exit_code}." if row.status == CommandStatus.EXITED else f"is {row.status}."
+        how = f"exited with code {row.exit_code}." if row.status == CommandStatus.EXITED else f"is {row.status}."
         because = f" {row.error}" if row.error else ""
-        said = f" It said: {tail[-SHOWN:]}" if tail else " It said nothing."
+        said = f" Output: {tail[-SHOWN:]}" if tail else " There was no output."
         raise PreparationFailedError(
-            f"The setup of {told['source']} {how}{because}{said}\nMend it in the repository or in the project's settings (setup), "
-            f"then try again. All of its output: sandyard sandbox logs {row.sandbox_id} --command {row.id}",
+            f"The setup of {told['source']} {how}{because}{said}\nFix it in the repository or in the project's settings (setup), then "
+            f"try again. The full output is that of command {row.id} in sandbox {row.sandbox_id}.",
             {**told, "outputTail": tail},
         )
 
     async def _tail(self, row: CommandRow) -> str:
-        """The end of what it wrote: of its errors, and before that of the rest."""
+        """Return the end of the output: stdout, then stderr."""
         pieces = []
         for stream, total in ((STDOUT, row.stdout_bytes), (STDERR, row.stderr_bytes)):
             data = await self.commands.files.read(row.id, stream, max(0, total - TAIL // 2), TAIL // 2)
@@ -119,19 +119,19 @@ class Builder:
 
 
 def _unheard(what: str, percent: int | None = None) -> None:
-    """Steps are told as a whole."""
+    """Ignore progress, because steps are reported as a whole."""
 
 
 def _left_by(sealed: Sealed) -> list[str]:
-    """What a setup has done to the checkout that people may not expect, in sentences."""
+    """Return warnings about unexpected changes that the setup made to the checkout."""
     told = []
     if sealed.restored_count:
         names = _some(sealed.restored, sealed.restored_count)
-        told.append(f"The setup has changed files of the repository, which are again as the commit has them: {names}.")
+        told.append(f"The setup changed files of the repository. They were restored to the committed version: {names}.")
     if sealed.ignored_count:
         names = _some(sealed.ignored, sealed.ignored_count)
         told.append(
-            f"The setup has made files that the repository does not ignore. They stay, and are not committed: {names}."
+            f"The setup created files that the repository does not ignore. They are kept but not committed: {names}."
         )
     return told
 

@@ -1,4 +1,4 @@
-"""What has to go: sandboxes in which something was prepared, snapshots nobody uses, and what a crash has left of either."""
+"""Clean up: sandboxes used for preparations, unused snapshots, and leftovers of crashes."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from sandyard.platform.domain.sessions.snapshots import NO_TEMPLATE
 
 log = get_logger(__name__)
 BUILDER = "sandyard/preparing"
-"""Whom a sandbox is for in which something is prepared."""
+"""The agent id of sandboxes used for preparations."""
 NEWEST = 3
-"""Of a project, a base branch and an agent so many are kept, and those that were used within the last hour."""
+"""How many preparations are kept per project, base branch and agent, in addition to those used within the last hour."""
 SUPERSEDED_AFTER = timedelta(hours=1)
 BEGINNING = timedelta(minutes=5)
-"""So long one that is being made may not be known as such: its row comes first."""
+"""How long a new preparation may be unknown to this process: its row is written first."""
 
 
 class Clearing:
-    """A preparation that names a sandbox is one that something has to be cleared of, unless it is being made."""
+    """Cleans up preparations. One that names a sandbox needs cleaning up, unless it is in progress."""
 
     def __init__(self, database: Database, lifecycle: Lifecycle) -> None:
         self._database = database
         self._lifecycle = lifecycle
 
     async def clear(self, preparation_id: str, sandbox_id: str) -> None:
-        """Its sandbox goes, and every snapshot of that which is not the preparation's own. Idempotent."""
+        """Remove its sandbox and all snapshots of it except the preparation's own. Idempotent."""
         async with self._database.reading() as session:
             row = await session.get(Preparation, preparation_id)
         await end_sandbox(self._lifecycle, sandbox_id, keep=row.snapshot if row is not None else None)
@@ -44,7 +44,7 @@ class Clearing:
             await tx.session.execute(own.values(sandbox_id=None))
 
     async def remove(self, row: Preparation) -> None:
-        """The snapshot before the row: one without its snapshot is made anew."""
+        """Remove a preparation. The snapshot goes before the row: a row without its snapshot is prepared again."""
         if row.snapshot is not None:
             await self._lifecycle.engine.delete_snapshot(row.snapshot)
         if row.sandbox_id is not None:
@@ -52,26 +52,26 @@ class Clearing:
         async with self._database.transaction() as tx:
             known = await tx.session.get(Preparation, row.id, with_for_update=True)
             if known is None or known.used_at != row.used_at:
-                return  # somebody came, and it is made anew
+                return  # it was used meanwhile, and is prepared again
             await tx.session.delete(known)
             tx.emit("preparation.deleted", **about(row))
         log.info("preparation_removed", preparation=row.id)
 
     async def interrupted(self) -> list[tuple[str, str]]:
-        """What was being made has failed. Preparations and their sandboxes that have to be cleared away."""
+        """Mark preparations in progress as failed, and return those that need cleaning up, with their sandboxes."""
         now = utc_now()
         async with self._database.transaction() as tx:
             open_ = select(Preparation).where(Preparation.status == PreparationStatus.PREPARING)
             for row in await tx.session.scalars(open_):
                 row.status, row.finished_at, row.error_code = PreparationStatus.FAILED, now, "interrupted"
-                row.error = "The platform ended while it was being prepared. It is prepared when it is asked for again."
+                row.error = "The platform stopped during the preparation. It is prepared again on the next request."
                 tx.emit("preparation.failed", **about(row), error=row.error, code=row.error_code)
         async with self._database.reading() as session:
             query = select(Preparation.id, Preparation.sandbox_id).where(Preparation.sandbox_id.is_not(None))
             return [(one, sandbox) for one, sandbox in (await session.execute(query)).all() if sandbox is not None]
 
     async def distrust(self, sandbox: Sandbox) -> None:
-        """A hook of the lifecycle: a snapshot from which no sandbox can be made is none."""
+        """Lifecycle hook: mark a preparation as failed if no sandbox can be created from its snapshot."""
         if sandbox.engine_id is not None or sandbox.error_code not in NO_TEMPLATE:
             return
         async with self._database.transaction() as tx:
@@ -80,12 +80,12 @@ class Clearing:
             )
             for row in await tx.session.scalars(query):
                 row.status, row.snapshot, row.error_code = PreparationStatus.FAILED, None, "snapshot_lost"
-                row.error = "The engine no longer has its snapshot. It is prepared when it is asked for again."
+                row.error = "The engine no longer has the snapshot. It is prepared again on the next request."
                 tx.emit("preparation.failed", **about(row), error=row.error, code=row.error_code)
                 log.warning("preparation_lost", preparation=row.id, snapshot=sandbox.template, reason=sandbox.error)
 
     async def drop_unused(self, older_than: timedelta, busy: Collection[str]) -> None:
-        """One that a live sandbox was made of is not taken for replaced: the next one in that one's place is made of it too."""
+        """Remove unused preparations. One that a running sandbox was created from is kept, because a replacement needs it too."""
         used, now = func.coalesce(Preparation.used_at, Preparation.created_at), utc_now()
         order = (Preparation.project_id, Preparation.base_branch, Preparation.agent, used.desc())
         async with self._database.reading() as session:
@@ -102,15 +102,17 @@ class Clearing:
         async with self._database.reading() as session:
             known = await session.get(Preparation, row.id)
         if known is None or known.used_at != row.used_at:
-            return  # somebody came
+            return  # it was used meanwhile
         try:
             await self.remove(known)
         except SandyardError as error:
             log.warning("preparation_not_removed", preparation=row.id, reason=error.message)
 
     async def drop_left(self, busy: Collection[str], building: Collection[str]) -> None:
-        """What could not be cleared away in its time, and what is left of projects that are gone: their preparations went with them.
-        `busy` is asked again for each: others may begin meanwhile."""
+        """Remove leftovers: what could not be cleaned up earlier, and sandboxes of deleted projects.
+
+        `busy` is checked for each, because others may start meanwhile.
+        """
         begun = and_(Preparation.status == PreparationStatus.PREPARING, Preparation.used_at > utc_now() - BEGINNING)
         async with self._database.reading() as session:
             late = select(Preparation.id, Preparation.sandbox_id).where(
@@ -128,7 +130,7 @@ class Clearing:
 
 
 async def end_sandbox(lifecycle: Lifecycle, sandbox_id: str, keep: str | None) -> None:
-    """Destroy a sandbox in which something was made, and all of its snapshots but one. Idempotent."""
+    """Delete a sandbox used for building, and all its snapshots except `keep`. Idempotent."""
     try:
         await lifecycle.destroy(await lifecycle.rows.get(sandbox_id), keep_work=False)
         sandbox = await lifecycle.rows.get(sandbox_id)

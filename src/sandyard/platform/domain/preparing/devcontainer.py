@@ -1,4 +1,4 @@
-"""What a devcontainer.json says that can be done here, and what cannot."""
+"""Read a devcontainer.json: what is supported here, and what is not."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sandyard.platform.domain.git.model import FOLDER
 from sandyard.platform.domain.preparing import jsonc
 
 CREATING = ("onCreateCommand", "updateContentCommand", "postCreateCommand")
-"""Run in this order when a container is made. Those of an object run one after the other, in the order they are written in."""
+"""Run in this order when a container is created. Commands of an object run one after the other, in the written order."""
 MOST_COMMANDS, MOST_ENVS, LONGEST = 50, 200, 20_000
 _NO_IMAGE = ("image", "build", "dockerFile", "dockerComposeFile")
 _LEFT_OUT = (
@@ -24,7 +24,7 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """`source` is what has asked for it."""
+    """A setup command. `source` says where it comes from."""
 
     source: str
     command: str
@@ -32,7 +32,7 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class Devcontainer:
-    """`warnings` name everything that was asked for and is not done, in sentences."""
+    """The supported parts. `warnings` name everything that is not supported, in sentences."""
 
     commands: tuple[Command, ...] = ()
     envs: Mapping[str, str] = field(default_factory=dict)
@@ -40,13 +40,13 @@ class Devcontainer:
 
 
 def read(path: str, text: str, template: str) -> Devcontainer:
-    """Never fails: what cannot be understood is a warning."""
+    """Read a devcontainer.json. Never fails: what cannot be parsed becomes a warning."""
     try:
         told = jsonc.parse(text)
     except ValueError as error:
-        return Devcontainer(warnings=(f"{path} is not valid, and was ignored: {error}.",))
+        return Devcontainer(warnings=(f"{path} is invalid and was ignored: {error}.",))
     if not isinstance(told, dict):
-        return Devcontainer(warnings=(f"{path} is not an object, and was ignored.",))
+        return Devcontainer(warnings=(f"{path} is not an object and was ignored.",))
     warnings = list(_unsupported(path, told, template))
     commands: list[Command] = []
     for name in CREATING:
@@ -55,7 +55,7 @@ def read(path: str, text: str, template: str) -> Devcontainer:
         except ValueError as error:
             warnings.append(f"{path}: {error}")
     if len(commands) > MOST_COMMANDS:
-        warnings.append(f"{path}: it has more than {MOST_COMMANDS} commands; the others were ignored.")
+        warnings.append(f"{path} has more than {MOST_COMMANDS} commands. The others were ignored.")
     envs: dict[str, str] = {}
     for name in ("containerEnv", "remoteEnv"):
         warnings += _add_envs(path, name, told.get(name), envs)
@@ -67,13 +67,13 @@ def _unsupported(path: str, told: Mapping[str, Any], template: str) -> Iterator[
         if name in told and told[name] != template:
             asked = f" {told[name][:200]!r}" if isinstance(told[name], str) else ""
             yield (
-                f"{path}: {name}{asked} was ignored, because images are not built or fetched here. The template {template!r} "
-                "is used; set another one in the project's settings."
+                f"{path}: {name}{asked} was ignored, because images are not built or pulled here. The template {template!r} is "
+                "used; set another one in the project's settings."
             )
     features = told.get("features")
     if features:
         names = ", ".join(str(one)[:100] for one in list(features)[:10]) if isinstance(features, (dict, list)) else "?"
-        yield f"{path}: features were ignored: {names}. Install what is needed in a setup command, or in the template."
+        yield f"{path}: features were ignored: {names}. Install them in a setup command or in the template."
     left = [name for name in _LEFT_OUT if told.get(name)]
     if left:
         yield f"{path}: ignored, because it does not apply to a sandbox: {', '.join(left)}."
@@ -90,15 +90,15 @@ def _commands(name: str, value: object) -> Iterator[tuple[str, str]]:
 
 
 def _line(name: str, value: object) -> str:
-    """A string is for a shell; a list is a program and its arguments."""
+    """Return a shell command. A string is a shell command; a list is a program and its arguments."""
     if isinstance(value, str) and value.strip():
         line = value
     elif isinstance(value, list) and value and all(isinstance(word, str) for word in value):
         line = shlex.join(value)
     else:
-        raise ValueError(f"{name} is neither a command nor a list of words, and was ignored.")
+        raise ValueError(f"{name} is neither a string nor a list of strings and was ignored.")
     if len(line) > LONGEST or "\0" in line:
-        raise ValueError(f"{name} is too long or no text, and was ignored.")
+        raise ValueError(f"{name} is too long or contains NUL characters and was ignored.")
     return _placed(line)
 
 
@@ -111,7 +111,7 @@ def _add_envs(path: str, name: str, value: object, envs: dict[str, str]) -> Iter
     if value is None:
         return
     if not isinstance(value, dict):
-        yield f"{path}: {name} is not an object, and was ignored."
+        yield f"{path}: {name} is not an object and was ignored."
         return
     ignored = []
     for key, one in value.items():
@@ -121,4 +121,4 @@ def _add_envs(path: str, name: str, value: object, envs: dict[str, str]) -> Iter
         elif len(envs) < MOST_ENVS:
             envs[key] = text
     if ignored:
-        yield f"{path}: of {name} these were ignored, because their values are not plain text: {', '.join(ignored[:20])}."
+        yield f"{path}: these variables of {name} were ignored, because their values are not plain text: {', '.join(ignored[:20])}."

@@ -1,4 +1,4 @@
-"""JSON as people write it: with comments, and with commas before closing brackets."""
+"""Parse JSON with comments and trailing commas."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 from sandyard.kit import bounded_json
 
 LARGEST, _VALUES = 1 << 20, 20_000
-# a string is taken as a whole, so that nothing in it is taken for a comment or a comma; one without an end too, so that it is looked
-# for only once
+# A string is matched as a whole, so that nothing in it is taken for a comment or a comma. An unterminated one too, so that it is scanned
+# only once.
 _STRING = r'"(?:[^"\\\n]|\\.)*+"?'
 _BEGIN = re.compile(rf"{_STRING}|//|/\*")
 _COMMA = re.compile(rf"{_STRING}|,(?=\s*+[}}\]])")
 
 
 def parse(text: str) -> Any:
-    """ValueError, in words, for what is no JSON even so. Takes a time that grows with the text's length and no faster."""
+    """Parse the text. Raises ValueError with a readable message. Runs in linear time."""
     plain = "".join(_without_comments(text.removeprefix("\N{BYTE ORDER MARK}")))
     plain = _COMMA.sub(lambda found: "" if found[0] == "," else found[0], plain)
     return bounded_json.parse(plain, largest=LARGEST, values=_VALUES)

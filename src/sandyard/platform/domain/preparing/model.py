@@ -1,4 +1,4 @@
-"""The words of preparing."""
+"""Types of preparations."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ class PreparationStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What is being done for a preparation, in words, and the last line of its output where there is one."""
+    """What is being done for a preparation, and the last line of its output, if any."""
 
     step: str
     output: str | None
 
 
 class PreparationFailedError(SandyardError):
-    """The project's setup has failed."""
+    """The project's setup failed."""
 
     code, status = "preparation_failed", 409
 
@@ -39,13 +39,13 @@ class PreparationFailedError(SandyardError):
 
 
 def failure_of(row: Preparation) -> PreparationFailedError:
-    """What a failed one has failed with."""
+    """Return the error of a failed preparation."""
     told = row.detail.get("failure", {})
     return PreparationFailedError(row.error, {**told, "preparationId": row.id})
 
 
 def about(row: Preparation) -> dict[str, str | None]:
-    """The references of an event about it."""
+    """Return the references of an event about it."""
     return {
         "owner_id": row.owner_id,
         "project_id": row.project_id,

@@ -1,4 +1,4 @@
-"""What prepares a checkout: the project's own command, else `.sandyard/setup.sh`, else what devcontainer.json says."""
+"""Choose the setup: the project's own command, or else `.sandyard/setup.sh`, or else devcontainer.json."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sandyard.platform.domain.preparing.devcontainer import Command
 from sandyard.platform.domain.projects.model import ProjectSettings
 
 VERSION = 1
-"""Of how the platform prepares: with another one, everything is prepared anew."""
+"""Version of the preparation process. A new version prepares everything again."""
 SETUP, AGENTS_MD = ".sandyard/setup.sh", "AGENTS.md"
 DEVCONTAINERS = (".devcontainer/devcontainer.json", ".devcontainer.json")
 _LARGEST = 1 << 20
@@ -23,7 +23,7 @@ _LARGEST = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """All that a preparation depends on. Equal keys are equal preparations."""
+    """Everything a preparation depends on. Equal keys mean equal preparations."""
 
     project_id: str
     repository: str
@@ -56,7 +56,7 @@ class Wish:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """`sources`: where the commands are from."""
+    """The setup to run. `sources`: where the commands come from."""
 
     commands: tuple[Command, ...]
     sources: tuple[str, ...]
@@ -84,7 +84,7 @@ async def wish(
 
 
 async def recipe(git: PreparedCheckouts, wished: Wish) -> Recipe:
-    """The variables of a devcontainer.json count whatever command there is."""
+    """Return the setup. The variables of a devcontainer.json apply whichever command is used."""
     told, path = devcontainer.Devcontainer(), next((one for one in DEVCONTAINERS if one in wished.files), None)
     if path is not None:
         text = await git.content(wished.project_id, wished.files[path], _LARGEST)
@@ -97,7 +97,7 @@ async def recipe(git: PreparedCheckouts, wished: Wish) -> Recipe:
     else:
         commands = told.commands
     if told.commands and commands is not told.commands:
-        warnings.append(f"{path}: its commands were not run, because {commands[0].source} comes first.")
+        warnings.append(f"{path}: its commands were not run, because {commands[0].source} takes precedence.")
     return Recipe(
         commands=commands,
         sources=tuple(dict.fromkeys(one.source for one in commands)),

@@ -1,5 +1,7 @@
-"""What people and tasks ask of preparing. A preparation is made once for all who want the same; its row is written before its sandbox
-is asked for, and whatever a crash leaves of it is cleared away by the next process."""
+"""Preparations. One is made once for all who need the same.
+
+Its row is written before its sandbox is requested, and the next process cleans up what a crash leaves.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,7 @@ from sandyard.platform.settings import PlatformSettings
 log = get_logger(__name__)
 T = TypeVar("T")
 AGAIN_AFTER = timedelta(minutes=1)
-"""A setup that has failed does not fail again so soon, unless a person asks."""
+"""A failed setup is not retried within this time, unless a person asks."""
 
 
 @dataclass(slots=True)
@@ -89,25 +91,27 @@ class Preparing:
         lifecycle.ended.append(self._clearing.distrust)
 
     async def close(self) -> None:
-        """What is under way is cleared away by the next process."""
+        """Stop. The next process cleans up what is in progress."""
         await self._tasks.cancel()
         await self.agent_snapshots.close()
 
-    # making ------------------------------------------------------------------------------------------------------------
+    # creating ----------------------------------------------------------------------------------------------------------
 
     async def prepare(
         self, caller: Principal, project: Project, *, base_branch: str | None, profile: Profile, again: bool = False
     ) -> Preparation:
-        """One that is ready, for the newest commit of the branch. Made when there is none, once for all who want the same; who is
-        cancelled only no longer waits. PreparationFailedError, at once where the same setup has failed a moment ago, unless
-        `again`; StoppingError when the platform stops first."""
+        """Return a ready preparation for the newest commit of the branch, creating it if there is none.
+
+        Concurrent callers share one; a cancelled caller only stops waiting. Raises PreparationFailedError, immediately if the same setup has
+        just failed, unless `again`; raises StoppingError if the platform stops first.
+        """
         row = await self.begin(caller, project, base_branch=base_branch, profile=profile, again=again)
         return row if row.status == PreparationStatus.READY else await self.wait(row.id)
 
     async def begin(
         self, caller: Principal, project: Project, *, base_branch: str | None, profile: Profile, again: bool = False
     ) -> Preparation:
-        """The same without waiting for its end."""
+        """Do the same as `prepare` without waiting for the end."""
         project = await self._projects.get(caller, project.id)
         template = project.template or self._settings.default_template
         await check_template(self._database, caller, template, project.id)
@@ -128,7 +132,7 @@ class Preparing:
             return await self._start(caller, project, wished, row)
 
     async def wait(self, preparation_id: str) -> Preparation:
-        """At its end, if it is being made; PreparationFailedError, or what else came in the way."""
+        """Wait for a preparation in progress. Raises PreparationFailedError or another error."""
         flight = self._flights.get(preparation_id)
         if flight is None:
             row = await self._get(preparation_id)
@@ -141,12 +145,12 @@ class Preparing:
             current = asyncio.current_task()
             if flight.task.cancelled() and not (current and current.cancelling()):
                 raise StoppingError(
-                    "The platform is stopping. The preparation is made when it is asked for again."
+                    "The platform is stopping. The preparation continues on the next request."
                 ) from None
             raise
 
     def progress(self, preparation_id: str) -> Progress | None:
-        """What is being done for it; None when it is not being made."""
+        """Return the current progress; None if it is not in progress."""
         flight = self._flights.get(preparation_id)
         if flight is None or not flight.step:
             return None
@@ -221,11 +225,11 @@ class Preparing:
             raise
         except Exception as error:
             log.error("preparation_crashed", preparation=row.id, exc=error)  # noqa: TRY400
-            failure = SandyardError("The platform failed to prepare the project; its log says why.")
+            failure = SandyardError("Internal error while preparing the project; see the platform's log.")
             await self._while_away(lambda: self._failed(row.id, failure))
             await self._clear(row.id, sandbox.id)
             raise failure from error
-        self._tasks.spawn(self._clear(row.id, sandbox.id))  # nobody has to wait for that
+        self._tasks.spawn(self._clear(row.id, sandbox.id))  # in the background
         return made
 
     async def _while_away(self, work: Callable[[], Awaitable[T]]) -> T:
@@ -274,7 +278,7 @@ class Preparing:
             tx.emit("preparation.failed", **about(row), error=message[:2000], code=error.code)
         log.info("preparation_failed", preparation=preparation_id, code=error.code, reason=message[:500])
 
-    # what there is -----------------------------------------------------------------------------------------------------
+    # reading -----------------------------------------------------------------------------------------------------------
 
     async def get(self, caller: Principal, preparation_id: str) -> Preparation:
         row = await self._get(preparation_id)
@@ -284,17 +288,17 @@ class Preparing:
         raise _none(preparation_id)
 
     async def list(self, caller: Principal, project_id: str, page: PageRequest) -> Listing[Preparation]:
-        """Of a project, newest first."""
+        """List the project's preparations, newest first."""
         project = await self._projects.get(caller, project_id)
         async with self._database.reading() as session:
             query = select(Preparation).where(Preparation.project_id == project.id)
             return await newest_first(session, query, Preparation.id, page)
 
     async def delete(self, caller: Principal, preparation_id: str) -> None:
-        """With its snapshot; sessions that were started from it go on. ConflictError while it is being made."""
+        """Delete a preparation with its snapshot. Sessions started from it are kept. Raises ConflictError while it is in progress."""
         row = await self.get(caller, preparation_id)
         if row.id in self._flights:
-            raise ConflictError("It is being made. Wait for its end, or kill its command.")
+            raise ConflictError("The preparation is in progress. Wait for it to finish, or kill its command.")
         await self._clearing.remove(row)
 
     async def _get(self, preparation_id: str) -> Preparation:
@@ -310,7 +314,7 @@ class Preparing:
             return (await session.scalars(query)).first()
 
     async def _there(self, row: Preparation) -> bool:
-        """Whether the engine still has its snapshot."""
+        """Return whether the engine still has its snapshot."""
         engine_id = row.detail.get("engineId")
         return engine_id is not None and row.snapshot in await self._lifecycle.engine.snapshots(engine_id)
 
@@ -319,16 +323,16 @@ class Preparing:
             await tx.session.execute(update(Preparation).where(Preparation.id == row.id).values(used_at=utc_now()))
         return row
 
-    # upkeep ------------------------------------------------------------------------------------------------------------
+    # maintenance ---------------------------------------------------------------------------------------------------------
 
     async def recover(self) -> None:
-        """After a start: what an earlier process was making has failed, and its sandboxes go."""
+        """After a start: fail preparations of an earlier process and remove their sandboxes."""
         await self.agent_snapshots.recover()
         for preparation_id, sandbox_id in await self._clearing.interrupted():
             self._tasks.spawn(self._clear(preparation_id, sandbox_id))
 
     async def tidy(self, older_than: timedelta) -> None:
-        """Drop what nobody has used for so long, what newer ones have replaced, and what was left of projects that are gone."""
+        """Remove preparations that are unused for `older_than` or were replaced, and leftovers of deleted projects."""
         await self.agent_snapshots.tidy(older_than)
         await self._clearing.drop_unused(older_than, self._flights.keys())
         building = frozenset(flight.sandbox.id for flight in self._flights.values())
@@ -348,7 +352,7 @@ def _detail(recipe: Recipe) -> dict[str, Any]:
 
 
 def _just_failed(row: Preparation) -> bool:
-    """By its own fault, and not that of an engine or a remote."""
+    """Return whether it has just failed because of its setup, and not because of an engine or a remote."""
     deliberate = row.error_code in (PreparationFailedError.code, AgentInstallError.code)
     return deliberate and row.finished_at is not None and utc_now() - row.finished_at < AGAIN_AFTER
 

@@ -95,8 +95,8 @@ def frame_sources(settings: PlatformSettings) -> str:
 def required(addresses: Addresses | None) -> Addresses:
     if addresses is None:
         raise UnsupportedError(
-            "Previews have no address here: whoever runs the platform must set SANDYARD_PREVIEW_DOMAIN to a domain whose "
-            "every name leads to the platform."
+            "Previews are not available: the operator must set SANDYARD_PREVIEW_DOMAIN to a domain whose subdomains all point "
+            "to the platform."
         )
     return addresses
 
@@ -110,7 +110,7 @@ def check_port(port: int) -> None:
     """InvalidInputError."""
     if not is_port(port):
         raise InvalidInputError(
-            f"port: {port} cannot be looked at. Name one from 1 to 65535 on which something listens."
+            f"port: {port} cannot be previewed. Use a port from 1 to 65535 that a server listens on."
         )
 
 
@@ -118,6 +118,6 @@ def check_path(path: str) -> str:
     """Where in it somebody wants to begin. InvalidInputError."""
     if not path.startswith("/") or not path.isascii() or not path.isprintable() or re.search(r"[\\\s#]", path):
         raise InvalidInputError(
-            "path: begins with '/' and has no spaces, backslashes, '#' or characters to be encoded."
+            "path: must start with '/' and must not contain spaces, backslashes, '#' or characters that need encoding."
         )
     return path

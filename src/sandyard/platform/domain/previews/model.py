@@ -35,24 +35,24 @@ class Opening:
 
 
 class SleepingError(SandyardError):
-    """The sandbox is asleep. Load the page again to wake it."""
+    """The sandbox is paused. Reload the page to resume it."""
 
     code, status = "sandbox_sleeping", 503
 
 
 class CrowdedError(SandyardError):
-    """Too many connections lead into this sandbox. Close some tabs of its previews, then try again."""
+    """Too many connections to this sandbox are open. Close some tabs of its previews, then try again."""
 
     code, status = "too_many_connections", 503
 
 
 class PortClosedError(SandyardError):
-    """Nothing listens on this port of the sandbox. Start a server there."""
+    """Nothing is listening on this port of the sandbox. Start a server on it."""
 
     code, status = "port_closed", 502
 
 
 class BrokenAnswerError(SandyardError):
-    """The server in the sandbox broke off before it had answered. Look into what it printed."""
+    """The server in the sandbox closed the connection before it responded. Check its output."""
 
     code, status = "answer_broken", 502

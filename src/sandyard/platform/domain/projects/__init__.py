@@ -1,1 +1,1 @@
-"""A repository and how to work on it."""
+"""Projects: a repository and its settings."""

@@ -1,4 +1,4 @@
-"""What opens a project's remote and its forge: written by its owner, shown as a hint, revealed to the platform alone."""
+"""Credentials of a project's remote and forge: written by its owner, shown as hints, revealed only to the platform."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from sandyard.platform.domain.users.model import Principal
 from sandyard.platform.domain.users.tokens import instant
 
 USERNAME = "x-access-token"
-"""What GitHub expects beside a token; most others take any name."""
+"""The username GitHub expects with a token. Most others accept any name."""
 MAX_TOKEN = 1000
 MIN_WEBHOOK_SECRET = 16
 _SHOWN = 4  # characters of a token
 _PLAIN = re.compile(r"[!-~]+")
-_NAME = re.compile(r"[!-9;-~]{1,200}")  # a colon would end it where it is sent
+_NAME = re.compile(r"[!-9;-~]{1,200}")  # a colon would end the username in an Authorization header
 _APP = re.compile(r"[A-Za-z0-9._-]{1,40}")
 _INSTALLATION = re.compile(r"[0-9]{1,20}")
 
@@ -44,7 +44,7 @@ class CredentialKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class AppKey:
-    """A GitHub App as it is installed for the repository's owner."""
+    """A GitHub App, as installed for the repository's owner."""
 
     app_id: str
     installation_id: str
@@ -53,7 +53,7 @@ class AppKey:
 
 @dataclass(frozen=True, slots=True)
 class CredentialInfo:
-    """All that anybody is told of a credential."""
+    """The visible part of a credential."""
 
     kind: CredentialKind
     hint: str
@@ -63,7 +63,7 @@ class CredentialInfo:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """One that was looked at and can be stored."""
+    """A validated credential that can be stored."""
 
     kind: CredentialKind
     value: Secret
@@ -71,7 +71,7 @@ class Draft:
 
 
 class Credentials:
-    """Only who may change the project writes its credentials; whoever sees it sees which there are."""
+    """Credentials of projects. Those who may change a project write them; those who see it see which exist."""
 
     def __init__(self, database: Database, projects: Projects, vault: Vault, clock: Clock) -> None:
         self._database = database
@@ -90,26 +90,26 @@ class Credentials:
         app: AppKey | None = None,
         webhook_secret: Secret | None = None,
     ) -> list[CredentialInfo]:
-        """Store all that are given, or none: InvalidInputError says what is wrong with one. Others of the project stay.
+        """Store all given credentials, or none. Raises InvalidInputError, which says what is wrong.
 
-        Each replaces the one of its kind. Answers with all there are now.
+        Each replaces the one of its kind; others of the project are kept. Returns all stored credentials.
         """
         await self._projects.require_change(caller, project_id)
         drafts = await asyncio.to_thread(checked, token, username, ssh_key, app, webhook_secret)
         if not drafts:
-            raise InvalidInputError("Give at least one: a token, an SSH key, an app or a webhook's secret.")
+            raise InvalidInputError("Enter at least one credential: a token, an SSH key, an app or a webhook secret.")
         await self.store(project_id, drafts)
         return await self.list(caller, project_id)
 
     async def store(self, project_id: str, drafts: Sequence[Draft]) -> None:
-        """For who has looked already whether they may. NotFoundError when the project is gone by now."""
+        """Store credentials for a caller who is already authorized. Raises NotFoundError if the project was deleted."""
         sealed = {
             draft.kind: await asyncio.to_thread(self._vault.seal, draft.value, *_place(project_id, draft.kind))
             for draft in drafts
         }
         try:
             await self._write(project_id, drafts, sealed)
-        except IntegrityError:  # somebody else wrote the first of its kind in the same moment: now it is there
+        except IntegrityError:  # a concurrent request created the first one of its kind: now it exists
             await self._write(project_id, drafts, sealed)
 
     async def _write(self, project_id: str, drafts: Sequence[Draft], sealed: dict[CredentialKind, bytes]) -> None:
@@ -132,7 +132,7 @@ class Credentials:
                 )
 
     async def remove(self, caller: Principal, project_id: str, kind: str) -> None:
-        """NotFoundError when there is none of that kind."""
+        """Remove a credential. Raises NotFoundError if there is none of that kind."""
         project = await self._projects.require_change(caller, project_id)
         async with self._database.transaction() as tx:
             row = await tx.session.get(Credential, (project_id, kind))
@@ -142,7 +142,7 @@ class Credentials:
             tx.emit("project.credential_removed", owner_id=project.owner_id, project_id=project_id, credential=kind)
 
     async def list(self, caller: Principal, project_id: str) -> list[CredentialInfo]:
-        """By kind; never a value."""
+        """List credentials by kind, without values."""
         await self._projects.get(caller, project_id)
         rows = select(Credential).where(Credential.project_id == project_id).order_by(Credential.kind)
         async with self._database.reading() as session:
@@ -152,9 +152,9 @@ class Credentials:
             ]
 
     async def reveal(self, project_id: str, kind: CredentialKind | str) -> Secret | None:
-        """For the platform's own code only. VaultError when it cannot be opened.
+        """Return a credential. Internal use only. Raises VaultError if it cannot be decrypted.
 
-        Of a token it is JSON: `token` and `username`; of an app: `appId`, `installationId` and `privateKey`. Keys are PEM.
+        A token is JSON with `token` and `username`; an app is JSON with `appId`, `installationId` and `privateKey`. Keys are PEM.
         """
         async with self._database.reading() as session:
             row = await session.get(Credential, (project_id, str(kind)))
@@ -170,9 +170,9 @@ def checked(
     app: AppKey | None = None,
     webhook_secret: Secret | None = None,
 ) -> list[Draft]:
-    """InvalidInputError says what is wrong, and quotes nothing secret. Blocks for some milliseconds when there are keys."""
+    """Validate credentials. Raises InvalidInputError, which quotes nothing secret. Blocks for a few milliseconds if there are keys."""
     if username is not None and token is None:
-        raise InvalidInputError("A user name goes with a token: give both.")
+        raise InvalidInputError("A username requires a token. Enter both.")
     drafts = []
     if token is not None:
         drafts.append(_token(token, username or USERNAME))
@@ -192,20 +192,20 @@ def _token(token: Secret, username: str) -> Draft:
         raise InvalidInputError(f"The token is longer than {MAX_TOKEN} characters.")
     if not _PLAIN.fullmatch(value):
         raise InvalidInputError(
-            "The token is empty, or has spaces, line breaks or other characters that tokens do not have. Copy it again."
+            "The token is empty, or contains spaces, line breaks or other invalid characters. Copy it again."
         )
     if not _NAME.fullmatch(username):
-        raise InvalidInputError("The user name has at most 200 characters and neither spaces nor colons.")
-    # of a short one, four characters would be too much of it
+        raise InvalidInputError("The username must have at most 200 characters, without spaces and colons.")
+    # four characters of a short one would reveal too much
     hint = f"…{value[-_SHOWN:]}" if len(value) >= 4 * _SHOWN else "…"
     return Draft(CredentialKind.TOKEN, _json(token=value, username=username), hint)
 
 
 def _app(app: AppKey) -> Draft:
     if not _APP.fullmatch(app.app_id):
-        raise InvalidInputError("The app's id is its number, or its client id: letters, digits, dots and dashes.")
+        raise InvalidInputError("The app id must be the app's id or client id: letters, digits, dots and hyphens.")
     if not _INSTALLATION.fullmatch(app.installation_id):
-        raise InvalidInputError("The installation's id is a number: the last part of the address of its settings page.")
+        raise InvalidInputError("The installation id must be a number: the last part of the URL of its settings page.")
     key, fingerprint = app_key(app.private_key)
     value = _json(appId=app.app_id, installationId=app.installation_id, privateKey=key.reveal())
     return Draft(CredentialKind.APP, value, f"{app.app_id} {fingerprint}")
@@ -215,7 +215,8 @@ def _webhook(secret: Secret) -> Draft:
     value = secret.reveal()
     if not MIN_WEBHOOK_SECRET <= len(value) <= MAX_TOKEN or not _PLAIN.fullmatch(value):
         raise InvalidInputError(
-            f"The webhook's secret has {MIN_WEBHOOK_SECRET} to {MAX_TOKEN} characters and no spaces. Make one with: openssl rand -hex 32"
+            f"The webhook secret must have {MIN_WEBHOOK_SECRET} to {MAX_TOKEN} characters and no spaces. Generate one with: "
+            "openssl rand -hex 32"
         )
     return Draft(CredentialKind.WEBHOOK_SECRET, secret, "set")
 
@@ -225,5 +226,5 @@ def _json(**values: str) -> Secret:
 
 
 def _place(project_id: str, kind: str) -> tuple[str, ...]:
-    """Where a sealed value belongs: moved to another row it does not open."""
+    """Return the context a sealed value is bound to. It cannot be opened in another row."""
     return "credential", project_id, str(kind)

@@ -1,4 +1,4 @@
-"""What sandboxes may connect to: the settings of a project, or the operator's, as a list of names and addresses."""
+"""Network access of sandboxes: the settings of a project or the operator, as a list of names and addresses."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sandyard.platform.domain.projects import remotes
 from sandyard.platform.domain.projects.model import NetworkSettings, Preset, ProjectSettings
 
 Allowed = list[str] | None
-"""Names, addresses and ranges of addresses; None: everything."""
+"""Names, addresses and CIDR ranges. None means everything."""
 PRESETS: dict[Preset, tuple[str, ...]] = {
     "forge": (),  # depends on the project
     "debian": (
@@ -33,8 +33,10 @@ GITHUB = ("github.com", "api.github.com", "codeload.github.com", "*.githubuserco
 
 
 def allowed_of(project: Project, default: Allowed, destinations: Destinations | None = None) -> Allowed:
-    """What sandboxes of this project may connect to; `default` where it leaves that to the operator. With `destinations`, entries in
-    private networks are left out: the owner may have been an administrator when they were stored."""
+    """Return what the project's sandboxes may connect to; `default` if the project does not set it.
+
+    With `destinations`, entries in private networks are left out, because the owner may no longer be an administrator.
+    """
     settings = ProjectSettings.of(project)
     if settings.network.mode is None:
         return default
@@ -53,7 +55,7 @@ def _may_be_reached(destinations: Destinations, entry: str) -> bool:
 
 
 def operator_default(mode: str, entries: Iterable[str]) -> Allowed:
-    """Of SANDYARD_NETWORK and SANDYARD_NETWORK_ALLOW, whose entries are presets and hosts. ValueError."""
+    """Return the default from SANDYARD_NETWORK and SANDYARD_NETWORK_ALLOW, whose entries are presets and hosts. Raises ValueError."""
     words = [entry.strip() for entry in entries if entry.strip()]
     presets = [word for word in words if word in get_args(Preset)]
     hosts = [word for word in words if word not in presets]

@@ -1,4 +1,4 @@
-"""How to work on a project, checked before it is stored."""
+"""Project settings, validated before they are stored."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_PATTERNS, MAX_PATTERN = 100, 300
 _LABEL = r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
 _HOST = re.compile(rf"(?:\*\.)?(?:{_LABEL}\.)*{_LABEL}")
 _STORED = object()
-"""Validation context of settings that were checked when they were stored: they are read far more often."""
+"""Validation context for stored settings, which were validated before: they are read far more often than written."""
 
 Pattern = Annotated[str, Field(min_length=1, max_length=MAX_PATTERN)]
 """Not compiled here: `check_patterns` is called before they are stored."""
@@ -27,40 +27,40 @@ class _Part(BaseModel):
 
 
 class CommandPolicySettings(_Part):
-    """Regular expressions (RE2 syntax), searched for in the whole command. `deny` wins; with `allow`, all else is refused."""
+    """Regular expressions (RE2 syntax), matched anywhere in the command. `deny` takes precedence. With `allow`, all else is denied."""
 
     allow: Patterns = Field(default_factory=list, examples=[["^git ", "^npm (ci|test)$"]])
     deny: Patterns = Field(default_factory=list, examples=[["\\bsudo\\b"]])
 
 
 class IdentitySettings(_Part):
-    """A name and an address, as commits have them."""
+    """A name and email address for commits."""
 
     name: Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^<>\r\n\x00]+$")]
     email: Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^<>\s\x00]+$")]
 
 
 class GitSettings(_Part):
-    author: IdentitySettings | None = Field(default=None, description="Of commits; null: Sandyard.")
-    committer: IdentitySettings | None = Field(default=None, description="Of commits; null: the author.")
+    author: IdentitySettings | None = Field(default=None, description="Author of commits. Null means Sandyard.")
+    committer: IdentitySettings | None = Field(default=None, description="Committer of commits. Null means the author.")
     co_author: IdentitySettings | None = Field(
-        default=None, description="Named in a Co-authored-by line; null: the session's agent, if it has one."
+        default=None, description="Added as a Co-authored-by line. Null means the session's agent, if it has one."
     )
     commit_messages: Literal["conventional", "any"] = Field(
-        default="conventional", description="What subjects commits must have to be made and pushed."
+        default="conventional", description="The required format of commit subjects."
     )
 
 
 class ForgeSettings(_Part):
     kind: Literal["auto", "github", "plain"] = Field(
         default="auto",
-        description="auto: GitHub for repositories on github.com or with an apiUrl, else a plain remote.",
+        description="auto: GitHub for repositories on github.com or with an apiUrl, otherwise a plain remote.",
     )
     api_url: str | None = Field(
         default=None,
         max_length=500,
         pattern=r"^https?://[^\s@?#]+$",
-        description="Of a GitHub Enterprise Server; null: GitHub's own.",
+        description="API URL of a GitHub Enterprise Server. Null means github.com.",
         examples=["https://github.example.org/api/v3"],
     )
     draft: bool = Field(default=False, description="Open pull requests as drafts.")
@@ -74,32 +74,34 @@ class ForgeSettings(_Part):
         default_factory=list
     )
     merge_method: Literal["squash", "merge", "rebase"] = "squash"
-    delete_branch: bool = Field(default=True, description="Delete the branch when its pull request was merged.")
+    delete_branch: bool = Field(default=True, description="Delete the branch after its pull request is merged.")
 
 
 class PermissionSettings(_Part):
-    """What agents may do without asking. `deny` wins over everything."""
+    """What agents may do without asking. `deny` takes precedence over everything."""
 
     mode: Literal["ask", "allow_reads", "allow_all"] = Field(
         default="allow_all",
-        description="ask: a person is asked for everything the agent asks for. allow_reads: reading, searching and thinking are "
-        "allowed, the rest is asked. allow_all: everything inside the sandbox is allowed.",
+        description="ask: a person decides every request of the agent. allow_reads: reading, searching and thinking are allowed, other "
+        "requests are asked. allow_all: everything inside the sandbox is allowed.",
     )
     deny: Patterns = Field(
         default_factory=list,
-        description="Regular expressions (RE2 syntax), searched for in a tool call's title, command, paths and input: refused.",
+        description="Regular expressions (RE2 syntax), matched in a tool call's title, command, paths and input. Matching calls are denied.",
         examples=[["\\brm -rf\\b"]],
     )
-    timeout_seconds: int = Field(default=3600, ge=5, le=30 * 24 * 3600, description="Nobody answered in time: refused.")
+    timeout_seconds: int = Field(
+        default=3600, ge=5, le=30 * 24 * 3600, description="Seconds after which an unanswered request is denied."
+    )
 
     @property
     def strictness(self) -> Literal["none", "ask", "deny"]:
-        """ask: agents have to ask before everything they do. deny: and may not be told to stop asking."""
+        """ask: agents must ask before everything they do. deny: and they cannot be told to stop asking."""
         return "deny" if self.deny else "none" if self.mode == "allow_all" else "ask"
 
 
 class BudgetSettings(_Part):
-    """What may be spent on models. What is null has no limit."""
+    """A limit on model usage. Null means no limit."""
 
     usd: float | None = Field(default=None, gt=0, le=1_000_000)
     tokens: int | None = Field(default=None, gt=0, le=10**13)
@@ -117,88 +119,95 @@ class AgentSettings(_Part):
         Field(max_length=50),
     ] = Field(
         default_factory=list,
-        description="What agents may have model providers do themselves, past the sandbox's network and its budget: a tool's name, or "
+        description="Tools that agents may have model providers run, outside the sandbox's network and budget: a tool name, or "
         "PROVIDER/name.",
         examples=[["web_search", "anthropic/code_execution"]],
     )
-    stuck_minutes: int = Field(default=15, ge=1, le=24 * 60, description="No output and no CPU for so long: stuck.")
+    stuck_minutes: int = Field(
+        default=15,
+        ge=1,
+        le=24 * 60,
+        description="Minutes without output and CPU usage after which an agent counts as stuck.",
+    )
     when_stuck: Literal["show", "wake", "ask", "stop"] = Field(
         default="show",
-        description="show: only say so. wake: interrupt it and tell it to go on. ask: a person is asked what to do. stop: the turn ends.",
+        description="show: only report it. wake: interrupt the agent and tell it to continue. ask: ask a person. stop: end the turn.",
     )
 
 
 class VerifySettings(_Part):
-    """What must succeed before work is committed and pushed."""
+    """The check that must pass before work is committed and pushed."""
 
     command: str | None = Field(default=None, min_length=1, max_length=10_000, examples=["make test"])
     timeout_seconds: int = Field(default=900, ge=1, le=24 * 3600)
-    fixes: int = Field(default=2, ge=0, le=20, description="How often a failure goes back to the agent.")
+    fixes: int = Field(default=2, ge=0, le=20, description="How many times the agent is asked to fix a failed check.")
 
 
 class SetupSettings(_Part):
-    """What prepares a checkout, once for each base commit. Null: `.sandyard/setup.sh`, else what devcontainer.json says."""
+    """Prepares a checkout, once per base commit. Null means `.sandyard/setup.sh`, or else devcontainer.json."""
 
     command: str | None = Field(default=None, min_length=1, max_length=10_000, examples=["npm ci"])
     timeout_seconds: int = Field(default=1800, ge=1, le=24 * 3600)
 
 
 class TaskSettings(_Part):
-    parallel: int = Field(default=4, ge=1, le=200, description="Attempts of this project that may run at once.")
-    wip_limits: dict[Literal["backlog", "in_progress", "in_review"], Annotated[int, Field(ge=1, le=10_000)]] = Field(
-        default_factory=dict, description="Cards a column may hold."
+    parallel: int = Field(
+        default=4, ge=1, le=200, description="Maximum number of attempts of this project that run at once."
     )
-    budget: BudgetSettings = Field(default_factory=BudgetSettings, description="Of one task that has none of its own.")
+    wip_limits: dict[Literal["backlog", "in_progress", "in_review"], Annotated[int, Field(ge=1, le=10_000)]] = Field(
+        default_factory=dict, description="Maximum number of tasks per column."
+    )
+    budget: BudgetSettings = Field(default_factory=BudgetSettings, description="For a task without its own budget.")
     monthly_budget: BudgetSettings = Field(
-        default_factory=BudgetSettings, description="Of the project, per calendar month in UTC."
+        default_factory=BudgetSettings, description="For the project, per calendar month in UTC."
     )
     finished: Literal["pause", "destroy"] = Field(
-        default="destroy", description="What becomes of a finished task's sandbox."
+        default="destroy", description="What happens to the sandbox of a finished task."
     )
     issue_label: str | None = Field(
         default=None,
         min_length=1,
         max_length=100,
-        description="Issues that get this label become tasks that start at once.",
+        description="Issues that get this label become tasks that start immediately.",
     )
     mention: str = Field(
         default="@sandyard",
         min_length=2,
         max_length=100,
-        description="A comment on a pull request with this word goes to the agent.",
+        description="A pull request comment with this word is sent to the agent.",
     )
     feedback_rounds: int = Field(
-        default=5, ge=0, le=100, description="How often failed checks may wake the agent by themselves."
+        default=5, ge=0, le=100, description="How often failed checks may restart the agent automatically."
     )
     max_rounds: int = Field(
         default=20,
         ge=1,
         le=1000,
-        description="After so many rounds of an attempt a person is asked before anything from the pull request begins another.",
+        description="Number of rounds of an attempt after which a person must approve further feedback from the pull request.",
     )
     trusted_bots: Annotated[
         list[Annotated[str, Field(min_length=6, max_length=100, pattern=r"^[A-Za-z0-9-]+\[bot\]$")]],
         Field(max_length=50),
     ] = Field(
         default_factory=list,
-        description="GitHub Apps whose comments and reviews go to the agent as those of people with write access do.",
+        description="GitHub Apps whose comments and reviews are treated like those of people with write access.",
         examples=[["review-helper[bot]"]],
     )
 
 
 def check_host(entry: str) -> str:
-    """ValueError for what is neither a domain name, nor an address, nor a range of addresses."""
+    """Validate a domain name, an address or a CIDR range. Raises ValueError."""
     entry = entry.strip().lower()
     try:
         network = ipaddress.ip_network(entry, strict=False)
     except ValueError:
         if not _HOST.fullmatch(entry) or entry.rpartition(".")[2].isdigit():
             raise ValueError(
-                f"{entry[:100]!r} is not a host: give a domain name, *.example.org for all below one, an address or a CIDR"
+                f"{entry[:100]!r} is not a valid host. Use a domain name, *.example.org for subdomains, an IP address or a CIDR range"
             ) from None
         return entry
     if network.prefixlen == 0:
-        raise ValueError(f"{entry} is everything: set the mode to all instead")
+        raise ValueError(f"{entry} matches everything. Set the mode to all instead")
     return entry
 
 
@@ -210,16 +219,16 @@ Preset = Literal["forge", "debian", "pypi", "npm", "crates", "go", "maven", "rub
 
 
 class NetworkSettings(_Part):
-    """What sandboxes of the project may connect to. Models need nothing here: they are reached through the platform's own tunnel."""
+    """What the project's sandboxes may connect to. Models need no entry: they are reached through the platform's tunnel."""
 
     mode: Literal["none", "listed", "all"] | None = Field(
         default=None,
-        description="none: nothing. listed: `presets` and `allow`, and nothing else. all: the whole internet. Null: as the platform "
-        "says (SANDYARD_NETWORK). A change holds at once for running sandboxes, and for paused ones when they are woken.",
+        description="none: nothing. listed: only `presets` and `allow`. all: the whole internet. Null: the platform's default "
+        "(SANDYARD_NETWORK). Changes apply immediately to running sandboxes, and to paused ones when they are resumed.",
     )
     presets: Annotated[list[Preset], Field(max_length=len(get_args(Preset)))] = Field(
         default_factory=list,
-        description="forge: the server of the project's repository. The others: where packages of that kind come from.",
+        description="forge: the server of the project's repository. Others: the package registries of that ecosystem.",
     )
     allow: Annotated[
         list[Annotated[str, Field(min_length=1, max_length=253), AfterValidator(_check_host)]], Field(max_length=500)
@@ -232,7 +241,7 @@ class ProjectSettings(_Part):
         default=None,
         ge=5,
         le=7 * 24 * 3600,
-        description="Sandboxes unused this long are paused; null: as the platform says.",
+        description="Seconds of inactivity after which sandboxes are paused. Null means the platform's default.",
     )
     network: NetworkSettings = Field(default_factory=NetworkSettings)
     git: GitSettings = Field(default_factory=GitSettings)
@@ -260,5 +269,5 @@ class ProjectSettings(_Part):
         return {f"settings.{name}.{at}": pattern for name, given in lists.items() for at, pattern in enumerate(given)}
 
     def stored(self) -> dict[str, Any]:
-        """What goes into the column `settings`; the template has its own."""
+        """Return the value of the column `settings`. The template has its own column."""
         return self.model_dump(by_alias=True, exclude={"template"}, exclude_none=True)

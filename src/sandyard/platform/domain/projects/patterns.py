@@ -1,8 +1,9 @@
-"""Regular expressions that people may write, by RE2.
+"""Regular expressions written by users, run by RE2.
 
-RE2 never backtracks, but its time still grows with the length of the text times the size of the compiled pattern. So both are bounded
-together, and nothing here runs on the event loop: call it by `run_in_thread`. Callers must not let pass what could not be checked, or a
-command could be padded to get past a pattern."""
+RE2 never backtracks, but its time grows with the length of the text times the size of the compiled pattern. Both are limited together, and
+nothing here runs on the event loop: call it with `run_in_thread`. Callers must not allow what could not be checked, or a command could be
+padded to get past a pattern.
+"""
 
 from __future__ import annotations
 
@@ -20,27 +21,27 @@ from sandyard.kit.errors import InvalidInputError
 
 T = TypeVar("T")
 MAX_TOTAL = 10_000
-"""Characters of all patterns of a project. Compiling them takes less than a second at worst."""
+"""Maximum characters of all patterns of a project. Compiling them takes less than a second in the worst case."""
 MAX_PROGRAM = 2000
-"""Instructions of one compiled pattern. Ordinary ones have 10 to 200."""
+"""Maximum instructions of one compiled pattern. Typical ones have 10 to 200."""
 MAX_WORK = 4_000_000
-"""Instructions times bytes of text in one search: about 50 ms at worst. 40 instructions: 100 kB of text."""
+"""Maximum instructions times bytes of text in one search: about 50 ms in the worst case. 40 instructions: 100 kB of text."""
 MAX_SEARCH_S = 0.15
-"""CPU time after which no further search is begun. 100 patterns like `\\bsudo\\b` need 60 ms for 256 KiB of text."""
+"""CPU time after which no further search is started. 100 patterns like `\\bsudo\\b` need 60 ms for 256 KiB of text."""
 _OPTIONS = re2.Options()
 _OPTIONS.log_errors = False
 _OPTIONS.never_capture = True
 _OPTIONS.max_mem = 256 << 10
-_TOO_COMPLEX = "it is too complex. Make it simpler: fewer or smaller repetitions, fewer Unicode classes"
+_TOO_COMPLEX = "it is too complex. Simplify it: use fewer or smaller repetitions and fewer Unicode classes"
 _TOO_LARGE = "pattern too large"
-_TOO_MANY = f"the project's patterns have more than {MAX_TOTAL:,} characters in all. Remove or shorten some"
-_TOO_LONG = "a text of more than {:,} bytes takes too long with it. Shorten the text, or make the pattern simpler"
-_TOO_SLOW = "the project's patterns take too long with this text. Shorten the text, or make the patterns simpler"
+_TOO_MANY = f"the project's patterns have more than {MAX_TOTAL:,} characters in total. Remove or shorten some"
+_TOO_LONG = "a text of more than {:,} bytes takes too long with it. Shorten the text or simplify the pattern"
+_TOO_SLOW = "the project's patterns take too long with this text. Shorten the text or simplify the patterns"
 _threads = ThreadPoolExecutor(2, "patterns")
 
 
 class PatternError(ValueError):
-    """The pattern is not a regular expression, or is too complex."""
+    """The pattern is not a valid regular expression or is too complex."""
 
 
 class InvalidPatternError(InvalidInputError):
@@ -64,7 +65,7 @@ class Pattern(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Unchecked:
-    """A pattern that was not searched for everywhere, and why."""
+    """A pattern that was not searched completely, and why."""
 
     pattern: str
     reason: str
@@ -75,19 +76,19 @@ class Unchecked:
 
 @dataclass(frozen=True, slots=True)
 class SearchResult:
-    """`match`: the first pattern that was found. `unchecked`: the first that may have been missed; None: the answer is complete."""
+    """`match`: the first matching pattern. `unchecked`: the first one that may have been missed; None means the result is complete."""
 
     match: str | None = None
     unchecked: Unchecked | None = None
 
 
 async def run_in_thread(function: Callable[..., T], *args: object) -> T:
-    """Run a function that compiles or searches patterns in a thread pool of its own. RE2 releases the GIL while it searches."""
+    """Run a function that compiles or searches patterns in a separate thread pool. RE2 releases the GIL while it searches."""
     return await asyncio.get_running_loop().run_in_executor(_threads, function, *args)
 
 
 def compiled(pattern: str) -> Pattern:
-    """Raises PatternError, which says what is wrong with it."""
+    """Compile a pattern. Raises PatternError, which says what is wrong."""
     found = _compile(pattern)
     if isinstance(found, str):
         raise PatternError(found)
@@ -96,32 +97,32 @@ def compiled(pattern: str) -> Pattern:
 
 @lru_cache(maxsize=512)
 def _compile(pattern: str) -> Pattern | str:
-    """The pattern, or what is wrong with it."""
+    """Return the compiled pattern, or what is wrong with it."""
     try:
         found = cast("Pattern", re2.compile(pattern, _OPTIONS))
     except re2.error as error:
-        words = error.args[0] if error.args else "it cannot be read"
+        words = error.args[0] if error.args else "it cannot be parsed"
         words = words.decode(errors="replace") if isinstance(words, bytes) else str(words)
         return _TOO_COMPLEX if words.startswith(_TOO_LARGE) else words
     return found if found.programsize <= MAX_PROGRAM else _TOO_COMPLEX
 
 
 def check_pattern(pattern: str) -> str:
-    """Raises PatternError, which names the pattern, if it cannot be used."""
+    """Check one pattern. Raises PatternError, which names it, if it cannot be used."""
     try:
         compiled(pattern)
     except PatternError as error:
-        what = "cannot be used" if str(error) == _TOO_COMPLEX else "is not a regular expression"
+        what = "cannot be used" if str(error) == _TOO_COMPLEX else "is not a valid regular expression"
         raise PatternError(f"The pattern {pattern[:60]!r} {what}: {error}.") from None
     return pattern
 
 
 def check_patterns(patterns: Mapping[str, str]) -> None:
-    """Check all patterns of a project, by their fields, before they are stored. Raises InvalidPatternError for the first fault."""
+    """Check all patterns of a project, by field, before they are stored. Raises InvalidPatternError for the first problem."""
     total = sum(map(len, patterns.values()))
     if total > MAX_TOTAL:
         raise InvalidPatternError(
-            f"The patterns of the project have {total:,} characters in all, and {MAX_TOTAL:,} are allowed: remove or shorten some.",
+            f"The patterns of the project have {total:,} characters in total; the limit is {MAX_TOTAL:,}. Remove or shorten some.",
             list(patterns)[-1],
         )
     for field, pattern in patterns.items():
@@ -132,8 +133,10 @@ def check_patterns(patterns: Mapping[str, str]) -> None:
 
 
 def search(patterns: Sequence[str], texts: Sequence[str]) -> SearchResult:
-    """Search the texts for the patterns and stop at the first match. The result is `unchecked` if the search would take too long, or if
-    a pattern can no longer be used because it was stored before the current limits."""
+    """Search the texts for the patterns and stop at the first match.
+
+    The result is `unchecked` if the search would take too long, or if a pattern stored under older limits can no longer be used.
+    """
     encoded = [text.encode(errors="replace") for text in texts]
     unchecked: Unchecked | None = None
     room, deadline = MAX_TOTAL, time.thread_time() + MAX_SEARCH_S
@@ -147,7 +150,7 @@ def search(patterns: Sequence[str], texts: Sequence[str]) -> SearchResult:
         except PatternError as error:
             unchecked = unchecked or Unchecked(pattern, str(error))
             continue
-        deadline += time.thread_time() - began  # it is compiled once, and has its own bounds
+        deadline += time.thread_time() - began  # compiling happens once and has its own limits
         longest = MAX_WORK // regex.programsize
         for text in encoded:
             if time.thread_time() > deadline:

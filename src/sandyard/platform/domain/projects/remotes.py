@@ -1,4 +1,4 @@
-"""Where a project's repository is: who may say so, and which servers its credentials were given for."""
+"""A project's repository: who may set it, and which servers its credentials belong to."""
 
 from __future__ import annotations
 
@@ -18,25 +18,30 @@ from sandyard.platform.domain.users.model import Principal
 
 
 def clean(caller: Principal, repository: str, *, vouched: bool = False) -> str:
-    """The address as it is stored. RepositoryInvalidError; ForbiddenError for a path on this machine, which is everybody's who may
-    read it: only administrators say so, or the platform itself (`vouched`)."""
+    """Return the URL as it is stored. Raises RepositoryInvalidError.
+
+    Raises ForbiddenError for a path on this machine, because every member could read it: only administrators or the platform itself
+    (`vouched`) may set one.
+    """
     remote = parse(repository)
     if remote.kind == "local" and not (caller.is_admin or vouched):
         raise ForbiddenError(
-            "A path on the platform's own machine may only be given by an administrator. Use an https or ssh address."
+            "Only an administrator may use a path on the platform's own machine. Use an https or ssh URL."
         )
     return remote.url
 
 
 async def is_vouched(session: AsyncSession, project: Project) -> bool:
-    """Whether an administrator answers for where the project's repository and its API are: its owner is one. Nobody but its owner and
-    administrators can change them."""
+    """Return whether the project's owner is an administrator, who vouches for its repository and API.
+
+    Only the owner and administrators can change them.
+    """
     owner = await session.get(User, project.owner_id)
     return owner is not None and owner.role == "admin"
 
 
 def check_private(destinations: Destinations, repository: str | None, settings: ProjectSettings) -> None:
-    """PrivateAddressError for what can be seen to be private from its address alone. Names are looked up when they are used."""
+    """Raise PrivateAddressError for URLs that are private by their address alone. Names are resolved when they are used."""
     hosts = [urlsplit(url).hostname for url in (settings.forge.api_url,) if url]
     if repository is not None:
         hosts.append(parse(repository).host)
@@ -48,26 +53,28 @@ def check_private(destinations: Destinations, repository: str | None, settings: 
 
 
 async def remote_of(session: AsyncSession, project: Project) -> Remote:
-    """Its remote, for a connection. RepositoryInvalidError for a project without one."""
+    """Return the project's remote, for a connection. Raises RepositoryInvalidError if it has none."""
     if not project.repository:
-        raise RepositoryInvalidError("The project has no repository. Give it the address of one.")
+        raise RepositoryInvalidError("The project has no repository. Add one in its settings.")
     return replace(parse(project.repository), vouched=await is_vouched(session, project))
 
 
 def servers(repository: str | None, settings: ProjectSettings) -> frozenset[str]:
-    """Who gets to see the project's credentials; GitHub's own API goes without saying."""
+    """Return the servers that the project's credentials are sent to, in addition to GitHub's API."""
     return frozenset(
         server for server in (_of_repository(repository), _server(settings.forge.api_url)) if server is not None
     )
 
 
 def check_move(before: frozenset[str], after: frozenset[str]) -> None:
-    """ConflictError when credentials that were given for one server could be shown to another: nobody gets to read them by pointing
-    the project at a server of their own, nor in two steps with nowhere in between."""
+    """Raise ConflictError if stored credentials could be sent to another server.
+
+    Otherwise somebody could read them by pointing the project at their own server, directly or through an empty URL in between.
+    """
     if before and not (after and after <= before):
         raise ConflictError(
-            f"The project has credentials that were given for {' and '.join(sorted(before))}. Remove them before it is moved to "
-            f"another address ({', '.join(sorted(after - before)) or 'or to none'}); then give those for the new one."
+            f"The project has credentials for {' and '.join(sorted(before))}. Remove them before changing the URL to another "
+            f"server ({', '.join(sorted(after - before)) or 'or removing it'}); then add credentials for the new one."
         )
 
 
@@ -76,7 +83,7 @@ def _of_repository(repository: str | None) -> str | None:
         return None
     try:
         remote = parse(repository)
-    except RepositoryInvalidError:  # stored by a version that did not look
+    except RepositoryInvalidError:  # stored by a version without this check
         return None
     if remote.kind == "local":
         return None
@@ -84,13 +91,15 @@ def _of_repository(repository: str | None) -> str | None:
 
 
 def _server(url: str | None) -> str | None:
-    """Another port is another server: anybody who has a place on the machine can listen there. Https and ssh at their own ports are
-    the host's, and are one; http is never, for anybody on the way can answer it."""
+    """Return scheme, host and port. Another port is another server, because anyone with access to the machine can listen there.
+
+    Https and ssh on their default ports count as the same host; http never does, because it can be intercepted.
+    """
     if url is None:
         return None
     try:
         parts = urlsplit(url)
-    except ValueError:  # brackets that hold no address
+    except ValueError:  # brackets without an address
         return url.lower()
     host = parts.netloc.rpartition("@")[2].lower()
     usual = {"https": ":443", "ssh": ":22"}.get(parts.scheme.lower())

@@ -1,4 +1,4 @@
-"""A project to try things with: a small repository that the platform makes itself, and tasks the demo agent can do in it."""
+"""A sample project: a small repository created by the platform, and tasks that the demo agent can do in it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sandyard.platform.domain.users.model import Principal
 NAME, BRANCH = "Sample", "main"
 FILES = Path(__file__).parent / "sample-repository"
 _MESSAGE = b"feat: small functions for text\n"
-_WHO_AND_WHEN = b"Sandyard <sandyard@localhost> 1767225600 +0000"  # always the same: so is the commit
+_WHO_AND_WHEN = b"Sandyard <sandyard@localhost> 1767225600 +0000"  # constant, so that the commit id is too
 _SETTINGS = ProjectSettings(
     agent=AgentSettings(default="demo"), verify=VerifySettings(command="python3 -m unittest", timeout_seconds=120)
 )
@@ -28,7 +28,7 @@ _SETTINGS = ProjectSettings(
 
 @dataclass(frozen=True, slots=True)
 class SampleTask:
-    """What the demo agent understands: prose for people, and instructions, one a line."""
+    """A task for the demo agent: prose for people, and instructions, one per line."""
 
     title: str
     description: str
@@ -38,9 +38,9 @@ TASKS = (
     SampleTask(
         "Count words, not gaps",
         """\
-`word_count("two  words")` says 3: where two spaces follow each other, it counts the nothing between them.
+`word_count("two  words")` returns 3: it counts the empty string between two spaces as a word.
 
-plan: See it fail; Write a test; Mend it; Run the tests; Commit
+plan: Reproduce it; Write a test; Fix it; Run the tests; Commit
 run: python3 -c "from words import word_count; print(word_count('two  words'))"
 append tests/test_text.py:
 ```
@@ -56,9 +56,9 @@ commit: fix(text): count words, not the gaps between them
     SampleTask(
         "Keep to the width",
         """\
-`shorten` makes texts that are longer than the width it was given: the ellipsis comes on top.
+`shorten` returns texts longer than the given width: it does not count the ellipsis.
 
-plan: Write a test; Mend it; Run the tests; Commit
+plan: Write a test; Fix it; Run the tests; Commit
 append tests/test_text.py:
 ```
 
@@ -73,7 +73,7 @@ commit: fix(text): keep to the width, ellipsis included
     SampleTask(
         "Give the README a motto",
         """\
-The agent asks for the motto, and waits until somebody answers.
+The agent asks for the motto and waits for an answer.
 
 ask: What is the motto?
 append README.md: \\n> {answer}
@@ -83,7 +83,7 @@ commit: docs: give the readme a motto
     SampleTask(
         "Accept underscores in slugs",
         """\
-The first try is wrong on purpose: the project's check fails, its output goes back to the agent, and the agent fixes its work.
+The first try is wrong on purpose: the project's check fails, the agent gets its output and fixes its work.
 
 append tests/test_text.py:
 ```
@@ -106,7 +106,7 @@ class Sample:
 
 
 class Samples:
-    """One for each user, in a bare repository of its own below `folder`. Nobody else's work can be in it."""
+    """One sample project per user, in its own bare repository below `folder`, which holds nobody else's work."""
 
     def __init__(self, database: Database, projects: Projects, git: Git, folder: Path) -> None:
         self._database = database
@@ -116,8 +116,10 @@ class Samples:
         self._making = asyncio.Lock()
 
     async def ensure(self, caller: Principal) -> Sample:
-        """The caller's sample project: the one there is, taken out of the archive if need be, or a new one with a fresh
-        repository. Idempotent; what was cut short is begun anew. GitFailedError where there is no git."""
+        """Return the caller's sample project. Creates it, or restores it from the archive, if needed.
+
+        Idempotent; an interrupted creation is restarted. Raises GitFailedError if Git is not installed.
+        """
         repository = self._folder.absolute() / f"{caller.user_id}.git"
         async with self._making:
             if (known := await self._known(caller, repository)) is None:
@@ -137,7 +139,7 @@ class Samples:
             return found
 
     async def _make(self, repository: Path) -> None:
-        """The repository, with one commit. It is there wholly or not at all."""
+        """Create the repository with one commit, atomically."""
         fresh = repository.with_suffix(".new")
         for left in (repository, fresh):
             await asyncio.to_thread(shutil.rmtree, left, ignore_errors=True)
@@ -150,7 +152,7 @@ class Samples:
 
 
 def _stream() -> Iterator[bytes]:
-    """The commit as `git fast-import` reads it."""
+    """Yield the commit in the format of `git fast-import`."""
     yield b"commit refs/heads/%s\ncommitter %s\n" % (BRANCH.encode(), _WHO_AND_WHEN)
     yield b"data %d\n%s" % (len(_MESSAGE), _MESSAGE)
     for file in sorted(FILES.rglob("*")):

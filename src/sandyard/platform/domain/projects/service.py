@@ -1,4 +1,4 @@
-"""Projects: made by anybody, seen by their owner and members, changed by their owner. Administrators see and change all."""
+"""Projects: created by anyone, visible to their owner and members, changed by their owner. Administrators may do everything."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ UNCHANGED: Any = object()
 
 
 class Projects:
-    """NotFoundError for what the caller may not see, ForbiddenError for what only its owner may do."""
+    """Operations on projects. Raises NotFoundError if the caller may not see it, ForbiddenError if only its owner may do it."""
 
     def __init__(self, database: Database, clock: Clock, destinations: Destinations | None = None) -> None:
-        """`destinations`: where repositories may be that no administrator answers for; None: anywhere."""
+        """`destinations`: the hosts that repositories not vouched for by an administrator may use. None means any."""
         self._database = database
         self._clock = clock
         self._destinations = destinations
         self.changed: list[Callable[[str], object]] = []
-        """Called with the id of a project whose settings have changed."""
+        """Called with the id of a project whose settings changed."""
 
     async def create(
         self,
@@ -49,9 +49,11 @@ class Projects:
         settings: ProjectSettings | None = None,
         vouched: bool = False,
     ) -> Project:
-        """Without a `base_branch` it is the remote's default one. InvalidPatternError; RepositoryInvalidError; ForbiddenError for a
-        repository that only an administrator may name: a path on this machine, unless it is `vouched` for, because the platform has
-        made it itself."""
+        """Create a project. Without `base_branch`, the remote's default branch is used.
+
+        Raises InvalidPatternError, RepositoryInvalidError, and ForbiddenError for a path on this machine, which only an administrator may
+        set, unless it is `vouched` for because the platform created it.
+        """
         project = await self.draft(
             caller, name, repository=repository, base_branch=base_branch, settings=settings, vouched=vouched
         )
@@ -67,7 +69,7 @@ class Projects:
         settings: ProjectSettings | None = None,
         vouched: bool = False,
     ) -> Project:
-        """A project that is stored nowhere yet. Raises like `create`."""
+        """Return a project that is not stored yet. Raises like `create`."""
         now, settings = instant(self._clock), settings or ProjectSettings()
         await _check_patterns(settings)
         project = Project(
@@ -86,7 +88,7 @@ class Projects:
         return project
 
     async def store(self, project: Project) -> Project:
-        """A draft becomes a project."""
+        """Store a draft."""
         async with self._database.transaction() as tx:
             await self._check(tx.session, project)
             tx.add(project)
@@ -107,17 +109,17 @@ class Projects:
             return await _load(session, caller, project_id)
 
     async def owner_of(self, project_id: str) -> str:
-        """The id of its owner; empty when the project is gone."""
+        """Return the id of the project's owner; empty if the project does not exist."""
         async with self._database.reading() as session:
             return await session.scalar(select(Project.owner_id).where(Project.id == project_id)) or ""
 
     async def remote_of(self, project: Project) -> Remote:
-        """For a connection. RepositoryInvalidError for a project without one."""
+        """Return the remote for a connection. Raises RepositoryInvalidError if the project has none."""
         async with self._database.reading() as session:
             return await remotes.remote_of(session, project)
 
     async def is_vouched(self, project: Project) -> bool:
-        """Whether an administrator answers for where its repository and its API are."""
+        """Return whether an administrator vouches for its repository and API."""
         async with self._database.reading() as session:
             return await remotes.is_vouched(session, project)
 
@@ -126,7 +128,7 @@ class Projects:
             remotes.check_private(self._destinations, project.repository, ProjectSettings.of(project))
 
     async def require_change(self, caller: Principal, project_id: str) -> Project:
-        """The project, if the caller may change it."""
+        """Return the project if the caller may change it."""
         project = await self.get(caller, project_id)
         require_owner(caller, project)
         return project
@@ -142,8 +144,10 @@ class Projects:
         settings: ProjectSettings | None = None,
         archived: bool | None = None,
     ) -> Project:
-        """Change what is given; `settings` replaces all of them. What was fetched of another repository stays until it is fetched
-        again. Raises like `create`, and ConflictError when the project's credentials would go to another server than before."""
+        """Change the given fields. `settings` replaces all settings. The old repository's data is kept until the next fetch.
+
+        Raises like `create`, and ConflictError if the project's credentials would go to another server.
+        """
         if settings is not None:
             await self.require_change(caller, project_id)
             await _check_patterns(settings)
@@ -167,7 +171,7 @@ class Projects:
         base_branch: str | None = UNCHANGED,
         settings: ProjectSettings | None = None,
     ) -> Project:
-        """The project as `update` would store it, for a test before that. Raises like `update`."""
+        """Return the project as `update` would store it, for a test. Raises like `update`."""
         async with self._database.reading() as session:
             project = await _load(session, caller, project_id)
             session.expunge(project)
@@ -201,7 +205,7 @@ class Projects:
             remotes.check_move(before, remotes.servers(project.repository, ProjectSettings.of(project)))
 
     async def delete(self, caller: Principal, project_id: str) -> None:
-        """Its tasks and secrets go with it; its sessions and sandboxes stay their owners'."""
+        """Delete the project with its tasks and secrets. Its sessions and sandboxes are kept by their owners."""
         async with self._database.transaction() as tx:
             project = await _load(tx.session, caller, project_id)
             require_owner(caller, project)
@@ -209,14 +213,14 @@ class Projects:
             tx.emit("project.deleted", owner_id=project.owner_id, project_id=project.id, name=project.name)
 
     async def members(self, caller: Principal, project_id: str) -> Sequence[User]:
-        """Without the owner; by name."""
+        """List members by name, without the owner."""
         async with self._database.reading() as session:
             await _load(session, caller, project_id)
             rows = select(User).join(ProjectMember).where(ProjectMember.project_id == project_id).order_by(User.name)
             return list(await session.scalars(rows))
 
     async def add_member(self, caller: Principal, project_id: str, user_id: str) -> None:
-        """Idempotent. A user who does not exist and one who is disabled are told apart from nobody: both are invalid."""
+        """Add a member. Idempotent. Raises NotFoundError for unknown and disabled users alike."""
         try:
             async with self._database.transaction() as tx:
                 project = await _load(tx.session, caller, project_id)
@@ -225,15 +229,15 @@ class Projects:
                 if user is None or user.disabled_at is not None:
                     raise NotFoundError(f"There is no user {user_id[:60]}.")
                 if user_id == project.owner_id:
-                    raise InvalidInputError("The owner of a project needs no membership.")
+                    raise InvalidInputError("The project's owner cannot be added as a member.")
                 if await tx.session.get(ProjectMember, (project_id, user_id)) is None:
                     tx.add(ProjectMember(project_id=project_id, user_id=user_id, added_at=instant(self._clock)))
                     tx.emit("project.member_added", owner_id=project.owner_id, project_id=project_id, userId=user_id)
         except IntegrityError:
-            return  # somebody else added the same person in the same moment
+            return  # a concurrent request added the same user
 
     async def remove_member(self, caller: Principal, project_id: str, user_id: str) -> None:
-        """Idempotent. A member may leave by themselves."""
+        """Remove a member. Members may remove themselves. Idempotent."""
         async with self._database.transaction() as tx:
             project = await _load(tx.session, caller, project_id)
             if user_id != caller.user_id:
@@ -245,7 +249,7 @@ class Projects:
 
 
 async def note_connection(database: Database, project_id: str, error: str | None) -> None:
-    """Remember why the project's repository could not be used, or (None) that it could. Idempotent."""
+    """Store why the project's repository could not be used, or None if it could. Idempotent."""
     async with database.transaction() as tx:
         project = await tx.session.get(Project, project_id, with_for_update={"key_share": True})
         error = None if error is None else storable(error)[:2000]
@@ -256,7 +260,7 @@ async def note_connection(database: Database, project_id: str, error: str | None
 
 
 def visible_to(caller: Principal) -> ColumnElement[bool]:
-    """The condition for projects this person may see."""
+    """Return the condition for projects this user may see."""
     if caller.is_admin:
         return true()
     shared = select(ProjectMember.project_id).where(ProjectMember.user_id == caller.user_id)
@@ -264,7 +268,7 @@ def visible_to(caller: Principal) -> ColumnElement[bool]:
 
 
 async def owner_is_in_project(reading: AsyncSession, session: Session) -> bool:
-    """Whether the owner of a session may still use its project, and what belongs to that. Always, for a session without one."""
+    """Return whether the session's owner may still use its project. True for a session without a project."""
     if session.project_id is None:
         return True
     user = await reading.get(User, session.owner_id)
@@ -284,18 +288,18 @@ async def _load(session: AsyncSession, caller: Principal, project_id: str) -> Pr
 
 
 async def _check_patterns(settings: ProjectSettings) -> None:
-    """InvalidPatternError. Not within a transaction: it takes its time."""
+    """Check the patterns. Raises InvalidPatternError. Must not run in a transaction, because it is slow."""
     if patterns := settings.patterns:
         await run_in_thread(check_patterns, patterns)
 
 
 async def _has_credentials(session: AsyncSession, project_id: str) -> bool:
-    """Of those that are shown to servers."""
+    """Return whether the project has credentials that are sent to servers."""
     shown = select(Credential.kind).where(Credential.project_id == project_id, Credential.kind != "webhook_secret")
     return await session.scalar(shown.limit(1)) is not None
 
 
 def require_owner(caller: Principal, project: Project) -> None:
-    """ForbiddenError for whoever may not change the project."""
+    """Raise ForbiddenError if the caller may not change the project."""
     if not (caller.is_admin or project.owner_id == caller.user_id):
         raise ForbiddenError("Only the project's owner or an administrator may do this.")

@@ -1,1 +1,1 @@
-"""Editors and shells of people, in a sandbox: SSH without a port, and an editor behind the previews."""
+"""SSH and browser editors in a sandbox: SSH without an open port, and an editor behind a preview."""

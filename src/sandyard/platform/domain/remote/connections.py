@@ -1,4 +1,4 @@
-"""SSH connections into sandboxes: opened for one public key, counted, and use of the sandbox only while bytes move."""
+"""SSH connections into sandboxes: opened for one public key, limited in number, and active only while bytes move."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ log = get_logger(__name__)
 
 PROGRAM = GuestProgram("ssh", (Path(__file__).parent / "guest_ssh.py").read_bytes())
 AT_ONCE = 20
-"""Connections into one sandbox. An editor has two or three."""
+"""Maximum number of connections into one sandbox. An editor uses two or three."""
 OPEN_S = 60.0
 _KEY = re.compile(
     r"(ssh-ed25519|ssh-rsa|ecdsa-sha2-nistp(?:256|384|521)|sk-ssh-ed25519@openssh\.com|sk-ecdsa-sha2-nistp256@openssh\.com) "
@@ -41,19 +41,19 @@ _KEY_LIMIT = 4000
 
 
 class TooManyConnectionsError(SandyardError):
-    """The sandbox has as many SSH connections as it may have. Close one."""
+    """The sandbox has reached its limit of SSH connections. Close one."""
 
     code, status = "too_many_connections", 429
 
 
 class AsleepError(SandyardError):
-    """The sandbox was paused, which ends its SSH connections. A new one wakes it."""
+    """The sandbox was paused, which closes its SSH connections. Reconnect to resume it."""
 
     code, status = "sandbox_paused", 409
 
 
 class Connection:
-    """One that is open. `host_key` is how its sshd proves who it is."""
+    """An open connection. `host_key` identifies its sshd."""
 
     def __init__(self, lifecycle: Lifecycle, row: Sandbox, line: Line, host_key: str) -> None:
         self._lifecycle = lifecycle
@@ -63,11 +63,14 @@ class Connection:
 
     @property
     def reason(self) -> str | None:
-        """What sshd complained about before it ended."""
+        """The error output of sshd before it ended."""
         return self._line.reason
 
     async def receive(self) -> bytes | None:
-        """None: sshd has ended. Raises what broke the line. For one reader; not reading makes sshd wait."""
+        """Return the next data; None if sshd has ended. Raises the error that broke the line.
+
+        For one reader. Not reading makes sshd wait.
+        """
         try:
             data = await self._line.receive()
         except (SandboxNotRunningError, SandboxNotFoundError):
@@ -85,7 +88,7 @@ class Connection:
         self._line.finish()
 
     async def check(self, caller: Principal) -> None:
-        """NotFoundError when it is no longer theirs. One into a sandbox that sleeps or is gone ends."""
+        """Raise NotFoundError if the user lost access. Ends a connection into a sandbox that is paused or deleted."""
         row = await self._lifecycle.rows.get_for(caller, self.sandbox_id)
         try:
             check_usable(row)
@@ -96,7 +99,7 @@ class Connection:
 
 
 class SshConnections:
-    """One per process."""
+    """The SSH connections of this process."""
 
     def __init__(self, lifecycle: Lifecycle) -> None:
         self._lifecycle = lifecycle
@@ -104,8 +107,10 @@ class SshConnections:
 
     @contextlib.asynccontextmanager
     async def open(self, caller: Principal, sandbox_id: str, public_key: str) -> AsyncIterator[Connection]:
-        """An sshd in the sandbox, woken for this if need be, into which this key and no other logs in. It ends with this.
-        NotFoundError, InvalidInputError for what is no key, NoSshdError, TooManyConnectionsError."""
+        """Start an sshd that accepts only this key, resuming the sandbox if needed. It ends with this context.
+
+        Raises NotFoundError, InvalidInputError for an invalid key, NoSshdError and TooManyConnectionsError.
+        """
         row = await self._lifecycle.rows.get_for(caller, sandbox_id)
         key = checked_key(public_key)
         if self._open[row.id] >= AT_ONCE:
@@ -138,7 +143,7 @@ class SshConnections:
 
 
 def checked_key(text: str) -> str:
-    """A public key as OpenSSH writes it, without its comment: a line that sshd reads, so nothing else may be in it."""
+    """Return an OpenSSH public key without its comment. It becomes a line that sshd reads, so it must contain nothing else."""
     words = " ".join(text.split()[:2])
     found = _KEY.fullmatch(words)
     if found is not None and len(words) <= _KEY_LIMIT:
@@ -147,4 +152,4 @@ def checked_key(text: str) -> str:
             size = int.from_bytes(blob[:4], "big")
             if blob[4 : 4 + size] == found[1].encode():
                 return words
-    raise InvalidInputError("`key` is not a public key of OpenSSH: it looks like `ssh-ed25519 AAAA…`.")
+    raise InvalidInputError("`key` is not an OpenSSH public key. Example: `ssh-ed25519 AAAA…`.")

@@ -1,10 +1,10 @@
-"""Runs inside a sandbox: starts code-server, unless it runs, and says on which port it listens.
+"""Run inside a sandbox: start code-server unless it is running, and print its port.
 
     python3 -I -S -c … FOLDER
 
-Prints one line of JSON: `port`, or `error` with a reason: `absent` (there is no code-server on the PATH) or what it said before it
-ended. It listens on loopback only and asks for no password: whoever is in the sandbox is its user anyway, and from outside only the
-platform's preview leads to it, which asks for a login. Idempotent; code-server outlives this. Standard library only, Python 3.6 or newer.
+Prints one line of JSON: `port`, or `error` with a reason: `absent` (no code-server on the PATH) or its output before it exited. It listens
+on loopback only and needs no password: everything in the sandbox runs as its user anyway, and from outside only the platform's preview
+reaches it, which requires a login. Idempotent; code-server outlives this program. Standard library only, Python 3.6 or newer.
 """
 
 # Old Pythons, and plain os calls as in the relay.
@@ -23,7 +23,13 @@ BASE = "/tmp/.sandyard"
 FIRST_PORT, PORTS = 13337, 50
 START_S = 45.0
 SAID = 500
-STEERING = ("PORT", "PASSWORD", "HASHED_PASSWORD", "CODE_SERVER_HOST", "CODE_SERVER_CONFIG")  # would win over our words
+STEERING = (
+    "PORT",
+    "PASSWORD",
+    "HASHED_PASSWORD",
+    "CODE_SERVER_HOST",
+    "CODE_SERVER_CONFIG",
+)  # would override our arguments
 
 
 def listens(port: int) -> bool:
@@ -33,7 +39,7 @@ def listens(port: int) -> bool:
 
 
 def known(path: str) -> "int | None":
-    """The port of one that runs."""
+    """Return the port of a running code-server."""
     try:
         with open(path) as file:
             pid, port = (int(word) for word in file.read().split())
@@ -72,7 +78,7 @@ def begin(program: str, folder: str) -> "tuple[subprocess.Popen[bytes], int, str
 
 
 def started(program: str, folder: str) -> int:
-    """OSError says why it does not run."""
+    """Start code-server. Raises OSError with the reason if it does not start."""
     process, port, said = begin(program, folder)
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline:

@@ -1,18 +1,17 @@
-"""Runs inside a sandbox: one connection of SSH, between the platform and an sshd that lives for it alone.
+"""Run inside a sandbox: one SSH connection between the platform and an sshd started for it alone.
 
     python3 -I -S guest_ssh.py MARK NAME [FOLDER]
 
-The sandbox listens nowhere: sshd gets one end of a socket pair as its connection (`sshd -i`), this process has the other one, and
-the platform talks with it in lines on its standard input and output. A line that begins with `=` is bytes as base64, all others
-are JSON.
+The sandbox opens no port: sshd gets one end of a socket pair as its connection (`sshd -i`), this process has the other one, and the platform
+exchanges lines with it on its standard input and output. A line that starts with `=` is bytes as base64; all others are JSON.
 
-From the platform: `begin` (the public key that may log in, first of all), `ack` (bytes it has passed on), `eof` (the client says no more),
-`ping`. To it: `hello` (sshd's own public key), `ack` (bytes that sshd has taken), `ping`, `error` (there is no sshd, or no place for
-its key), `end` (sshd has ended, and what it complained about).
+From the platform: `begin` (first; the public key that may log in), `ack` (bytes passed on), `eof` (no more input from the client), `ping`.
+To the platform: `hello` (sshd's public key), `ack` (bytes taken by sshd), `ping`, `error` (there is no sshd, or no place for its key), `end`
+(sshd has ended, with its error output).
 
-sshd runs as the user who runs this, for whom alone it can log in. Its host key stays in the sandbox, one for each NAME, so that a
-copy of a sandbox makes one of its own. What else it reads, its settings and the client's key, is in files without a name that end
-with this process. Standard library only, Python 3.6 or newer.
+sshd runs as the user who runs this, and only this user can log in. Its host key stays in the sandbox, one per NAME, so that a copy of a
+sandbox creates its own. Its configuration and the client's key are in unlinked files that disappear with this process. Standard library
+only, Python 3.6 or newer.
 """
 
 # Old Pythons, and plain os calls as in the relay.
@@ -37,13 +36,13 @@ if MYPY:
 BASE = "/tmp/.sandyard"
 SBIN = ("/usr/local/sbin", "/usr/sbin", "/sbin")
 BEAT_S = 10.0
-SILENCE_S = 45.0  # the platform says something every 10 s
+SILENCE_S = 45.0  # the platform sends something every 10 s
 CHUNK = 96 << 10
-WINDOW = 2 << 20  # bytes that may be under way to the platform
+WINDOW = 2 << 20  # bytes that may be in flight to the platform
 ACK_EVERY = 64 << 10
 COMPLAINTS = 2000
 END_S = 5.0
-OWN = ("HOME", "USER", "LOGNAME", "SHELL", "MAIL", "TERM", "PWD", "OLDPWD", "SHLVL", "_")  # are the login's own
+OWN = ("HOME", "USER", "LOGNAME", "SHELL", "MAIL", "TERM", "PWD", "OLDPWD", "SHLVL", "_")  # are set by the login
 SETTINGS = """
 AuthenticationMethods publickey
 StrictModes no
@@ -58,7 +57,7 @@ PermitTunnel no
 LoginGraceTime 60
 LogLevel ERROR
 Subsystem sftp internal-sftp
-"""  # StrictModes: a file without a name is in no folder whose owner could be looked at
+"""  # StrictModes: an unlinked file has no folder whose owner could be checked
 
 
 class Unfit(Exception):  # noqa: N818 - it is the sandbox that is
@@ -85,7 +84,7 @@ def program(name: str) -> str:
 
 
 def folder_of(base: str) -> str:
-    """A place that belongs to this user alone. OSError."""
+    """Return a folder that belongs to this user alone. Raises OSError."""
     try:
         os.mkdir(base)
         os.chmod(base, 0o1777)
@@ -105,7 +104,7 @@ def folder_of(base: str) -> str:
 
 
 def host_key(folder: str, name: str) -> "tuple[str, str]":
-    """Its file, and the public half. Made when there is none, once for all who ask. OSError, Unfit."""
+    """Return its file and the public key. Created if missing, with a lock. Raises OSError and Unfit."""
     path = os.path.join(folder, "host-%s" % name)
     lock = os.open(os.path.join(folder, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -127,7 +126,7 @@ def host_key(folder: str, name: str) -> "tuple[str, str]":
 
 
 def nameless(folder: str, text: str) -> "tuple[int, str]":
-    """A file that nobody else can find: its descriptor, and how a child of ours opens it."""
+    """Create an unlinked file. Returns its descriptor and the path by which a child process opens it."""
     path = os.path.join(folder, "nameless-%d" % os.getpid())
     number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     os.unlink(path)
@@ -136,7 +135,7 @@ def nameless(folder: str, text: str) -> "tuple[int, str]":
 
 
 def variables() -> str:
-    """The environment of commands as sshd takes it. It takes no line breaks."""
+    """Return the environment of commands as an sshd setting, which cannot contain line breaks."""
     words = []
     for name, value in sorted(os.environ.items()):
         if name not in OWN and re.match(r"[A-Za-z_][A-Za-z0-9_]*\Z", name) and not re.search(r"[\x00-\x1f]", value):
@@ -145,7 +144,7 @@ def variables() -> str:
 
 
 def start(folder: str, key_file: str, public_key: str) -> "tuple[subprocess.Popen[bytes], socket.socket, list[int]]":
-    """sshd, our end of its connection, and what has to stay open for it."""
+    """Start sshd. Returns it, our end of its connection, and descriptors that must stay open for it."""
     keys, keys_path = nameless(folder, public_key + "\n")
     own = "HostKey %s\nAuthorizedKeysFile %s\n" % (key_file, keys_path)
     settings, settings_path = nameless(folder, own + SETTINGS + variables())
@@ -166,14 +165,14 @@ def start(folder: str, key_file: str, public_key: str) -> "tuple[subprocess.Pope
 
 
 class Input:
-    """Lines of the platform."""
+    """Lines from the platform."""
 
     def __init__(self) -> None:
         self._rest = b""
         self.heard = time.monotonic()
 
     def lines(self) -> "list[bytes] | None":
-        """Those that have come. None: there will be no more."""
+        """Return the received lines; None at the end of input."""
         data = os.read(0, 256 << 10)
         if not data:
             return None
@@ -198,7 +197,7 @@ class Connection:
         self.complaints = b""
 
     def run(self, first: "list[bytes]") -> bool:
-        """Until sshd ends, or the platform is gone: then False."""
+        """Run until sshd ends (True) or the platform is gone (False)."""
         beat = time.monotonic() + BEAT_S
         for line in first:
             self._hear(line)
@@ -248,7 +247,7 @@ class Connection:
                 self._link.shutdown(socket.SHUT_WR)
         except BlockingIOError:
             return
-        except OSError:  # sshd has gone, which its own end of the line says too
+        except OSError:  # sshd is gone, which its end of the socket reports too
             sent = len(self._inward)
         del self._inward[:sent]
         self._taken += sent
@@ -257,7 +256,7 @@ class Connection:
             self._taken = 0
 
     def _take(self) -> bool:
-        """False: sshd will say no more."""
+        """Forward output of sshd. Returns False at its end."""
         try:
             data = self._link.recv(CHUNK)
         except BlockingIOError:

@@ -1,7 +1,7 @@
-"""Bytes between the platform and a program in a sandbox that is spoken with in lines: in order, all of them, and never more under way
-than a window's worth. The other end is `guest_ssh.py`, which also says what the lines mean.
+"""A byte stream over lines between the platform and a program in a sandbox: ordered, complete, with flow control.
 
-The sandbox is its tenant's: whatever comes from it is bounded, and what makes no sense ends the line.
+The other end is `guest_ssh.py`, which documents the lines. The sandbox is untrusted: everything it sends is limited in size, and invalid
+lines end the connection.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from sandyard.kit.tasks import end_tasks
 
 HEARTBEAT_S = 10.0
 WINDOW = 2 << 20
-"""Bytes that may be under way in each direction."""
+"""Bytes that may be in flight in each direction."""
 HELD = WINDOW + (256 << 10)
-"""Bytes that may have come and not been taken: the other end counts before it sends, not after."""
+"""Bytes that may be received but not read: the other end counts before it sends, not after."""
 CHUNK = 96 << 10
 ACK_EVERY = 64 << 10
 _REASON = 500
@@ -29,27 +29,30 @@ _FRAME, _FRAME_VALUES = 64 << 10, 100
 
 
 class SshError(SandyardError):
-    """The SSH connection into the sandbox has failed."""
+    """The SSH connection into the sandbox failed."""
 
     code, status = "ssh_failed", 502
 
 
 class NoSshdError(SandyardError):
-    """The sandbox has no sshd. Install the packages openssh-server and openssh-sftp-server in it or in its template: in one of Debian or
-    Ubuntu, `sudo apt-get install -y --no-install-recommends openssh-server openssh-sftp-server`. Nothing has to be configured or started."""
+    """The sandbox has no sshd. Install the packages openssh-server and openssh-sftp-server in it or in its template.
+
+    On Debian or Ubuntu: `sudo apt-get install -y --no-install-recommends openssh-server openssh-sftp-server`. Nothing has to be configured
+    or started.
+    """
 
     code, status = "no_sshd", 409
 
 
 class Lines(Protocol):
-    """What a line of bytes needs of its stream."""
+    """What `Line` needs of its stream."""
 
     def lines(self) -> AsyncIterator[str]: ...
     def say(self, line: str) -> None: ...
 
 
 class Line:
-    """One connection. `run` serves it until it ends; the others may be called meanwhile."""
+    """One connection. `run` serves it until it ends; the other methods may be called meanwhile."""
 
     def __init__(self, stream: Lines, public_key: str) -> None:
         self._stream = stream
@@ -60,20 +63,18 @@ class Line:
         self._over = False
         self._error: SandyardError | None = None
         self.reason: str | None = None
-        """Why it has ended, when the sandbox said so."""
+        """Why it ended, if the sandbox said so."""
         self._tell("begin", key=public_key)
 
     async def run(self) -> None:
-        """Returns when it has ended; `receive` says how."""
+        """Serve the connection and return when it has ended; `receive` reports how."""
         beat = asyncio.get_running_loop().create_task(self._beat())
         try:
             async for text in self._stream.lines():
                 try:
                     self._hear(text)
                 except (ValueError, KeyError, TypeError):
-                    raise SshError(
-                        "The SSH program in the sandbox says what the platform does not understand."
-                    ) from None
+                    raise SshError("Protocol error: the SSH program in the sandbox sent an invalid line.") from None
                 async with self._news:
                     self._news.notify_all()
         except SandyardError as error:
@@ -83,15 +84,18 @@ class Line:
             await self._end()
 
     async def host_key(self) -> str:
-        """sshd's public key, once it runs. Raises why there is none."""
+        """Return sshd's public key once it runs. Raises the reason if there is none."""
         async with self._news:
             await self._news.wait_for(lambda: self._over or self._host_key is not None)
         if self._host_key is None:
-            raise self._error or SshError("The SSH program in the sandbox ended before it began.")
+            raise self._error or SshError("The SSH program in the sandbox exited before it started.")
         return self._host_key
 
     async def receive(self) -> bytes | None:
-        """What sshd says next. None: it has ended. For one reader; not reading makes it wait. Raises what broke the line."""
+        """Return the next output of sshd; None if it has ended. For one reader. Raises the error that broke the line.
+
+        Not reading makes sshd wait.
+        """
         async with self._news:
             await self._news.wait_for(lambda: self._over or self._incoming)
         if not self._incoming:
@@ -108,7 +112,7 @@ class Line:
         return data
 
     async def send(self, data: bytes) -> None:
-        """In the order of the calls; waits while too much is under way. For one writer. What nobody hears any more is dropped."""
+        """Send data in the order of calls, waiting while too much is in flight. For one writer. Dropped if the connection has ended."""
         for start in range(0, len(data), CHUNK):
             async with self._news:
                 await self._news.wait_for(lambda: self._over or self._under_way < WINDOW)
@@ -119,12 +123,12 @@ class Line:
             self._stream.say("=" + base64.b64encode(piece).decode())
 
     def finish(self) -> None:
-        """There is no more to send."""
+        """Signal the end of input."""
         if not self._over:
             self._tell("eof")
 
     async def end(self, error: SandyardError) -> None:
-        """Whoever receives learns this."""
+        """End the connection with this error, which `receive` raises."""
         self._error = self._error or error
         await self._end()
 
@@ -137,7 +141,7 @@ class Line:
         if text.startswith("="):
             data = binascii.a2b_base64(text[1:], strict_mode=True)
             self._held += len(data)
-            if not data or self._held > HELD or self._host_key is None:  # nothing, without end, would be kept too
+            if not data or self._held > HELD or self._host_key is None:  # empty lines would also be kept without limit
                 raise ValueError("more than was asked for")
             self._incoming.append(data)
             return
@@ -152,7 +156,7 @@ class Line:
             case "error":
                 if frame["code"] == "no_sshd":
                     raise NoSshdError
-                raise SshError(f"SSH cannot be served in the sandbox: {str(frame['text'])[:_REASON]}")
+                raise SshError(f"SSH failed in the sandbox: {str(frame['text'])[:_REASON]}")
 
     def _tell(self, kind: str, **fields: Any) -> None:
         self._stream.say(json.dumps({"t": kind, **fields}, separators=(",", ":")))
@@ -165,12 +169,12 @@ class Line:
 
 def _number(value: Any) -> int:
     if not isinstance(value, int) or not 0 <= value <= HELD:
-        raise ValueError("this is no number")
+        raise ValueError("not a number")
     return value
 
 
 def _key(value: Any) -> str:
     kind, _, blob = str(value).partition(" ")
     if kind != "ssh-ed25519" or len(blob) > 200 or not binascii.a2b_base64(blob, strict_mode=True):
-        raise ValueError("this is no key")
+        raise ValueError("not a key")
     return f"{kind} {blob}"

@@ -1,4 +1,4 @@
-"""Where people find a sandbox with an editor of their own: its SSH host and folder, and code-server where there is one."""
+"""Connection details of a sandbox for people's own tools: its SSH host and folder, and code-server if installed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sandyard.platform.domain.users.model import Principal
 
 HOME = "/home/user"
 SUFFIX = ".sandyard"
-"""What the host names of sessions and sandboxes end with in the SSH settings that `sandyard ssh-config` writes."""
+"""Suffix of the host names of sessions and sandboxes in the SSH configuration that `sandyard ssh-config` writes."""
 _EDITOR = (Path(__file__).parent / "guest_editor.py").read_text()
 _EDITOR_S, _LOOK_S = 60.0, 15.0
 _SAID = 64 << 10
@@ -28,8 +28,10 @@ _LOOK = 'PATH="$PATH:/usr/local/sbin:/usr/sbin:/sbin"; for name in sshd code-ser
 
 
 class NoEditorError(SandyardError):
-    """The sandbox has no code-server. Install it in the sandbox, in the project's setup or in the template, so that `code-server` is on the
-    PATH; docs/editors.md says how. Your own VS Code needs nothing of the kind: it comes through SSH."""
+    """The sandbox has no code-server. Install it in the sandbox, in the project's setup or in the template, so that it is on the PATH.
+
+    See docs/editors.md. Desktop VS Code does not need it: it connects over SSH.
+    """
 
     code, status = "no_editor", 409
 
@@ -42,7 +44,7 @@ class EditorFailedError(SandyardError):
 
 @dataclass(frozen=True, slots=True)
 class Remote:
-    """How a session is reached. What is there is None where nobody knows: a sandbox is not woken to look."""
+    """How to reach a session. Fields are None if unknown, because a sandbox is not resumed to check."""
 
     sandbox_id: str
     ssh_host: str
@@ -65,7 +67,7 @@ class Remote:
 
 @dataclass(frozen=True, slots=True)
 class Editor:
-    """Where in the sandbox code-server listens, and the path and query that open the work."""
+    """The port of code-server in the sandbox, and the path and query that open the work."""
 
     port: int
     path: str
@@ -79,13 +81,16 @@ class Remotes:
         self.ssh = SshConnections(lifecycle)
 
     async def of_session(self, caller: Principal, session_id: str) -> Remote:
-        """NotFoundError when it has no sandbox. Never wakes it, and is no use of it."""
+        """Return the session's connection details. Raises NotFoundError if it has no sandbox.
+
+        Does not resume the sandbox and does not count as activity.
+        """
         row = await self._sessions.sandbox(caller, session_id)
         ssh, editor = await self._look(row)
         return Remote(row.id, f"{session_id}{SUFFIX}", await self._folder(row), ssh, editor)
 
     async def open_editor(self, caller: Principal, sandbox_id: str) -> Editor:
-        """code-server runs in the sandbox, which is woken for this. Idempotent. NoEditorError, EditorFailedError."""
+        """Start code-server in the sandbox, resuming it if needed. Idempotent. Raises NoEditorError and EditorFailedError."""
         row = await self._lifecycle.rows.get_for(caller, sandbox_id)
         argv = ("python3", "-I", "-S", "-c", _EDITOR)
         ran = await self._lifecycle.call(
@@ -106,7 +111,7 @@ class Remotes:
         raise EditorFailedError(f"code-server did not start: {storable(str(error))[:600]}")
 
     async def _look(self, row: Sandbox) -> tuple[bool | None, bool | None]:
-        """Whether there is an sshd, and a code-server."""
+        """Return whether sshd and code-server are installed."""
         if row.status != Status.RUNNING or row.engine_id is None:
             return None, None
         try:

@@ -28,7 +28,7 @@ REMOVED_AT_ONCE = 200
 
 
 class StoppingError(BusyError):
-    """The platform is stopping; try again in a moment."""
+    """The platform is stopping. Try again in a moment."""
 
     code = "stopping"
 
@@ -116,7 +116,7 @@ class Commands:
     def _check_stopping(self, command_id: str) -> None:
         if self._stop.done():
             raise StoppingError(
-                f"The platform is stopping. The command goes on; ask for its end later: GET /api/v1/commands/{command_id}."
+                f"The platform is stopping. The command continues; get its result later from GET /api/v1/commands/{command_id}."
             )
 
     async def get_for(self, principal: Principal, command_id: str, *, internal: bool = True) -> tuple[Command, Sandbox]:
@@ -211,14 +211,16 @@ class Commands:
         if not new.command.strip():
             raise InvalidInputError("The command is empty.")
         if len(new.command) > MAX_COMMAND:
-            raise InvalidInputError(f"The command is longer than {MAX_COMMAND:,} characters: upload it as a script.")
+            raise InvalidInputError(f"The command is longer than {MAX_COMMAND:,} characters. Upload it as a script.")
         if "\0" in new.command or any("\0" in part for part in (new.cwd or "", *new.envs, *new.envs.values())):
-            raise InvalidInputError("A command, its folder and its variables hold no NUL characters.")
+            raise InvalidInputError("A command, its folder and its variables must not contain NUL characters.")
         for name in new.envs:
             if not name or "=" in name:
-                raise InvalidInputError(f"envs: {name[:100]!r} is not the name of a variable.")
+                raise InvalidInputError(f"envs: {name[:100]!r} is not a valid variable name.")
         if not 0 < new.timeout_s <= self._max_timeout_s:
-            raise InvalidInputError(f"timeout is not valid: more than 0, at most {self._max_timeout_s:.0f} seconds.")
+            raise InvalidInputError(
+                f"timeout is invalid: it must be more than 0 and at most {self._max_timeout_s:.0f} seconds."
+            )
 
     async def _check_policy(self, row: Sandbox, command: str) -> None:
         if row.project_id is None:

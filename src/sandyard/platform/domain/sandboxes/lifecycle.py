@@ -427,7 +427,7 @@ class Lifecycle:
 
     async def lost(self, sandbox_id: str, reason: str | None = None) -> None:
         """The engine no longer has it. Of one that was to be destroyed that is no failure."""
-        reason = reason or "It has ended: the engine no longer knows it."
+        reason = reason or "The sandbox has ended: it no longer exists on the engine."
         with contextlib.suppress(NotFoundError):
             if (await self.rows.get(sandbox_id)).doomed_at is None:
                 await self._fail(sandbox_id, reason, "sandbox_lost", LIVE)

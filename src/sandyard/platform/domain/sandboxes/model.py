@@ -39,13 +39,13 @@ LIVE = (Status.PROVISIONING, Status.RUNNING, Status.PAUSED)
 
 
 class SandboxFailedError(ConflictError):
-    """The sandbox has failed."""
+    """The sandbox failed."""
 
     code = "sandbox_failed"
 
 
 class SandboxDestroyedError(ConflictError):
-    """The sandbox was destroyed."""
+    """The sandbox was deleted."""
 
     code, status = "sandbox_destroyed", 410
 
@@ -82,9 +82,9 @@ class NewCommand:
 def check_usable(row: Sandbox) -> None:
     """Raises why nothing can be done in it any more."""
     if row.status == Status.DESTROYED or row.doomed_at is not None:
-        raise SandboxDestroyedError(f"Sandbox {row.id} was destroyed.")
+        raise SandboxDestroyedError(f"Sandbox {row.id} was deleted.")
     if row.status == Status.ERROR:
-        raise SandboxFailedError(f"Sandbox {row.id} has failed: {row.error} Provision its session again for a new one.")
+        raise SandboxFailedError(f"Sandbox {row.id} failed: {row.error} Create a new sandbox for its session.")
 
 
 def utc_now() -> datetime:

@@ -42,9 +42,9 @@ class CommandPolicy:
             return
         allowed = search(self.allow, [command])
         if allowed.match is None:
-            why = "" if allowed.unchecked is None else f". Besides, {allowed.unchecked}"
+            why = "" if allowed.unchecked is None else f". Also, {allowed.unchecked}"
             raise CommandRefusedError(
-                "The project's policy allows only certain commands, and this is none of them: "
+                "The project's policy allows only certain commands, and this is not one of them: "
                 + ", ".join(repr(item) for item in self.allow[:10])
                 + why
             )

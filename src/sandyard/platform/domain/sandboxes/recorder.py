@@ -208,7 +208,7 @@ class Recorder:
         if self._timer is not None:
             self._timer.cancel()
         if self._cut:
-            cut = f"Only the first {self._most:,} bytes of {' and '.join(sorted(self._cut))} were kept."
+            cut = f"Only the first {self._most:,} bytes of {' and '.join(sorted(self._cut))} were stored."
             error = f"{error} {cut}" if error else cut
         await self.flush(
             status=status,

@@ -109,7 +109,9 @@ class SandboxRows:
                         tx.emit(event, **about(row), status=row.status, error=row.error)
             except StaleDataError:  # another platform was faster
                 if last:
-                    raise ConflictError(f"Sandbox {sandbox_id} is being changed by others; try again.") from None
+                    raise ConflictError(
+                        f"Sandbox {sandbox_id} is being changed by another request. Try again."
+                    ) from None
             else:
                 return row
         raise AssertionError

@@ -38,9 +38,9 @@ NOTED_S = 0.2
 FORGET_MANY, FORGET_BYTES = 20, 1 << 20
 OVERDUE_S = 60.0
 _ENDS = {
-    CommandStatus.LOST: "Its end was not seen: the sandbox was restarted under it.",
-    CommandStatus.NOT_STARTED: "It was never started.",
-    CommandStatus.TIMED_OUT: "It ran longer than its timeout and was ended.",
+    CommandStatus.LOST: "The command's exit was not observed, because the sandbox was restarted.",
+    CommandStatus.NOT_STARTED: "The command was never started.",
+    CommandStatus.TIMED_OUT: "The command exceeded its timeout and was killed.",
 }
 OPEN = (CommandStatus.STARTING, CommandStatus.RUNNING)
 
@@ -111,7 +111,7 @@ class Runner:
                 async with self._held(row, command):
                     if not await self._began(row.engine_id, command):
                         await recorder.finish(
-                            CommandStatus.NOT_STARTED, error="The platform stopped before it was started."
+                            CommandStatus.NOT_STARTED, error="The platform stopped before the command was started."
                         )
                         return
                     events = self._lifecycle.engine.commands.follow(
@@ -192,8 +192,8 @@ class Runner:
 
     async def _lose(self, recorder: Recorder, row: Sandbox) -> None:
         row = await self._lifecycle.rows.get(row.id)
-        reason = row.error or "The sandbox was destroyed."
-        await recorder.finish(CommandStatus.LOST, error=f"Its end was not seen. {reason}")
+        reason = row.error or "The sandbox was deleted."
+        await recorder.finish(CommandStatus.LOST, error=f"The command's exit was not observed. {reason}")
 
     # after a restart, after a wake -------------------------------------------------------------------------------------
 
@@ -257,8 +257,8 @@ class Runner:
             log.error("command_crashed", command=command.id, exc=failure)
         recorder = self.recorders.get(command.id)
         if recorder is not None and (late or failure is not None):
-            said = "It did not end in its time." if late else "The platform failed to follow it."
-            lose = partial(recorder.finish, CommandStatus.LOST, error=f"Its end was not seen. {said}")
+            said = "It did not end in time." if late else "Internal error while following it."
+            lose = partial(recorder.finish, CommandStatus.LOST, error=f"The command's exit was not observed. {said}")
             await self._while_away(command.id, lose)
 
     async def _persist(self, row: Sandbox, command_id: str, work: Coroutine[Any, Any, None]) -> None:

@@ -174,7 +174,7 @@ class Sandboxes:
 
         async def write(engine_id: str) -> int:
             if body.begun:
-                raise SandboxNotRunningError("The sandbox was asleep, and is awake now: send the file again.")
+                raise SandboxNotRunningError("The sandbox was paused and has been resumed. Send the file again.")
             try:
                 return await self._lifecycle.engine.write_file(engine_id, path, body.bounded())
             except TooLargeError:
@@ -250,8 +250,8 @@ async def check_template(
         for of_project in of_projects:
             if any(found != project_id for found in await session.scalars(of_project)):
                 raise InvalidInputError(
-                    f"template: {template!r} has files of a project, whose settings apply to them. Use it in a session or sandbox of that "
-                    f"project (projectId)."
+                    f"template: {template!r} contains files of a project. Use it in a session or sandbox of that project "
+                    "(projectId), where its settings apply."
                 )
 
 
@@ -275,7 +275,9 @@ def _is_named(column: InstrumentedAttribute[str | None], template: str) -> Colum
 def check_envs(envs: Mapping[str, str]) -> Mapping[str, str]:
     for name, value in envs.items():
         if not name or "=" in name or "\0" in name or "\0" in value:
-            raise InvalidInputError(f"envs: {name[:100]!r} is not valid: no '=' in a name, no NUL in name or value.")
+            raise InvalidInputError(
+                f"envs: {name[:100]!r} is invalid: a name must not contain '=', and names and values must not contain NUL."
+            )
     return envs
 
 
@@ -298,4 +300,4 @@ class _Body:
 
 
 def _too_large(limit: int) -> TooLargeError:
-    return TooLargeError(f"The file is larger than {limit:,} bytes, the limit here (SANDYARD_UPLOAD_LIMIT).")
+    return TooLargeError(f"The file is larger than the limit of {limit:,} bytes (SANDYARD_UPLOAD_LIMIT).")

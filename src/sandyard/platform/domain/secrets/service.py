@@ -51,7 +51,7 @@ class Secrets:
         """Replaces one of the same name."""
         check_name(name)
         if len(value.reveal().encode()) > MAX_SIZE:
-            raise InvalidInputError(f"A secret has at most {MAX_SIZE // 1024} KiB.")
+            raise InvalidInputError(f"A secret can have at most {MAX_SIZE // 1024} KiB.")
         owner = await self._owner(caller, project_id, change=True)
         sealed = await asyncio.to_thread(self._vault.seal, value, owner, project_id or "", name)
         try:
@@ -116,7 +116,7 @@ class Secrets:
 def check_name(name: str) -> None:
     if not NAME.fullmatch(name):
         raise InvalidInputError(
-            "A secret's name has letters, digits and underscores, does not begin with a digit, and is at most 200 long."
+            "The name of a secret must have at most 200 letters, digits and underscores, and must not start with a digit."
         )
 
 

@@ -1,4 +1,4 @@
-"""What a session's sandbox is made of, and what of its work is already in it."""
+"""What a session's sandbox is created from, and which of its work that already contains."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sandyard.platform.domain.sandboxes.model import utc_now
 
 
 def newer(kept: Checkpoint | None, row: Session) -> bool:
-    """Whether there is work in git that the snapshot has not."""
+    """Return whether Git has newer work than the snapshot."""
     return kept is not None and (row.checkpoint_at is None or kept.created_at > row.checkpoint_at)
 
 
@@ -27,14 +27,14 @@ def checkout_in(preparation: Preparation) -> Prepared:
 
 
 def preparation_of(row: Session, project: Project) -> Select[Preparation]:
-    """What one of its sandboxes was made of, if that is still there."""
+    """Return the preparation that one of its sandboxes was created from, if it still exists."""
     made_of = select(Sandbox.template).where(Sandbox.session_id == row.id)
     query = select(Preparation).where(Preparation.project_id == project.id, Preparation.snapshot.in_(made_of))
     return query.where(Preparation.status == PreparationStatus.READY).limit(1)
 
 
 def first_checkout_of(row: Session) -> Select[dict[str, Any]]:
-    """How it was asked for."""
+    """Return the arguments of the first clone."""
     query = select(GitOperation.arguments).where(
         GitOperation.session_id == row.id, GitOperation.kind == OperationKind.CLONE
     )
@@ -42,6 +42,6 @@ def first_checkout_of(row: Session) -> Select[dict[str, Any]]:
 
 
 def moved(checkout: Checkout, sandbox_id: str) -> Checkout:
-    """The same checkout, in a sandbox that was made of a snapshot of its own."""
+    """Return the same checkout for a sandbox that was created from a snapshot of its own."""
     columns = {column.key: getattr(checkout, column.key) for column in Checkout.__table__.columns}
     return Checkout(**{**columns, "sandbox_id": sandbox_id, "updated_at": utc_now()})

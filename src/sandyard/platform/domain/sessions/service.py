@@ -1,4 +1,4 @@
-"""Sessions: one agent working, or a person, with a sandbox that is the session's own."""
+"""Sessions: an agent or a person at work, with a sandbox of the session's own."""
 
 from __future__ import annotations
 
@@ -62,9 +62,9 @@ class Sessions:
         self._settings = settings
         self._snapshots = Snapshots(database, lifecycle)
         self.find_agent_snapshot: Callable[[str, str, str], Awaitable[str]] | None = None
-        """Called with an owner's id, an agent and a template: what to make a sandbox of in which that agent will work."""
+        """Called with an owner's id, an agent and a template. Returns what to create the agent's sandbox from."""
         self.before_delete: list[Callable[[str], Awaitable[None]]] = []
-        """Called with the id of a session that is about to go, while all of it is still there."""
+        """Called with the id of a session before it is deleted."""
         lifecycle.ended.append(self._snapshots.distrust)
         if settings.checkpoint_on_pause:
             lifecycle.before_pause.append(self._snapshots.keep_before_pause)
@@ -85,9 +85,11 @@ class Sessions:
         base_branch: str | None = None,
         preparation: Preparation | None = None,
     ) -> tuple[Session, Sandbox]:
-        """A session and its sandbox, which is being provisioned; its project's repository is checked out into it. With the
-        `session_id` of a session that is there already it is that one, whatever else is asked for. Of a `preparation` its
-        sandbox is made, and the checkout only gets its branch."""
+        """Create a session and its sandbox, which is being provisioned; the project's repository is checked out into it.
+
+        If `session_id` already exists, that session is returned, whatever else is given. With a `preparation`, the sandbox is created from
+        it and the checkout only gets its branch.
+        """
         if session_id is not None and (known := await self._again(principal, session_id)) is not None:
             return known
         project = await self._projects.get(principal, project_id) if project_id is not None else None
@@ -95,7 +97,7 @@ class Sessions:
         if template is not None:
             await check_template(self._database, principal, template, project_id)
         if preparation is not None and (project is None or preparation.project_id != project.id):
-            raise InvalidInputError("preparation: it is of another project.")
+            raise InvalidInputError("preparation: it belongs to another project.")
         await self._check_task(task_id, project_id)
         now, wished = utc_now(), dict(envs or {})
         row = Session(
@@ -137,7 +139,7 @@ class Sessions:
                     )
         except IntegrityError:
             if session_id is not None and (known := await self._again(principal, session_id)) is not None:
-                return known  # somebody asked for it in the same moment
+                return known  # a concurrent request created it
             raise
         self._lifecycle.provision(sandbox.id)
         if checkout is not None:
@@ -145,20 +147,20 @@ class Sessions:
         return row, sandbox
 
     async def _with_agent(self, row: Session) -> str:
-        """The session's template, or a snapshot of it in which its agent is installed."""
+        """Return the session's template, or a snapshot of it with its agent installed."""
         if row.agent is None or self.find_agent_snapshot is None:
             return row.template
         return await self.find_agent_snapshot(row.owner_id, row.agent, row.template)
 
     async def _again(self, principal: Principal, session_id: str) -> tuple[Session, Sandbox] | None:
-        """None: there is no such session. ConflictError when it is somebody else's, or has lost its sandbox."""
+        """Return the existing session; None if there is none. Raises ConflictError if it is another user's or has no sandbox."""
         async with self._database.reading() as session:
             row = await session.get(Session, session_id)
             sandbox = await session.get(Sandbox, row.sandbox_id) if row is not None and row.sandbox_id else None
         if row is None:
             return None
         if row.owner_id != principal.user_id or sandbox is None:
-            raise ConflictError(f"There is a session {session_id[:60]!r} already.")
+            raise ConflictError(f"Session {session_id[:60]!r} already exists.")
         if sandbox.status == Status.PROVISIONING:
             self._lifecycle.provision(sandbox.id)
         return row, sandbox
@@ -169,7 +171,7 @@ class Sessions:
         async with self._database.reading() as session:
             task = await session.get(Task, task_id)
         if task is None or task.project_id != project_id:
-            raise InvalidInputError(f"taskId: the project has no task {task_id[:60]!r}.")
+            raise InvalidInputError(f"taskId: there is no task {task_id[:60]!r} in the project.")
 
     def _wanted(self, row: Session, template: str, envs: Mapping[str, str], idle_seconds: int | None) -> NewSandbox:
         return NewSandbox(
@@ -201,14 +203,14 @@ class Sessions:
         return found[0], found[1]
 
     async def sandbox(self, principal: Principal, session_id: str) -> Sandbox:
-        """The session's own. Never wakes it."""
+        """Return the session's sandbox. Does not resume it."""
         _, sandbox = await self.get_with_sandbox(principal, session_id)
         if sandbox is None:
-            raise NotFoundError(f"Session {session_id} has no sandbox; provision it.")
+            raise NotFoundError(f"Session {session_id} has no sandbox. Create a new sandbox for it.")
         return sandbox
 
     async def sandboxes_of(self, rows: Listing[Session]) -> dict[str, Sandbox]:
-        """By id, for a page of sessions."""
+        """Return sandboxes by id, for a page of sessions."""
         ids = [row.sandbox_id for row in rows.items if row.sandbox_id]
         async with self._database.reading() as session:
             found = (await session.execute(select(Sandbox).where(Sandbox.id.in_(ids)))).scalars()
@@ -228,7 +230,7 @@ class Sessions:
         return await self._change(principal, session_id, "session.renamed", title=title)
 
     async def archive(self, principal: Principal, session_id: str) -> Session:
-        """Put away: its sandbox is paused, and cleared away when nobody comes back for it. Idempotent."""
+        """Archive the session and pause its sandbox, which is removed later if unused. Idempotent."""
         row = await self.get(principal, session_id)
         if row.archived_at is None:
             row = await self._change(principal, session_id, "session.archived", archived_at=utc_now())
@@ -237,12 +239,12 @@ class Sessions:
             if sandbox.status in (Status.PROVISIONING, Status.RUNNING):
                 try:
                     await self._lifecycle.pause(sandbox)
-                except SandyardError as error:  # it goes to sleep by itself when it is idle
+                except SandyardError as error:  # it is paused when idle
                     log.warning("session_not_paused", session=row.id, reason=error.message)
         return row
 
     async def delete(self, principal: Principal, session_id: str) -> None:
-        """With its sandboxes, messages and checkpoint."""
+        """Delete the session with its sandboxes, messages and checkpoint."""
         row = await self.get(principal, session_id)
         for hook in self.before_delete:
             await hook(row.id)
@@ -261,14 +263,16 @@ class Sessions:
             if known is not None:
                 own = update(Sandbox).where(Sandbox.session_id == row.id)
                 await tx.session.execute(own.values(envs=None))
-                # one that was provisioned this moment is nobody's: the next look at the engine ends it
+                # a sandbox provisioned at this moment is orphaned: the next sync with the engine deletes it
                 await tx.session.execute(own.where(Sandbox.status != Status.DESTROYED).values(doomed_at=utc_now()))
                 await tx.session.delete(known)
                 tx.emit("session.deleted", **about(row))
 
     async def provision(self, principal: Principal, session_id: str) -> tuple[Session, Sandbox]:
-        """A new sandbox for a session whose old one has failed or was destroyed, from its last snapshot if there is one, else with
-        its work as it was last kept in git. ConflictError while the old one is still good."""
+        """Create a new sandbox for a session whose sandbox failed or was deleted. Raises ConflictError while the old one is usable.
+
+        Uses the last snapshot if there is one, otherwise the work last saved in Git.
+        """
         row = await self.get(principal, session_id)
         async with self._database.reading() as session:
             query = select(Checkpoint).where(Checkpoint.session_id == row.id, Checkpoint.project_id == row.project_id)
@@ -276,14 +280,16 @@ class Sessions:
         return await self._provide(row, row.checkpoint, kept, fresh=await self._sees_project(principal, row.project_id))
 
     async def _sees_project(self, principal: Principal, project_id: str | None) -> bool:
-        """Whoever has left a project gets their own work back, and nothing new of the project's."""
+        """Return whether the user still sees the project. Otherwise they get back their own work, but nothing new of the project."""
         with contextlib.suppress(NotFoundError):
             return project_id is not None and bool(await self._projects.get(principal, project_id))
         return False
 
     async def restore(self, principal: Principal, checkpoint_id: str) -> GitOperation:
-        """A new sandbox for the session of a checkpoint, with the work as it was then. The one it has is destroyed, after its own
-        work was kept; should that fail, nothing is changed."""
+        """Create a new sandbox for the session of a checkpoint, with the work as it was then.
+
+        The existing sandbox is deleted after its work was saved; if saving fails, nothing is changed.
+        """
         async with self._database.reading() as session:
             kept = await session.get(Checkpoint, checkpoint_id)
         if kept is None or kept.session_id is None:
@@ -295,15 +301,15 @@ class Sessions:
             raise _no_checkpoint(checkpoint_id) from None
         if row.project_id != kept.project_id:
             raise NotInProjectError(
-                "The checkpoint has code of a project to which this session does not belong. Start a session in the project, and work there."
+                "The checkpoint belongs to a project that this session is not in. Start a session in that project and restore it there."
             )
         async with self._database.reading() as session:
             project = await session.get(Project, kept.project_id)
         if project is None or project.repository is None:
-            raise ConflictError("The checkpoint's project has no repository any more. Give it one first.")
+            raise ConflictError("The checkpoint's project no longer has a repository. Add one first.")
         if old is not None and old.status not in (Status.ERROR, Status.DESTROYED):
             saved = await self._git.wait((await self._git.checkpoint(principal, old.id, Reason.RESTORE)).id)
-            if saved.error_code != NoCheckoutError.code:  # else there is nothing left in it that could be kept
+            if saved.error_code != NoCheckoutError.code:  # otherwise it has nothing left to save
                 self._git.raise_failure(saved)
             await self._lifecycle.destroy(old, keep_work=False)
         _, sandbox = await self._provide(row, None, kept, fresh=True)
@@ -313,8 +319,8 @@ class Sessions:
     async def _provide(
         self, row: Session, snapshot: str | None, kept: Checkpoint | None, *, fresh: bool
     ) -> tuple[Session, Sandbox]:
-        """`fresh`: without anything that was kept, the project's repository is checked out anew."""
-        async with self._database.reading() as session:  # also when its owner has left the project since
+        """Create the sandbox. With `fresh` and nothing saved, the project's repository is checked out again."""
+        async with self._database.reading() as session:  # also if its owner has left the project since
             project = await session.get(Project, row.project_id) if row.project_id is not None else None
             source = project if kept is None else await session.get(Project, kept.project_id)
             prepared = None
@@ -331,7 +337,7 @@ class Sessions:
                 raise NotFoundError(f"There is no session {row.id!r}.")
             old = await tx.session.get(Sandbox, known.sandbox_id) if known.sandbox_id else None
             if old is not None and old.status not in (Status.ERROR, Status.DESTROYED):
-                raise ConflictError(f"Session {row.id} has a sandbox already, which is {old.status}.")
+                raise ConflictError(f"Session {row.id} already has a sandbox, which is {old.status}.")
             if old is not None:
                 sandbox.envs = self._lifecycle.carry_envs(old, sandbox)
             known.sandbox_id, known.updated_at, known.archived_at = sandbox.id, utc_now(), None
@@ -366,7 +372,7 @@ class Sessions:
     # checkpoints -------------------------------------------------------------------------------------------------------
 
     async def checkpoint(self, principal: Principal, session_id: str) -> Session:
-        """Keep the files of the session's sandbox as they are now."""
+        """Save the files of the session's sandbox."""
         row = await self.get(principal, session_id)
         sandbox = await self.sandbox(principal, session_id)
         await self._lifecycle.call(sandbox, lambda engine_id: self._snapshots.keep(row.id, engine_id))

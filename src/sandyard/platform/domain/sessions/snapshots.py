@@ -1,4 +1,4 @@
-"""Snapshots of a session's sandbox: the newest is what it can be provisioned from, and no other is left."""
+"""Snapshots of a session's sandbox. Only the newest is kept, to create a new sandbox from."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sandyard.platform.domain.sandboxes.model import utc_now
 
 log = get_logger(__name__)
 NO_TEMPLATE = frozenset(("engine_invalid", "sandbox_not_found"))
-"""Codes of a sandbox that failed because what it was to be made of is not there."""
+"""Error codes of a sandbox whose template or snapshot does not exist."""
 
 
 class Snapshots:
@@ -26,7 +26,7 @@ class Snapshots:
         self._keeping: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def distrust(self, sandbox: Sandbox) -> None:
-        """A checkpoint that nothing can be provisioned from is none: the next try begins with the session's template."""
+        """Forget a checkpoint from which no sandbox can be created, so that the next try starts with the session's template."""
         if sandbox.session_id is None or sandbox.engine_id is not None or sandbox.error_code not in NO_TEMPLATE:
             return
         async with self._database.transaction() as tx:
@@ -43,7 +43,7 @@ class Snapshots:
         lock = self._keeping.get(session_id)
         if lock is None:
             lock = self._keeping[session_id] = asyncio.Lock()
-        async with lock:  # else one would sweep what the other has just kept
+        async with lock:  # otherwise one would delete what the other has just saved
             await self._keep_one(session_id, engine_id)
 
     async def _keep_one(self, session_id: str, engine_id: str) -> None:
@@ -60,11 +60,11 @@ class Snapshots:
             if old is not None:
                 await self._lifecycle.engine.delete_snapshot(old)
             await self.sweep(session_id, keep=snapshot)
-        except SandyardError as error:  # the new one is kept, and the next checkpoint sweeps again
+        except SandyardError as error:  # the new one is saved, and the next checkpoint cleans up again
             log.warning("checkpoint_not_removed", session=session_id, reason=error.message)
 
     async def sweep(self, session_id: str, keep: str | None) -> None:
-        """Delete what a crash between taking a snapshot and writing it down has left, of any of the session's sandboxes."""
+        """Delete snapshots of the session's sandboxes that a crash left unrecorded."""
         async with self._database.reading() as session:
             query = select(Sandbox.engine_id).where(Sandbox.session_id == session_id, Sandbox.engine_id.is_not(None))
             engine_ids = list((await session.execute(query)).scalars())
@@ -76,7 +76,7 @@ class Snapshots:
 
 
 def about(row: Session) -> dict[str, str | None]:
-    """The references of an event about this session."""
+    """Return the references of an event about this session."""
     return {
         "owner_id": row.owner_id,
         "project_id": row.project_id,

@@ -1,6 +1,6 @@
-"""Attempts: who may run, who waits for whom, and every change of an attempt's row.
+"""Attempts: queueing, admission, and every change of an attempt's row.
 
-Rounds wait in rows, are let in by priority and age as far as the limits allow, and then are durable workflows (`rounds.py`).
+Rounds wait as rows, are admitted by priority and age within the limits, and then run as durable workflows (`rounds.py`).
 """
 
 from __future__ import annotations
@@ -36,24 +36,24 @@ from sandyard.platform.settings import PlatformSettings
 log = get_logger(__name__)
 
 LOOK_S = 5.0
-"""How often waiting attempts are looked at without anybody having said that something has changed."""
+"""How often the queue is checked without a notification."""
 RECONCILE_S = 60.0
-"""How often those that run are compared with their workflows."""
+"""How often running attempts are compared with their workflows."""
 WORDS = 100_000
 PENDING = 10
-"""Things said that may wait for the end of a round, and (WORDS) their characters."""
+"""PENDING: messages that may wait for the end of a round. WORDS: their total number of characters."""
 Columns = TypeVarTuple("Columns")
 
 
 class Executor(Protocol):
-    """What runs rounds: `durable.Durable`."""
+    """Runs rounds: `durable.Durable`."""
 
     async def begin(self, attempt_id: str, number: int) -> None: ...
     async def state(self, attempt_id: str, number: int) -> str | None: ...
 
 
 class Turns(Protocol):
-    """What attempts want of `agents.turns.Turns`."""
+    """The part of `agents.turns.Turns` that attempts need."""
 
     async def cancel_all(self, session_id: str) -> None: ...
     async def end_agent(self, session_id: str) -> None: ...
@@ -61,7 +61,7 @@ class Turns(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Limit:
-    """How many attempts of a project run at once."""
+    """How many attempts of a project may run at once."""
 
     project: str
     parallel: int
@@ -88,12 +88,12 @@ class Attempts:
         self._news = asyncio.Event()
         self._executor: Executor | None = None
         self.advance: Advance | None = None
-        """How the board moves a task on."""
+        """Moves a task on the board."""
 
-    # for the board ---------------------------------------------------------------------------------------------------------
+    # used by the board -----------------------------------------------------------------------------------------------------
 
     async def draft(self, tx: Transaction, task: Task, owner_id: str) -> list[Attempt]:
-        """Those that the task wants, in the transaction that starts it; then `nudge`."""
+        """Create the attempts the task asks for, in the transaction that starts it. Call `nudge` afterwards."""
         after = await tx.session.scalar(select(func.max(Attempt.number)).where(Attempt.task_id == task.id)) or 0
         wanted = await self._wanted(tx, task)
         now = utc_now()
@@ -121,7 +121,7 @@ class Attempts:
         return made
 
     async def _wanted(self, tx: Transaction, task: Task) -> list[tuple[str, str | None]]:
-        """The agent and the model of each attempt that the task wants."""
+        """Return the agent and model of each attempt the task asks for."""
         project = await tx.session.get(Project, task.project_id)
         usual = ProjectSettings.of(project).agent if project is not None else AgentSettings()
         default = await find_default_agent(tx.session, project, self._settings)
@@ -134,8 +134,11 @@ class Attempts:
     async def send_back(
         self, tx: Transaction, task: Task, attempt: Attempt, words: str, by: str, *, automatic: bool = False
     ) -> None:
-        """The next round, with these words as its prompt; then `nudge`. While a round runs they wait for its end. One that has failed
-        is retried with them. Where the task wants another agent by now, that one goes on."""
+        """Start the next round with these words as its prompt. Call `nudge` afterwards.
+
+        While a round is running, the words wait for its end. A failed attempt is retried with them. If the task now asks for another agent,
+        that agent continues.
+        """
         log.info("attempt_sent_back", task=task.id, attempt=attempt.number, automatic=automatic)
         said = {"words": storable(words)[:WORDS], "by": by, "automatic": automatic}
         if attempt.status in AT_WORK:
@@ -148,7 +151,7 @@ class Attempts:
 
     @staticmethod
     def has_room(attempt: Attempt, words: str) -> bool:
-        """Whether these words may wait for the end of the round under way, beside what waits already."""
+        """Return whether these words may wait for the end of the current round, in addition to those already waiting."""
         if attempt.status not in AT_WORK:
             return True
         waiting = attempt.detail.get("pending", [])
@@ -164,12 +167,12 @@ class Attempts:
         emit(tx, attempt, "attempt.queued", round=attempt.round, work=kind)
 
     def nudge(self) -> None:
-        """Something has changed: look who may run."""
+        """Signal a change, so that the queue is checked."""
         self._news.set()
 
     async def cancel(self, task_id: str) -> None:
-        """End all that is under way, and what waits never begins. Work is kept. Idempotent."""
-        left = (*OPEN_ATTEMPTS, AttemptStatus.FAILED)  # what has failed is over, but for its sandbox
+        """Cancel all attempts of the task, running or queued. Their work is kept. Idempotent."""
+        left = (*OPEN_ATTEMPTS, AttemptStatus.FAILED)  # failed attempts have ended, but still have a sandbox
         async with self._database.transaction() as tx:
             await tx.session.get(Task, task_id, with_for_update=True)
             query = select(Attempt).where(Attempt.task_id == task_id, Attempt.status.in_(left))
@@ -189,25 +192,28 @@ class Attempts:
     async def retry(
         self, tx: Transaction, task: Task, *, only: str | None = None, said: dict[str, Any] | None = None
     ) -> list[Attempt]:
-        """Once more what has failed or was cancelled, with the work it has done so far; then `nudge`. The task's row is locked.
-        `only` one of them; `said`: words for the agents. Where the task wants another agent by now, that one goes on."""
+        """Retry failed and cancelled attempts from their existing work. Call `nudge` afterwards.
+
+        The task's row must be locked. `only` selects one attempt; `said` is a message for the agents. If the task now asks for another
+        agent, that agent continues.
+        """
         ended = (AttemptStatus.FAILED, AttemptStatus.CANCELLED)
         query = select(Attempt).where(Attempt.task_id == task.id, Attempt.status.in_(ended)).order_by(Attempt.number)
         if only is not None:
             query = query.where(Attempt.id == only)
         rows = list((await tx.session.scalars(query.with_for_update())).all())
         if not rows:
-            raise ConflictError("Nothing of this task has failed or was stopped, so there is nothing to retry.")
+            raise ConflictError("No attempt at this task has failed or was stopped, so there is nothing to retry.")
         await self._hand_over(tx, task, rows)
         for row in rows:
-            # nobody knows whether the agent has read them
+            # it is unknown whether the agent has read them
             words = _newest([*row.work.get("said", ()), *([said] if said is not None else [])])
             self._next(tx, row, RoundKind.RETRY, ended=row.error, **({"said": words} if words else {}))
         task.error = task.finished_at = None
         return rows
 
     async def _hand_over(self, tx: Transaction, task: Task, rows: Sequence[Attempt]) -> None:
-        """Let other agents go on in the sessions of these attempts, where the task wants others by now."""
+        """Switch the sessions of these attempts to other agents if the task now asks for others."""
         wanted = await self._wanted(tx, task)
         for row in rows:
             place = 0 if len(wanted) == 1 and row.work.get("solo", True) else row.work.get("place")
@@ -215,7 +221,7 @@ class Attempts:
                 await _assign_agent(tx, row, *wanted[place])
 
     async def pick(self, caller: Principal, task_id: str, attempt_id: str) -> Attempt:
-        """The one of several that becomes the pull request; the others are archived, with all that was said."""
+        """Pick the attempt that becomes the pull request. The others are archived with their transcripts."""
         await self._task(caller, task_id)
         async with self._database.transaction() as tx:
             await tx.session.get(Task, task_id, with_for_update=True)
@@ -226,28 +232,28 @@ class Attempts:
                 raise NotFoundError(f"Task {task_id} has no attempt {attempt_id[:60]!r}.")
             if picked.status != AttemptStatus.READY:
                 raise ConflictError(
-                    f"Attempt {picked.number} is {picked.status}; only one that is ready can be picked."
+                    f"Attempt {picked.number} is {picked.status}. Only an attempt that is ready can be picked."
                 )
             if busy := [row for row in rows if row.status in (AttemptStatus.QUEUED, AttemptStatus.RUNNING)]:
                 numbers = ", ".join(str(row.number) for row in busy)
-                raise ConflictError(f"Attempt {numbers} is still at work. Wait for it, or stop the task.")
+                raise ConflictError(f"Attempt {numbers} is still running. Wait for it or stop the task.")
             others = [row for row in rows if row is not picked and row.status != AttemptStatus.ARCHIVED]
             for row in others:
                 settle(tx, row, AttemptStatus.ARCHIVED)
-            self._next(tx, picked, RoundKind.PUBLISH, solo=True)  # what comes after it is published, too
+            self._next(tx, picked, RoundKind.PUBLISH, solo=True)  # later rounds of it are published too
         for row in others:
             self.leave(row.session_id, row.project_id, archive=True)
         self.nudge()
         return picked
 
-    # looking ---------------------------------------------------------------------------------------------------------------
+    # reading ---------------------------------------------------------------------------------------------------------------
 
     async def of_task(self, caller: Principal, task_id: str) -> list[Attempt]:
         await self._task(caller, task_id)
         return (await self.of_tasks([task_id])).get(task_id, [])
 
     async def of_tasks(self, task_ids: Sequence[str]) -> dict[str, list[Attempt]]:
-        """By task. The caller was checked to see the tasks."""
+        """Return attempts by task. The caller must already be authorized to see the tasks."""
         found: dict[str, list[Attempt]] = {}
         async with self._database.reading() as session:
             query = select(Attempt).where(Attempt.task_id.in_(task_ids)).order_by(Attempt.number)
@@ -261,12 +267,12 @@ class Attempts:
             return list((await session.scalars(query)).all())
 
     async def positions(self) -> dict[str, int]:
-        """Of all that wait, by id; the next one is 1."""
+        """Return the queue positions of all waiting attempts by id. The next one is 1."""
         async with self._database.reading() as session:
             return {row: place for place, row in enumerate(await session.scalars(_in_order(select(Attempt.id))), 1)}
 
     async def queue(self, caller: Principal) -> list[tuple[Attempt, int, str]]:
-        """Those that wait and that the caller may see, with their place and what they wait for."""
+        """Return the waiting attempts that the caller may see, with their position and what they wait for."""
         async with self._database.reading() as session:
             mine = set(await session.scalars(select(Project.id).where(visible_to(caller))))
         (waiting, limits), counts = await self._waiting(), await self._counts()
@@ -285,7 +291,7 @@ class Attempts:
                 return task
         raise NotFoundError(f"There is no task {task_id[:60]!r}.")
 
-    # letting in ------------------------------------------------------------------------------------------------------------
+    # admission -------------------------------------------------------------------------------------------------------------
 
     def start(self, executor: Executor) -> None:
         self._executor = executor
@@ -305,7 +311,7 @@ class Attempts:
                     due = loop.time() + RECONCILE_S
                 await self._admit()
             except SandyardError as error:
-                due = 0.0  # one may be let in and not begun
+                due = 0.0  # an attempt may be admitted but not started
                 log.warning("attempts_not_started", reason=error.message)
             except Exception as error:
                 due = 0.0
@@ -315,7 +321,7 @@ class Attempts:
                     await self._news.wait()
 
     async def _reconcile(self) -> None:
-        """What was let in and not begun, by an earlier process or by this one, is begun; what is broken is said to be."""
+        """Start attempts that were admitted but not started, also by an earlier process, and fail those whose workflow is broken."""
         assert self._executor is not None
         async with self._database.reading() as session:
             query = select(Attempt).where(Attempt.status == AttemptStatus.RUNNING)
@@ -325,7 +331,7 @@ class Attempts:
             if state is None:
                 await self._executor.begin(row.id, row.round)
             elif state == "broken":
-                sentence = "The platform failed while it worked on this. Try again: `task retry`."
+                sentence = "Internal error while working on this task. Retry the task."
                 await self.fail(row.id, "internal", sentence, number=row.round)
 
     async def _admit(self) -> None:
@@ -348,7 +354,7 @@ class Attempts:
             await self._executor.begin(known.id, known.round)
 
     async def _waiting(self) -> tuple[list[Attempt], dict[str, _Limit]]:
-        """Those in the queue, in order, and the limits of their projects."""
+        """Return the queue in order, and the limits of its projects."""
         async with self._database.reading() as session:
             rows = list(await session.scalars(_in_order(select(Attempt))))
             projects = await session.scalars(select(Project).where(Project.id.in_({row.project_id for row in rows})))
@@ -364,20 +370,25 @@ class Attempts:
         return counts
 
     def _obstacle(self, row: Attempt, limit: _Limit, counts: Counter[str]) -> str | None:
-        """Why it may not run now."""
+        """Return why the attempt may not run now, or None."""
         if counts["machine"] >= self._settings.parallel_attempts:
-            return f"This machine runs {self._settings.parallel_attempts} at once (SANDYARD_PARALLEL_ATTEMPTS)."
+            return f"The platform's limit of {self._settings.parallel_attempts} parallel attempts is reached (SANDYARD_PARALLEL_ATTEMPTS)."
         if counts[row.project_id] >= limit.parallel:
-            return f"Project {limit.project!r} runs {limit.parallel} at once (its setting tasks.parallel)."
+            return f"The limit of {limit.parallel} parallel attempts of project {limit.project!r} is reached (setting tasks.parallel)."
         if counts[row.owner_id] >= self._settings.parallel_attempts_per_user:
-            return f"One person runs {self._settings.parallel_attempts_per_user} at once (SANDYARD_PARALLEL_ATTEMPTS_PER_USER)."
+            return (
+                f"The limit of {self._settings.parallel_attempts_per_user} parallel attempts per user is reached "
+                "(SANDYARD_PARALLEL_ATTEMPTS_PER_USER)."
+            )
         return None
 
-    # for rounds ------------------------------------------------------------------------------------------------------------
+    # used by rounds ----------------------------------------------------------------------------------------------------------
 
     async def fail(self, attempt_id: str, code: str, sentence: str, *, number: int | None = None) -> None:
-        """An honest failure of that round. The task says so too, when nothing else of it is under way; with others to pick from it
-        goes to review. Idempotent."""
+        """Mark the round as failed. Idempotent.
+
+        If none of its other attempts is at work, the task also fails; if other attempts can be picked, it goes to review.
+        """
         async with self._database.transaction() as tx:
             found = await locked(tx, attempt_id)
             if found is None or found[1].status != AttemptStatus.RUNNING or number not in (None, found[1].round):
@@ -395,7 +406,7 @@ class Attempts:
         self.nudge()
 
     async def _without(self, tx: Transaction, task: Task, row: Attempt) -> None:
-        """What becomes of the task when this one has failed."""
+        """Update the task after this attempt failed."""
         query = select(Attempt.status).where(
             Attempt.task_id == row.task_id, Attempt.id != row.id, Attempt.status.in_(OPEN_ATTEMPTS)
         )
@@ -407,7 +418,7 @@ class Attempts:
             await self.advance(tx, task, Column.IN_REVIEW)
 
     async def rest(self, tx: Transaction, task: Task, row: Attempt, status: AttemptStatus) -> bool:
-        """The round is over, and it is ready or in review. True: words that came meanwhile have begun the next one."""
+        """Finish the round as ready or in review. Returns True if messages that arrived meanwhile have started the next round."""
         pending = row.detail.get("pending", [])
         settle(tx, row, status)
         if pending:
@@ -417,12 +428,12 @@ class Attempts:
         return bool(pending)
 
     def leave(self, session_id: str, project_id: str, *, archive: bool = False) -> None:
-        """Nobody works in its sandbox any more: in the background it goes, or sleeps, as the project wants. Branch and transcript stay."""
+        """Delete or pause the attempt's sandbox in the background, per the project's settings. Branch and transcript are kept."""
         self._tasks.spawn(self._leaving.leave(session_id, project_id, archive=archive))
 
 
 def _newest(said: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """As much as one round is told: PENDING things, of WORDS characters together. The oldest go first."""
+    """Return the newest messages for one round: at most PENDING, with WORDS characters in total. The oldest are dropped."""
     kept: list[dict[str, Any]] = []
     left = WORDS
     for one in reversed(said[-PENDING:]):
@@ -434,7 +445,7 @@ def _newest(said: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 async def _assign_agent(tx: Transaction, row: Attempt, agent: str, model: str | None) -> None:
-    """Let this agent, with this model, go on in the attempt's session, if it is another one than before."""
+    """Switch the attempt's session to this agent and model, if the agent changes."""
     if row.agent == agent:
         row.model = model or row.model
         return

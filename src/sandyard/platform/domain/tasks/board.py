@@ -1,11 +1,10 @@
-"""Cards on a project's board: made, found and changed by whoever sees the project, moved by people and by the platform.
+"""The board of a project: tasks that its members see, moved by people and by the platform.
 
-A person's move is refused when the column is full, when the task needs what is not done, or when no task goes that way. The
-platform's own moves (`advance`) follow work that was done already, so they are never refused: a column of review can hold more
-than its limit.
+A person's move is rejected if the column is full, if the task needs tasks that are not done, or if the move is not allowed. The platform's
+own moves (`advance`) follow work that was already done, so they are never rejected: the review column can exceed its limit.
 
-What is asked to start and cannot yet stays in the backlog and starts by itself, as soon as all that it needs is done and there is
-room. `source.startsFor` says for whom.
+A task that is asked to start but cannot yet start stays in the backlog. It starts automatically as soon as all its needs are done and there
+is space. `source.startsFor` is the user it starts for.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ _CURSOR = re.compile(r"([0-9])_(-?[0-9]{1,10})_([A-Za-z0-9_]{1,40})")
 
 
 class Tasks:
-    """NotFoundError for what the caller may not see."""
+    """Operations on tasks. Raises NotFoundError for tasks the caller may not see."""
 
     def __init__(
         self, database: Database, projects: Projects, attempts: Attempts, agents: Agents | None, clock: Clock
@@ -62,18 +61,21 @@ class Tasks:
         self._releases = Releases(database, self._moves, self._tasks, attempts)
 
     async def recover(self) -> None:
-        """Start what has become ready, and stop what was to be stopped, while nobody was there to do it."""
+        """Start tasks that became ready, and stop tasks that were to be stopped, while the platform was down."""
         await self._releases.recover()
 
     async def close(self) -> None:
         await self._tasks.cancel()
 
-    # making ------------------------------------------------------------------------------------------------------------
+    # creating ----------------------------------------------------------------------------------------------------------
 
     async def create(
         self, caller: Principal, project_id: str, fields: TaskFields, *, needs: Sequence[str] = (), start: bool = False
     ) -> Task:
-        """`start`: at once, or as soon as all that it needs is done and there is room. ColumnFullError when the backlog is full."""
+        """Create a task. With `start`, it starts immediately or as soon as all its needs are done and there is space.
+
+        Raises ColumnFullError if the backlog is full.
+        """
         await self._projects.get(caller, project_id)
         await self.check_agents(caller.user_id, fields)
         async with self._database.transaction() as tx:
@@ -101,14 +103,16 @@ class Tasks:
         needs: Sequence[str] = (),
         start_for: str | None = None,
     ) -> Task:
-        """In a transaction that holds the board (`held`). The same `source_key` again: the task it has made. What makes tasks by itself
-        is not stopped by a full backlog."""
+        """Add a task, in a transaction that holds the board (`held`). The same `source_key` returns the existing task.
+
+        Tasks that are created automatically are added even if the backlog is full.
+        """
         if source_key is not None:
             known = await tx.session.scalar(select(Task).where(Task.source_key == source_key))
             if known is not None:
                 return known
         if project.archived_at is not None:
-            raise ConflictError(f"Project {project.id} is archived, so it gets no new tasks.")
+            raise ConflictError(f"Project {project.id} is archived, so no tasks can be added.")
         now = instant(self._clock)
         task = Task(
             id=ordered_id("tsk_"),
@@ -140,12 +144,12 @@ class Tasks:
         return task
 
     async def check_agents(self, owner_id: str, fields: TaskFields) -> None:
-        """InvalidInputError names the agents there are."""
+        """Check that the named agents exist. Raises InvalidInputError, which lists the available agents."""
         if self._agents is not None:
             for name in sorted(fields.agents):
                 await self._agents.profile(owner_id, name)
 
-    # looking -----------------------------------------------------------------------------------------------------------
+    # reading -----------------------------------------------------------------------------------------------------------
 
     async def get(self, caller: Principal, task_id: str) -> Task:
         async with self._database.reading() as session:
@@ -163,7 +167,7 @@ class Tasks:
         status: Column | None = None,
         q: str | None = None,
     ) -> Listing[Task]:
-        """Column by column, in each as on the board. `q`: see `has_words`."""
+        """List tasks by column, in board order. `q`: see `has_words`."""
         query = select(Task).where(tasks_visible_to(caller))
         if project_id is not None:
             query = query.where(Task.project_id == project_id)
@@ -185,7 +189,7 @@ class Tasks:
         offset: int = 0,
         limit: int,
     ) -> BoardPage:
-        """How many cards the columns have, and `limit` of each, or of one column from the `offset`-th on."""
+        """Return the number of tasks in each column, and `limit` tasks of each column, or of one column, from `offset` on."""
         seen = tasks_visible_to(caller)
         if project_id is not None:
             seen = and_(seen, Task.project_id == project_id)
@@ -203,7 +207,7 @@ class Tasks:
         )
 
     async def counts(self, caller: Principal) -> dict[str, tuple[dict[Column, int], int]]:
-        """By project, how many cards its columns have, and how many of those in progress have failed."""
+        """Return, by project, the number of tasks in each column and the number of failed tasks in progress."""
         failed = func.sum(case((is_failed(), 1), else_=0))
         query = select(Task.project_id, Task.status, func.count(), failed).where(tasks_visible_to(caller))
         async with self._database.reading() as session:
@@ -225,8 +229,11 @@ class Tasks:
         needs: Sequence[str] | None = None,
         start: bool | None = None,
     ) -> Task:
-        """`changes`: of TaskFields, by name. Attempts that were begun already go on as they were asked to, until they are
-        retried or sent back. `start`: whether a task in the backlog is to start as soon as it can."""
+        """Change a task. `changes` are fields of TaskFields by name.
+
+        Attempts that have started are not affected until they are retried or sent back. `start`: whether a task in the backlog starts as
+        soon as possible.
+        """
         before = await self.get(caller, task_id)
         fields = TaskFields.model_validate({**_fields_of(before), **changes})
         if changes.keys() & {"agent", "attempts"}:
@@ -247,11 +254,14 @@ class Tasks:
         return task
 
     async def delete(self, caller: Principal, task_id: str) -> None:
-        """By whoever made it, the project's owner or an administrator. Its sessions stay. ConflictError while it is being stopped."""
+        """Delete a task. Its sessions are kept. Raises ConflictError while it is being stopped.
+
+        Allowed for its creator, the project's owner and administrators.
+        """
         task = await self.get(caller, task_id)
         project = await self._projects.get(caller, task.project_id)
         if not (caller.is_admin or caller.user_id in (task.created_by, project.owner_id)):
-            raise ForbiddenError("Only who made the task, the project's owner or an administrator may delete it.")
+            raise ForbiddenError("Only the task's creator, the project's owner or an administrator may delete it.")
         if task.status in _AT_WORK:
             await self.move(caller, task_id, Column.CANCELLED)
         async with self._database.transaction() as tx:
@@ -271,9 +281,12 @@ class Tasks:
         position: int | None = None,
         feedback: str | None = None,
     ) -> Task:
-        """To the `position`-th place of the column, or to where new ones go; within its own column only the place changes. To in progress it
-        starts: TaskBlockedError, ColumnFullError. From review to in progress: FeedbackNeededError without words for the agent. Out of
-        in progress its attempts are stopped. MoveRefusedError for a way that no task goes."""
+        """Move a task to `position` in the column, or to where new tasks go. Within its own column, only the position changes.
+
+        Moving to in progress starts the task and raises TaskBlockedError or ColumnFullError. Moving from review to in progress raises
+        FeedbackNeededError without feedback. Moving out of in progress stops its attempts. Raises MoveRefusedError for moves that are not
+        allowed.
+        """
         async with self._database.transaction() as tx:
             project, task = await self._hold(tx, caller, task_id)
             before = Column(task.status)
@@ -288,26 +301,30 @@ class Tasks:
         return task
 
     async def advance(self, tx: Transaction, task: Task, status: Column, **data: Any) -> None:
-        """The platform's own move, in the transaction that has made it true, whatever the limits say. `data` goes into its event.
-        Nothing when it is there already."""
+        """Move a task on behalf of the platform, in the transaction of the underlying change, regardless of limits.
+
+        `data` is added to the event. Does nothing if the task is already in the column.
+        """
         project = await tx.session.get(Project, task.project_id)
         if project is not None and task.status != status:
             await self._moves.put(tx, project, task, status, **data)
 
     async def stop(self, caller: Principal, task_id: str) -> Task:
-        """Cancelled, with all that works on it. Idempotent."""
+        """Cancel the task and stop its attempts. Idempotent."""
         task = await self.get(caller, task_id)
         if task.status != Column.CANCELLED:
             return await self.move(caller, task_id, Column.CANCELLED)
-        await self._tasks.finish(self._attempts.cancel(task_id))  # what the first time was interrupted
+        await self._tasks.finish(self._attempts.cancel(task_id))  # complete an earlier stop that was interrupted
         return task
 
     async def retry(
         self, caller: Principal, task_id: str, *, message: str | None = None, attempt_id: str | None = None
     ) -> Task:
-        """Once more. What has failed or was stopped goes on with the work it has done; a task that is done starts over, one that was never
-        begun starts. `message`: what the agents are told besides; `attempt_id`: only that one goes on. ConflictError when there is nothing
-        that could go on with them. Raises like `move`."""
+        """Retry a task. Raises like `move`.
+
+        Attempts that failed or were stopped continue from their existing work; a task that is done starts over; one that was never started
+        starts. `message` is sent to the agents; `attempt_id` selects one attempt. Raises ConflictError if no attempt can continue with them.
+        """
         said = {"words": message, "by": caller.name, "automatic": False} if message is not None else None
         async with self._database.transaction() as tx:
             project, task = await self._hold(tx, caller, task_id)
@@ -318,7 +335,7 @@ class Tasks:
             else:
                 if message is not None or attempt_id is not None:
                     raise ConflictError(
-                        "Nothing of this task has failed or was stopped, so there is nothing to continue."
+                        "No attempt at this task has failed or was stopped, so there is nothing to continue."
                     )
                 if task.status != Column.BACKLOG:
                     await self._moves.put(tx, project, task, Column.BACKLOG)
@@ -327,8 +344,10 @@ class Tasks:
         return task
 
     async def resume_allowed(self, caller: Principal, session_id: str, titles: Sequence[str]) -> bool:
-        """Go on with the attempt of this session, if it has failed: its agent may do this now. Nothing goes on in a task that is not in
-        progress or in review. False: the session has no attempt that has failed or was stopped. Raises like `retry`."""
+        """Continue the session's failed attempt, because its agent is now allowed to do this. Raises like `retry`.
+
+        Does nothing for a task that is not in progress or in review. Returns False if the session has no failed or stopped attempt.
+        """
         query = select(Attempt).where(
             Attempt.session_id == session_id, Attempt.status.in_((AttemptStatus.FAILED, AttemptStatus.CANCELLED))
         )
@@ -337,7 +356,7 @@ class Tasks:
             if attempt is None:
                 return False
             project, task = await self._hold(tx, caller, attempt.task_id)
-            await tx.session.refresh(attempt)  # it may have been retried before the board was held
+            await tx.session.refresh(attempt)  # it may have been retried before the board was locked
             if task.status in _AT_WORK and attempt.status == AttemptStatus.FAILED:
                 said = {"words": allowed_words(titles), "by": caller.name, "automatic": False}
                 await self._continue(tx, project, task, attempt.id, said)
@@ -347,7 +366,7 @@ class Tasks:
     async def _continue(
         self, tx: Transaction, project: Project, task: Task, attempt_id: str | None, said: dict[str, Any] | None
     ) -> None:
-        """What has failed or was stopped goes on. Raises like `move`."""
+        """Continue attempts that failed or were stopped. Raises like `move`."""
         moving.require_unarchived(project)
         if task.status == Column.CANCELLED:
             await self._moves.require_startable(tx, project, task)
@@ -357,7 +376,7 @@ class Tasks:
         await self.advance(tx, task, Column.IN_PROGRESS)
 
     async def _hold(self, tx: Transaction, caller: Principal, task_id: str) -> tuple[Project, Task]:
-        """The task and its board, which nobody else moves until the end of the transaction."""
+        """Lock the task's board until the end of the transaction, and return the project and the task."""
         seen = select(Task.project_id).where(Task.id == task_id, tasks_visible_to(caller))
         project_id = await tx.session.scalar(seen)
         if project_id is None:
@@ -370,7 +389,7 @@ class Tasks:
 
 
 def tasks_visible_to(caller: Principal) -> ColumnElement[bool]:
-    """The condition for tasks this person may see: those of their projects."""
+    """Return the condition for tasks the user may see: those of their projects."""
     return Task.project_id.in_(select(Project.id).where(visible_to(caller)))
 
 
@@ -384,7 +403,7 @@ def _after(query: Select[Task], cursor: str | None) -> Select[Task]:
         return query
     match = _CURSOR.fullmatch(cursor)
     if match is None or abs(int(match[2])) >= 1 << 31:
-        raise InvalidInputError("The cursor is not one of a list of tasks.")
+        raise InvalidInputError("The cursor does not belong to a list of tasks.")
     column, position, task_id = int(match[1]), int(match[2]), match[3]
     later = or_(Task.position > position, and_(Task.position == position, Task.id > task_id))
     return query.where(or_(_column_order > column, and_(_column_order == column, later)))

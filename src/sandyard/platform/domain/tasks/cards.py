@@ -1,4 +1,4 @@
-"""All that is shown of tasks, gathered in a few questions however many there are."""
+"""Collect everything shown of tasks, in a fixed number of queries."""
 
 from __future__ import annotations
 
@@ -29,8 +29,11 @@ class Queue(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class AttemptCard:
-    """`queue_position`: 1 is the next. `seconds`: how long it has worked, without the waiting before and between its rounds.
-    `working_since`: while it works, from when a clock runs that shows the same. `steps`: None when they were not asked for."""
+    """An attempt as shown on the board.
+
+    `queue_position`: 1 is next. `seconds`: working time, without waiting before and between rounds. `working_since`: while it is working,
+    the start time of a clock that shows `seconds`. `steps`: None if they were not requested.
+    """
 
     attempt: Attempt
     sandbox_id: str | None
@@ -44,7 +47,7 @@ class AttemptCard:
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """`position`: its place in its column, from 0. `blocked_by`: those of its needs that are not done."""
+    """A task as shown on the board. `position`: in its column, starting at 0. `blocked_by`: its needs that are not done."""
 
     task: Task
     position: int
@@ -65,12 +68,15 @@ class Cards:
         self._clock = clock
 
     async def one(self, task: Task) -> Card:
-        """With the steps of its attempts."""
+        """Return one task, with the steps of its attempts."""
         return (await self.of([task], steps=True))[0]
 
     async def of(self, tasks: Sequence[Task], *, steps: bool = False) -> list[Card]:
-        """In the same order, as they are now: a task and its attempts change together, and are read together. Descriptions are as they
-        were given. Who may see the tasks was checked before."""
+        """Return the tasks' current state, in the same order.
+
+        A task and its attempts change together and are read together. Descriptions are taken from the given rows. The caller must already be
+        authorized to see the tasks.
+        """
         ids = [task.id for task in tasks]
         async with self._database.reading() as session:
             needs = await needs_of(session, ids)
@@ -95,11 +101,11 @@ class Cards:
                 attempts=by_id.get(task.id, []),
                 pull_request=by_task.get(task.id),
             )
-            for task in (now.get(task.id, task) for task in tasks)  # or it was deleted meanwhile
+            for task in (now.get(task.id, task) for task in tasks)  # the given row, if it was deleted meanwhile
         ]
 
     async def attempts(self, rows: Sequence[Attempt]) -> list[AttemptCard]:
-        """With their steps."""
+        """Return attempts with their steps."""
         async with self._database.reading() as session:
             _, pulls = await _pull_requests(session, [], rows)
             return await self._gather(session, rows, pulls, steps=True)
@@ -112,7 +118,7 @@ class Cards:
     async def _gather(
         self, session: AsyncSession, rows: Sequence[Attempt], pulls: Mapping[str, PullRequest], *, steps: bool
     ) -> list[AttemptCard]:
-        """`pulls`: by session."""
+        """Build the cards. `pulls`: by session."""
         sessions = [row.session_id for row in rows]
         sandboxes = await _sandboxes(session, sessions)
         spent = await _spent(session, sessions)
@@ -138,11 +144,11 @@ class Cards:
 
 
 Round = tuple[int, datetime, datetime | None]
-"""Its number, when its first step began, and when its last one was over."""
+"""Its number, when its first step started, and when its last step ended."""
 
 
 def _worked(row: Attempt, rounds: Sequence[Round], now: datetime) -> tuple[float | None, datetime | None]:
-    """`seconds` and `working_since` of a card."""
+    """Return `seconds` and `working_since` of a card."""
     if row.started_at is None:
         return None, None
     before, current = timedelta(), None
@@ -156,7 +162,7 @@ def _worked(row: Attempt, rounds: Sequence[Round], now: datetime) -> tuple[float
     return max(0.0, (now - current + before).total_seconds()), current - before
 
 
-# The statements are put together once: that takes SQLAlchemy longer than it takes SQLite to answer.
+# Statements are built once: that takes SQLAlchemy longer than it takes SQLite to execute them.
 
 _TASK_IDS: BindParameter[str] = bindparam("tasks", expanding=True)
 _ATTEMPT_IDS: BindParameter[str] = bindparam("attempts", expanding=True)
@@ -187,7 +193,7 @@ _SPENT = (
 
 @functools.cache
 def _tasks_and_attempts() -> Select[Task, Attempt, int]:
-    """With the place of each task in its column. Long texts are left out: a task comes once for each of its attempts."""
+    """Include the position of each task in its column. Long texts are left out, because a task appears once per attempt."""
     both = select(Task, Attempt, index_in_column()).outerjoin(Attempt, Attempt.task_id == Task.id)
     both = both.options(defer(Task.description), defer(Attempt.work))
     return both.where(Task.id.in_(_TASK_IDS)).order_by(Attempt.task_id, Attempt.number)
@@ -196,7 +202,7 @@ def _tasks_and_attempts() -> Select[Task, Attempt, int]:
 @functools.cache
 def _newest_pull_requests() -> Select[PullRequest]:
     of_them = or_(PullRequest.task_id.in_(_TASK_IDS), PullRequest.session_id.in_(_SESSION_IDS))
-    query = select(PullRequest).options(defer(PullRequest.detail), defer(PullRequest.told))  # they can be large
+    query = select(PullRequest).options(defer(PullRequest.detail), defer(PullRequest.told))  # these can be large
     return query.where(of_them).order_by(PullRequest.id)
 
 
@@ -219,7 +225,7 @@ async def _steps(session: AsyncSession, attempts: Sequence[str]) -> Mapping[str,
 
 
 async def _spent(session: AsyncSession, sessions: Sequence[str]) -> Mapping[str, Spent]:
-    """By session, as they were counted at the proxy."""
+    """Return usage by session, as counted by the proxy."""
     found: dict[str, Spent] = {}
     for row in (await session.execute(_SPENT, {"sessions": sessions})).all():
         missing = int(row[7])
@@ -231,7 +237,7 @@ async def _spent(session: AsyncSession, sessions: Sequence[str]) -> Mapping[str,
 async def _pull_requests(
     session: AsyncSession, tasks: Sequence[str], attempts: Sequence[Attempt]
 ) -> tuple[Mapping[str, PullRequest], Mapping[str, PullRequest]]:
-    """The newest by task, and by session of an attempt."""
+    """Return the newest pull request by task, and by session of an attempt."""
     whose = {"tasks": tasks, "sessions": [row.session_id for row in attempts]}
     rows = list(await session.scalars(_newest_pull_requests(), whose))
     return (

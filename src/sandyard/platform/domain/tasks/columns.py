@@ -1,6 +1,6 @@
-"""The board as it is shown: how many cards each column has, and a page of them.
+"""The board: the number of tasks in each column, and a page of them.
 
-What decides where a card is and whether it matches is read of all cards; what is shown of a card, only of those on the page.
+Position and filter fields are read for all tasks; everything else only for the tasks on the page.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ _TELLING = (
     *(AttemptStatus.RUNNING, AttemptStatus.QUEUED, AttemptStatus.READY, AttemptStatus.IN_REVIEW),
     *(AttemptStatus.MERGED, AttemptStatus.FAILED, AttemptStatus.CANCELLED, AttemptStatus.ARCHIVED),
 )
-"""Of several attempts, the one that says most about the task; the web application goes by the same order."""
+"""Which of several attempts represents the task, most relevant first. The web application uses the same order."""
 MAX_WORDS = 8
-"""Different words that a search looks for: the first ones."""
+"""Maximum number of different words in a search; later words are ignored."""
 SEARCHED_CHARACTERS = 10_000
-"""Of a description."""
+"""Searched characters of a description."""
 _WITHOUT_DESCRIPTION = select(Task).options(defer(Task.description))
 
 
 class Show(StrEnum):
-    """Cards in one condition. NEEDS_YOU: an agent waits for an answer, or somebody has to pick one of several attempts."""
+    """Filter by condition. NEEDS_YOU: an agent waits for an answer, or a person has to pick an attempt."""
 
     NEEDS_YOU = "needs-you"
     RUNNING = "running"
@@ -43,7 +43,7 @@ class Show(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class BoardFilter:
-    """All that is given must hold. `words`: see `has_words`. `agent`: works, has worked or would work on it."""
+    """All given conditions must hold. `words`: see `has_words`. `agent`: works, worked or would work on it."""
 
     words: str = ""
     agent: str | None = None
@@ -52,8 +52,11 @@ class BoardFilter:
 
 @dataclass(frozen=True, slots=True)
 class ColumnPage:
-    """`total` cards are in the column, of which `matching` match the filter, and of all of them nobody works on the `failed` ones: see
-    `is_failed`. `cards` are those of the page."""
+    """A page of a column.
+
+    `total` tasks are in the column, `matching` of them match the filter, and `failed` of them have failed: see `is_failed`. `cards` are
+    those on the page.
+    """
 
     column: Column
     total: int
@@ -64,7 +67,7 @@ class ColumnPage:
 
 @dataclass(frozen=True, slots=True)
 class BoardPage:
-    """`titles`: of tasks that cards wait for and that are not on the page themselves."""
+    """A page of the board. `titles`: of tasks that block tasks on the page but are not on it."""
 
     columns: Sequence[ColumnPage]
     titles: Mapping[str, str]
@@ -72,7 +75,7 @@ class BoardPage:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a card is. `index`: in the column of its project, from 0."""
+    """The place of a task. `index`: in the column of its project, starting at 0."""
 
     id: str
     project_id: str
@@ -83,7 +86,7 @@ class _Place:
 
 @dataclass(slots=True)
 class _Facts:
-    """What filters ask of a task. `attempts`: agent, status and session of each, the oldest first."""
+    """What filters need to know of a task. `attempts`: agent, status and session of each, oldest first."""
 
     column: Column
     agents: set[str]
@@ -121,9 +124,11 @@ async def read_board(
     offset: int,
     limit: int,
 ) -> BoardPage:
-    """`limit` cards of each column, or of one, from the `offset`-th on. `seen` and `asks`: the conditions for the tasks of this board, and
-    for sessions whose questions count; `who`: the person who looks. Of several projects, first all that come first in theirs, then
-    all that come second, and so on."""
+    """Read `limit` tasks of each column, or of one column, from `offset` on.
+
+    `seen` is the condition for the board's tasks, `asks` the one for sessions whose questions count, `who` the user. With several projects:
+    the first task of each, then the second of each, and so on.
+    """
     async with database.searching(who) if wanted.words else database.reading() as session:
         places = await _places(session, seen)
         matching = await _matching(session, seen, asks, wanted)
@@ -164,7 +169,7 @@ async def _places(session: AsyncSession, seen: ColumnElement[bool]) -> list[_Pla
 async def _matching(
     session: AsyncSession, seen: ColumnElement[bool], asks: ColumnElement[bool], wanted: BoardFilter
 ) -> set[str] | None:
-    """The ids of those that match; None: all do."""
+    """Return the ids of matching tasks; None means all match."""
     found: set[str] | None = None
     if words := has_words(wanted.words):
         found = set(await session.scalars(select(Task.id).where(seen, *words)))
@@ -186,12 +191,12 @@ async def _matching(
 
 
 def has_words(text: str) -> list[ColumnElement[bool]]:
-    """One condition for each of the first MAX_WORDS different words of `text`."""
+    """Return one condition for each of the first MAX_WORDS different words of `text`."""
     return [_has_word(word) for word in list(dict.fromkeys(text.lower().split()))[:MAX_WORDS]]
 
 
 def _has_word(word: str) -> ColumnElement[bool]:
-    """In the title, the beginning of the description, or the branch or number of a pull request; or it is the id."""
+    """Match the title, the beginning of the description, the branch or number of a pull request, or the id."""
     pull = PullRequest
     named = or_(
         pull.head_branch.icontains(word, autoescape=True),
@@ -206,7 +211,7 @@ def _has_word(word: str) -> ColumnElement[bool]:
 
 
 async def _asked(session: AsyncSession, asks: ColumnElement[bool]) -> set[str]:
-    """The sessions in which something waits for a person."""
+    """Return the sessions in which something waits for a person."""
     query = select(Ask.session_id).join(Session, Session.id == Ask.session_id)
     return set(await session.scalars(query.where(Ask.status == AskStatus.PENDING, asks)))
 
@@ -236,7 +241,7 @@ async def _facts(session: AsyncSession, seen: ColumnElement[bool]) -> dict[str, 
             continue  # it was created after the tasks were read
         facts.attempts.append((agent, AttemptStatus(status), session_id))
         facts.agents.add(agent)
-        chosen.pop(task_id, None)  # it has been begun, by that one
+        chosen.pop(task_id, None)  # it was started with this agent
     for id_, agent in chosen.items():
         found[id_].agents.add(agent)
     return found

@@ -1,8 +1,8 @@
-"""Durable execution: DBOS, on a thread and an event loop of its own.
+"""Durable execution with DBOS, on its own thread and event loop.
 
-A workflow's course runs there and is recorded step by step; what a step does runs on the platform's loop, where all services live.
-DBOS takes its loop's default executor and blocks while it launches, so it does not get ours. A step that was cut off, by a crash or
-because the platform stops, is not recorded and is begun again: every step is idempotent.
+A workflow runs on that loop and is recorded step by step; the work of a step runs on the platform's loop, where all services live. DBOS
+takes over its loop's default executor and blocks while it launches, so it gets its own loop. A step that was interrupted by a crash or a
+shutdown is not recorded and starts again: every step must be idempotent.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ log = get_logger(__name__)
 T = TypeVar("T")
 
 VERSION = "1"
-"""Of the course below. Another one would strand workflows under way: a changed course must still replay what older ones recorded."""
+"""The version of the workflow below. Another version would strand workflows in progress, so a changed workflow must still replay them."""
 Result = dict[str, Any]
 StepOf = Callable[..., Coroutine[Any, Any, Result]]
 Course = Callable[[StepOf, str, int], Coroutine[Any, Any, None]]
-"""Given a way to do steps, an attempt and a round. It decides by what steps gave and by nothing else."""
+"""Called with a function that runs steps, an attempt and a round. It must be deterministic: it depends only on recorded step results."""
 TIDIED = 500
-"""Rounds forgotten at once."""
+"""Number of rounds deleted in one batch."""
 _FINAL = ("ERROR", "CANCELLED", "MAX_RECOVERY_ATTEMPTS_EXCEEDED")
 _current: Durable | None = None
 
@@ -47,8 +47,10 @@ async def _workflow(attempt_id: str, number: int) -> None:
 
 
 class Durable:
-    """One at a time in a process, because DBOS is. It opens when it is first asked for something, and then continues whatever an earlier
-    process has left."""
+    """The durable executor. Only one per process, because DBOS allows one.
+
+    It opens on first use and then continues workflows that an earlier process left unfinished.
+    """
 
     def __init__(self, database_url: str, executor: str, course: Course) -> None:
         self._url = database_url
@@ -64,14 +66,14 @@ class Durable:
     async def _open(self) -> None:
         async with self._opening:
             if self._closed:
-                raise StoppingError("The platform is stopping. The work goes on when it starts again.")
+                raise StoppingError("The platform is stopping. The work continues when it starts again.")
             if self._thread is None:
                 await self._start()
 
     async def _start(self) -> None:
         global _current  # noqa: PLW0603 - a recovered workflow has nothing else to find its services by
         if _current is not None:
-            raise RuntimeError("there is one durable executor in a process")
+            raise RuntimeError("only one durable executor is allowed per process")
         _current = self
         ready: Future[None] = Future()
         self._thread = threading.Thread(target=self._live, args=(ready,), name="workflows", daemon=True)
@@ -83,35 +85,35 @@ class Durable:
             raise
 
     async def begin(self, attempt_id: str, number: int) -> None:
-        """The round of an attempt, unless it was begun before."""
-        await self._there(self._begin(attempt_id, number))
+        """Start the round of an attempt, unless it was started before."""
+        await self._run_on_dbos_loop(self._begin(attempt_id, number))
 
     async def state(self, attempt_id: str, number: int) -> str | None:
-        """`running`, `done` or `broken`; None: it was never begun."""
-        return await self._there(self._state(attempt_id, number))
+        """Return `running`, `done` or `broken`; None if it was never started."""
+        return await self._run_on_dbos_loop(self._state(attempt_id, number))
 
     async def tidy(self, older_than: timedelta) -> None:
-        """Forget the course of rounds that ended longer ago: what came of them is in their attempts."""
+        """Delete the records of rounds that ended longer ago. Their results are stored in the attempts."""
         if self._thread is not None:
-            await self._there(self._tidy(datetime.now(UTC) - older_than))
+            await self._run_on_dbos_loop(self._tidy(datetime.now(UTC) - older_than))
 
     async def close(self) -> None:
-        """What is under way stops where it is, and goes on when a platform opens again."""
+        """Stop workflows where they are. They continue when a platform opens again."""
         global _current  # noqa: PLW0603
         self._closed = True
-        async with self._opening:  # a loop that is told to stop while it launches runs on
+        async with self._opening:  # stopping a loop while it launches has no effect
             if self._loop is not None and self._thread is not None:
                 self._loop.call_soon_threadsafe(self._loop.stop)
                 await asyncio.to_thread(self._thread.join)
                 _current = self._thread = None
 
     async def run(self, attempt_id: str, number: int) -> None:
-        """On the loop of DBOS."""
+        """Run a workflow, on the DBOS loop."""
         await self._course(self._step, attempt_id, number)
 
     async def _step(self, name: str, verb: Callable[..., Awaitable[Result]], *arguments: Any) -> Result:
         async def work() -> Result:
-            return await self._here(verb(*arguments))
+            return await self._run_on_main_loop(verb(*arguments))
 
         return await DBOS.run_step_async({"name": name}, work)
 
@@ -144,10 +146,10 @@ class Durable:
             if ids:
                 await DBOS.delete_workflows_async(ids)
 
-    # two loops -----------------------------------------------------------------------------------------------------------
+    # two event loops -----------------------------------------------------------------------------------------------------
 
-    async def _there(self, work: Coroutine[Any, Any, T]) -> T:
-        """On the loop of DBOS, waited for on ours."""
+    async def _run_on_dbos_loop(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run work on the DBOS loop and wait for it on ours."""
         try:
             await self._open()
         except BaseException:
@@ -156,8 +158,8 @@ class Durable:
         assert self._loop is not None
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
 
-    async def _here(self, work: Awaitable[Result]) -> Result:
-        """On our loop, waited for on that of DBOS. Who waits may be cut off, and then the work is."""
+    async def _run_on_main_loop(self, work: Awaitable[Result]) -> Result:
+        """Run work on our loop and wait for it on the DBOS loop. Cancelling the waiter cancels the work."""
 
         async def run() -> Result:
             return await work
@@ -165,7 +167,7 @@ class Durable:
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(run(), self._main))
 
     def _live(self, ready: Future[None]) -> None:
-        """The thread: launch, serve, end."""
+        """Run the thread: launch, serve, shut down."""
         loop = self._loop = asyncio.new_event_loop()
         asyncio.set_event_loop(loop)
         try:
@@ -179,7 +181,7 @@ class Durable:
         self._end(loop)
 
     async def _launch(self) -> None:
-        logger = logging.getLogger("dbos")  # with a handler there, it brings none of its own
+        logger = logging.getLogger("dbos")  # with a handler present, DBOS adds none of its own
         logger.handlers, logger.propagate = [logging.NullHandler()], True
         config: DBOSConfig = {
             "name": "sandyard",
@@ -191,7 +193,7 @@ class Durable:
             **self._storage(),
         }
         DBOS(config=config)
-        DBOS.launch()  # on this thread, so that its coroutines come to this loop
+        DBOS.launch()  # on this thread, so that its coroutines run on this loop
 
     def _storage(self) -> DBOSConfig:
         url = make_url(self._url)

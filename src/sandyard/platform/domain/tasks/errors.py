@@ -1,4 +1,4 @@
-"""Why a card may not be where somebody wants it."""
+"""Errors of moving tasks on the board."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from sandyard.platform.domain.tasks.model import Column
 
 
 class ColumnFullError(ConflictError):
-    """The column holds as many tasks as it may."""
+    """The column is full."""
 
     code = "column_full"
 
     def __init__(self, column: Column, limit: int, count: int) -> None:
         self.column, self.limit, self.count = column, limit, count
         super().__init__(
-            f"The column {column} may hold {limit} and has {count}. Move one out of it first, or raise its limit in the "
-            "project's settings."
+            f"The column {column} is full ({count} of {limit} tasks). Move a task out of it, or raise the "
+            "limit in the project's settings."
         )
 
     @property
@@ -31,11 +31,11 @@ class TaskBlockedError(ConflictError):
     code = "task_blocked"
 
     def __init__(self, blockers: Sequence[tuple[str, str, str]]) -> None:
-        """`blockers`: id, title and column of each."""
+        """Build the message. `blockers`: id, title and column of each."""
         self.ids = [task_id for task_id, _, _ in blockers]
         named = ", ".join(f"{task_id} ({title[:60]!r}, {column})" for task_id, title, column in blockers[:5])
         more = f" and {len(blockers) - 5} more" if len(blockers) > 5 else ""
-        super().__init__(f"It needs what is not done yet: {named}{more}.")
+        super().__init__(f"The task needs tasks that are not done yet: {named}{more}.")
 
     @property
     def extra(self) -> Mapping[str, object]:
@@ -43,24 +43,24 @@ class TaskBlockedError(ConflictError):
 
 
 class MoveRefusedError(ConflictError):
-    """A task does not go from there to there."""
+    """This move is not allowed."""
 
     code = "move_refused"
 
 
 class NothingInReviewError(ConflictError):
-    """No attempt at this task is in review, so nobody would get the feedback. Retry the task instead."""
+    """No attempt at this task is in review, so there is no agent to receive the feedback. Retry the task instead."""
 
     code = "nothing_in_review"
 
 
 class FeedbackNeededError(InvalidInputError):
-    """A task that goes back from review needs feedback: the words that the agent gets next."""
+    """Feedback is required to send a task back from review. The agent receives it as its next prompt."""
 
     code = "feedback_needed"
 
 
 class NeedsCycleError(InvalidInputError):
-    """Tasks cannot need each other in a circle."""
+    """Tasks cannot need each other in a cycle."""
 
     code = "needs_cycle"

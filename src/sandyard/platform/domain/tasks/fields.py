@@ -1,4 +1,4 @@
-"""What somebody says of a task, checked before it is stored."""
+"""The fields of a task, validated before they are stored."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def _branch(name: str) -> str:
 
 
 def _one_line(title: str) -> str:
-    """It becomes the subject of a commit, the name of a branch, a line on a terminal: nothing in it steers or hides."""
+    """Make the title one visible line, because it becomes a commit subject, a branch name and a line on a terminal."""
     seen = "".join(" " if unicodedata.category(one) in _STEERING or one in _TURNING else one for one in title)
     if not (line := " ".join(seen.split())):
-        raise ValueError("it has no letters")
+        raise ValueError("Must contain a visible character")
     return line
 
 
@@ -38,7 +38,9 @@ Title = Annotated[
 ]
 Description = Annotated[str, Field(max_length=MAX_DESCRIPTION)]
 Branch = Annotated[str, Field(min_length=1, max_length=MAX_NAME), AfterValidator(_branch)]
-Priority = Annotated[int, Field(ge=PRIORITIES[0], le=PRIORITIES[1], description="Higher ones start first.")]
+Priority = Annotated[
+    int, Field(ge=PRIORITIES[0], le=PRIORITIES[1], description="Tasks with a higher priority start first.")
+]
 
 
 class _Part(BaseModel):
@@ -46,31 +48,31 @@ class _Part(BaseModel):
 
 
 class WantedAttempt(_Part):
-    agent: AgentName | None = Field(default=None, description="Null: the task's, else the project's.")
-    model: ModelName | None = Field(default=None, description="Null: the task's, else the project's.")
+    agent: AgentName | None = Field(default=None, description="Null means the task's agent, or else the project's.")
+    model: ModelName | None = Field(default=None, description="Null means the task's model, or else the project's.")
 
 
 class TaskFields(_Part):
-    """All of a task that a person may say, but for what it needs."""
+    """All fields of a task that a person can set, except its needs."""
 
     title: Title
     description: Description = ""
     agent: AgentName | None = None
     model: ModelName | None = None
     attempts: Annotated[list[WantedAttempt], Field(max_length=MAX_ATTEMPTS)] = Field(
-        default_factory=list, description="One session each, side by side; empty: one."
+        default_factory=list, description="Attempts to run in parallel, one session each. Empty means one."
     )
     base_branch: Branch | None = None
     priority: Priority = 0
     budget: BudgetSettings = Field(default_factory=BudgetSettings)
 
     def stored(self) -> dict[str, Any]:
-        """By the names of the columns."""
+        """Return the fields by column name."""
         values = self.model_dump(exclude={"attempts", "budget"})
         attempts = [one.model_dump(by_alias=True) for one in self.attempts]
         return {**values, "attempts": attempts, "budget": self.budget.model_dump(by_alias=True, exclude_none=True)}
 
     @property
     def agents(self) -> set[str]:
-        """Every agent that is named."""
+        """Return every agent that is named."""
         return {name for name in (self.agent, *(one.agent for one in self.attempts)) if name is not None}

@@ -1,4 +1,4 @@
-"""What becomes of a sandbox when the attempt that worked in it is over."""
+"""Release a sandbox when the attempt that used it has ended."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sandyard.platform.domain.tasks.moving import AT_WORK
 log = get_logger(__name__)
 
 AFTERWARDS = timedelta(minutes=1)
-"""So long after an attempt's end the use of its sandbox may be its own."""
+"""Sandbox activity within this time after an attempt's end is attributed to the attempt."""
 
 
 class Turns(Protocol):
@@ -35,7 +35,7 @@ class Leaving:
         self._turns = turns
 
     async def leave(self, session_id: str, project_id: str, *, archive: bool) -> None:
-        """It goes, or sleeps, as the project wants. Nothing when somebody has begun to work in it again."""
+        """Delete or pause the sandbox, per the project's settings. Does nothing if work in it has started again."""
         try:
             if await self._works_in(session_id):
                 return
@@ -57,17 +57,17 @@ class Leaving:
                 await self._lifecycle.pause(row)
             else:
                 await self._lifecycle.destroy(row)
-        except SandyardError as error:  # it sleeps when it is idle, and is cleared away when nobody comes back
+        except SandyardError as error:  # it is paused when idle, and removed later if unused
             log.warning("sandbox_not_left", session=session_id, reason=error.message)
 
     async def _works_in(self, session_id: str) -> bool:
-        """It was begun again since."""
+        """Return whether an attempt has started again in this session."""
         query = select(Attempt.id).where(Attempt.session_id == session_id, Attempt.status.in_(AT_WORK))
         async with self._database.reading() as session:
             return await session.scalar(query.limit(1)) is not None
 
     async def recover(self) -> None:
-        """After a start: sandboxes of attempts that were over when an earlier process ended, and that nobody has used since."""
+        """After a start, release sandboxes of attempts that ended under an earlier process and were not used since."""
         over = (AttemptStatus.CANCELLED, AttemptStatus.MERGED, AttemptStatus.ARCHIVED)
         query = select(Attempt, Sandbox).join(Session, Session.id == Attempt.session_id)
         query = query.join(Sandbox, Sandbox.id == Session.sandbox_id).where(

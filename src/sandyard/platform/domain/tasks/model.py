@@ -1,4 +1,4 @@
-"""The words for cards and the attempts at them."""
+"""States of tasks and attempts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class Column(StrEnum):
-    """Where a card is; the status of a task."""
+    """The column of a task on the board, which is its status."""
 
     BACKLOG = "backlog"
     IN_PROGRESS = "in_progress"
@@ -16,7 +16,7 @@ class Column(StrEnum):
 
 
 class AttemptStatus(StrEnum):
-    """READY: done and committed, and one of several that somebody has to pick from. ARCHIVED: another one was picked."""
+    """READY: finished and committed, one of several to pick from. ARCHIVED: another attempt was picked."""
 
     QUEUED = "queued"
     RUNNING = "running"
@@ -36,8 +36,7 @@ OPEN_ATTEMPTS = (AttemptStatus.QUEUED, AttemptStatus.RUNNING, AttemptStatus.READ
 
 
 class RoundKind(StrEnum):
-    """What a round of an attempt is for: the task itself, words from a person or the forge, the publishing of one that was picked,
-    or once more after a failure."""
+    """The purpose of a round: the task itself, feedback from a person or the forge, publishing a picked attempt, or a retry."""
 
     TASK = "task"
     FEEDBACK = "feedback"

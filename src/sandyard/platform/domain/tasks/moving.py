@@ -1,4 +1,4 @@
-"""The moves of a card, each inside a transaction that holds its board."""
+"""Moves of tasks, each inside a transaction that holds the board."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ ALLOWED: Mapping[Column, tuple[Column, ...]] = {
     Column.DONE: (Column.BACKLOG,),
     Column.CANCELLED: (Column.BACKLOG,),
 }
-"""By people, from column to column."""
+"""Moves that people may make, by column."""
 OVER = (Column.DONE, Column.CANCELLED)
 STOPS = (Column.BACKLOG, Column.CANCELLED)
-"""Where nothing works on a task."""
+"""Columns in which no attempt works on a task."""
 AT_WORK = (AttemptStatus.QUEUED, AttemptStatus.RUNNING)
 
 
 class Attempts(Protocol):
-    """What the board wants of those who work on its cards."""
+    """What the board needs of attempts."""
 
     async def draft(self, tx: Transaction, task: Task, owner_id: str) -> list[Attempt]: ...
     async def send_back(self, tx: Transaction, task: Task, attempt: Attempt, words: str, by: str) -> None: ...
@@ -58,7 +58,7 @@ class Agents(Protocol):
 
 
 async def held(tx: Transaction, project_id: str) -> Project:
-    """The project, whose board nobody else changes until the end of the transaction. NotFoundError."""
+    """Return the project and lock its board until the end of the transaction. Raises NotFoundError."""
     query = select(Project).where(Project.id == project_id).with_for_update(key_share=True)
     project = await tx.session.scalar(query)
     if project is None:
@@ -67,27 +67,27 @@ async def held(tx: Transaction, project_id: str) -> Project:
 
 
 def about(task: Task, project: Project) -> dict[str, Any]:
-    """Whom an event of a task concerns: whoever sees the project."""
+    """Return the ids of a task's events, which are visible to everyone who sees the project."""
     return {"owner_id": project.owner_id, "project_id": project.id, "task_id": task.id}
 
 
 def starts_for(task: Task, user_id: str | None) -> None:
-    """Whether a task of the backlog starts by itself, and for whom."""
+    """Set for whom a task in the backlog starts automatically, or None."""
     source = {key: value for key, value in task.source.items() if key != "startsFor"}
     task.source = source if user_id is None else {**source, "startsFor": user_id}
 
 
 async def require_still(tx: Transaction, task: Task) -> None:
-    """ConflictError while something works on it."""
+    """Raise ConflictError while an attempt is working on the task."""
     working = select(Attempt.id).where(Attempt.task_id == task.id, Attempt.status.in_(AT_WORK))
     if await tx.session.scalar(working.limit(1)) is not None:
-        raise ConflictError(f"Task {task.id} is still being stopped; try again in a moment.")
+        raise ConflictError(f"Task {task.id} is still being stopped. Try again in a moment.")
 
 
 def require_unarchived(project: Project) -> None:
-    """ConflictError for an archived project."""
+    """Raise ConflictError for an archived project."""
     if project.archived_at is not None:
-        raise ConflictError(f"Project {project.id} is archived, so nothing starts in it.")
+        raise ConflictError(f"Project {project.id} is archived, so its tasks cannot be started.")
 
 
 class Moves:
@@ -98,7 +98,7 @@ class Moves:
     async def put(
         self, tx: Transaction, project: Project, task: Task, status: Column, position: int | None = None, **data: Any
     ) -> None:
-        """Into a column, whatever it holds, with the event by which a board moves its card."""
+        """Put a task into a column regardless of limits, and emit the event that moves its card."""
         before, now = task.status, instant(self._clock)
         number = await place(tx.session, task, status, position)
         task.status, task.position, task.updated_at = status, number, now
@@ -140,7 +140,7 @@ class Moves:
         position: int | None,
         feedback: str | None,
     ) -> None:
-        """A person's."""
+        """Move a task on behalf of a person."""
         before = Column(task.status)
         if status not in ALLOWED[before]:
             raise MoveRefusedError(_refusal(before, status))
@@ -161,14 +161,14 @@ class Moves:
             await self.put(tx, project, task, status, position)
 
     async def start(self, tx: Transaction, project: Project, task: Task, by: str, position: int | None = None) -> None:
-        """With new attempts. Raises like `require_startable`, before anything is changed."""
+        """Start a task with new attempts. Raises like `require_startable`, before anything is changed."""
         await self.require_startable(tx, project, task)
         await self.put(tx, project, task, Column.IN_PROGRESS, position)
         await _archive_earlier(tx, task, instant(self._clock))
         await self._attempts.draft(tx, task, by)
 
     async def require_startable(self, tx: Transaction, project: Project, task: Task) -> None:
-        """TaskBlockedError, ColumnFullError, or ConflictError for what is archived or not quite stopped."""
+        """Raise TaskBlockedError or ColumnFullError, or ConflictError if the project is archived or the task is still being stopped."""
         require_unarchived(project)
         await require_still(tx, task)
         if waits_for := await blockers(tx.session, task.id):
@@ -176,7 +176,7 @@ class Moves:
         await self.require_room(tx, project, Column.IN_PROGRESS)
 
     async def start_when_ready(self, tx: Transaction, project: Project, task: Task, by: str) -> None:
-        """Now, or later by itself; then an event says why not now."""
+        """Start a task now, or automatically later; then an event says why it did not start now."""
         try:
             await self.start(tx, project, task, by)
         except (TaskBlockedError, ColumnFullError) as reason:
@@ -184,7 +184,7 @@ class Moves:
             tx.emit("task.waiting", **about(task, project), title=task.title, code=reason.code, reason=reason.message)
 
     async def require_room(self, tx: Transaction, project: Project, column: Column) -> None:
-        """ColumnFullError. What has failed takes no room: nobody works on it."""
+        """Raise ColumnFullError if the column is full. Failed tasks do not count, because nobody works on them."""
         limits = ProjectSettings.of(project).tasks.wip_limits
         limit = next((most for name, most in limits.items() if name == column), None)
         if limit is not None:
@@ -195,21 +195,26 @@ class Moves:
 
 
 async def _reviewed(tx: Transaction, task: Task) -> Attempt:
-    """The one that was picked, or the only one there is to review. NothingInReviewError, or ConflictError for one of several."""
+    """Return the attempt that was picked, or the only one to review.
+
+    Raises NothingInReviewError, or ConflictError if there are several.
+    """
     query = select(Attempt).where(Attempt.task_id == task.id).order_by(Attempt.number)
     rows = list(await tx.session.scalars(query.with_for_update()))
     for status in (AttemptStatus.IN_REVIEW, AttemptStatus.READY):
         found = [row for row in rows if row.status == status]
         if len(found) > 1:
-            raise ConflictError("Several attempts at this task are ready. Pick one; the feedback goes to it.")
+            raise ConflictError("Several attempts at this task are ready. Pick one to send the feedback to.")
         if found:
             return found[0]
     raise NothingInReviewError
 
 
 async def _archive_earlier(tx: Transaction, task: Task, now: datetime) -> None:
-    """Attempts of an earlier start, but for what was merged: neither a retry nor feedback is for them any more. That the task was done
-    meanwhile may not be known to them yet."""
+    """Archive attempts of an earlier start, except merged ones: they get no more retries or feedback.
+
+    They may not know yet that the task was done meanwhile.
+    """
     earlier = Attempt.status.not_in((*AT_WORK, AttemptStatus.MERGED, AttemptStatus.ARCHIVED))
     for row in list(await tx.session.scalars(select(Attempt).where(Attempt.task_id == task.id, earlier))):
         row.status, row.updated_at = AttemptStatus.ARCHIVED, now
@@ -219,6 +224,6 @@ async def _archive_earlier(tx: Transaction, task: Task, now: datetime) -> None:
 
 def _refusal(before: Column, status: Column) -> str:
     if status == Column.IN_REVIEW:
-        return "A task comes to review by itself, when the work on it is done."
+        return "A task moves to review automatically when the work on it is done."
     ways = " or ".join(ALLOWED[before])
-    return f"A task goes from {before} to {ways}, not to {status}."
+    return f"A task can move from {before} to {ways}, not to {status}."

@@ -1,4 +1,4 @@
-"""Which tasks a task waits for."""
+"""Dependencies between tasks."""
 
 from __future__ import annotations
 
@@ -15,15 +15,17 @@ from sandyard.platform.domain.tasks.model import Column
 
 
 async def replace_needs(session: AsyncSession, task: Task, needs: Iterable[str]) -> None:
-    """Inside a transaction that holds the board, so that no two changes make a circle together. InvalidInputError for what is no
-    task of the project, NeedsCycleError."""
+    """Replace a task's needs, inside a transaction that holds the board, so that concurrent changes cannot create a cycle.
+
+    Raises InvalidInputError for tasks that are not in the project, and NeedsCycleError.
+    """
     wanted = list(dict.fromkeys(needs))
     if len(wanted) > MAX_NEEDS:
-        raise InvalidInputError(f"A task needs at most {MAX_NEEDS} others.")
+        raise InvalidInputError(f"A task can need at most {MAX_NEEDS} other tasks.")
     known = select(Task.id).where(Task.id.in_(wanted), Task.project_id == task.project_id)
     unknown = set(wanted) - set(await session.scalars(known))
     if unknown:
-        raise InvalidInputError(f"There is no task {min(unknown)[:60]!r} in this project, so none can need it.")
+        raise InvalidInputError(f"There is no task {min(unknown)[:60]!r} in this project.")
     await _refuse_circles(session, task, wanted)
     await session.execute(delete(TaskNeed).where(TaskNeed.task_id == task.id))
     session.add_all(TaskNeed(task_id=task.id, needs_id=needed) for needed in wanted)
@@ -31,7 +33,7 @@ async def replace_needs(session: AsyncSession, task: Task, needs: Iterable[str])
 
 
 async def needs_of(session: AsyncSession, task_ids: Sequence[str]) -> dict[str, list[Task]]:
-    """What each of them needs, done or not; those that need nothing are left out."""
+    """Return the needs of each task, done or not. Tasks without needs are left out."""
     query = select(TaskNeed.task_id, Task).join(Task, Task.id == TaskNeed.needs_id)
     found: dict[str, list[Task]] = {}
     for task_id, needed in (await session.execute(query.where(TaskNeed.task_id.in_(task_ids)).order_by(Task.id))).all():
@@ -40,14 +42,14 @@ async def needs_of(session: AsyncSession, task_ids: Sequence[str]) -> dict[str, 
 
 
 async def blockers(session: AsyncSession, task_id: str) -> list[tuple[str, str, str]]:
-    """Id, title and column of what it needs and is not done. What was cancelled is not done."""
+    """Return id, title and column of the task's needs that are not done. Cancelled tasks are not done."""
     query = select(Task.id, Task.title, Task.status).join(TaskNeed, Task.id == TaskNeed.needs_id)
     query = query.where(TaskNeed.task_id == task_id, Task.status != Column.DONE).order_by(Task.id)
     return [(row[0], row[1], row[2]) for row in (await session.execute(query)).all()]
 
 
 async def _refuse_circles(session: AsyncSession, task: Task, wanted: Sequence[str]) -> None:
-    """Walks from what is wanted along all that it needs; whoever comes back to the task has found a circle."""
+    """Raise NeedsCycleError if the wanted needs lead back to the task."""
     came_from = dict.fromkeys(wanted, task.id)
     edge = list(wanted)
     while edge and task.id not in came_from:
@@ -62,4 +64,4 @@ async def _refuse_circles(session: AsyncSession, task: Task, wanted: Sequence[st
     circle = [task.id]
     while len(circle) == 1 or circle[-1] != task.id:
         circle.append(came_from[circle[-1]])
-    raise NeedsCycleError(f"Tasks cannot need each other in a circle: {' needs '.join(reversed(circle))}.")
+    raise NeedsCycleError(f"Tasks cannot need each other in a cycle: {' needs '.join(reversed(circle))}.")

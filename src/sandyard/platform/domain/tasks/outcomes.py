@@ -1,4 +1,4 @@
-"""What came of the steps of an attempt, for people."""
+"""Results of an attempt's steps, for display."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from sandyard.platform.domain.tasks.model import StepName
 
 
 class Outcome(StrEnum):
-    """FAILED: also a check that ran and found something. FIXED: it failed, and a later try in the same round succeeded. SKIPPED: the
-    project has no check. NOT_APPLICABLE: the remote has no pull requests."""
+    """The result of a step.
+
+    FAILED: also a check that found problems. FIXED: it failed, and a later try in the same round succeeded. SKIPPED: the project has no
+    check. NOT_APPLICABLE: the remote has no pull requests.
+    """
 
     RUNNING = "running"
     SUCCEEDED = "succeeded"
@@ -22,7 +25,7 @@ class Outcome(StrEnum):
 
 
 def outcomes_of(steps: Sequence[Step]) -> list[Outcome]:
-    """Of all steps of one attempt, in their order."""
+    """Return the outcomes of all steps of one attempt, in order."""
     found: list[Outcome] = []
     succeeded: set[tuple[int, str]] = set()
     for step in reversed(steps):

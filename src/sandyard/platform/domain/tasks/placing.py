@@ -1,4 +1,4 @@
-"""Where in its column a card is. Cards have numbers with gaps between them, so that most moves write one row."""
+"""Positions of tasks in their columns. Positions are numbers with gaps, so that most moves write one row."""
 
 from __future__ import annotations
 
@@ -14,17 +14,19 @@ from sandyard.platform.domain.tasks.model import Column
 GAP = 1 << 10
 LARGEST = (1 << 31) - 1
 NEWEST_FIRST = (Column.DONE, Column.CANCELLED)
-"""There a card comes to the top, in the others to the end."""
+"""Columns in which a moved task goes to the top; in the others it goes to the end."""
 
 
 def is_failed() -> ColumnElement[bool]:
-    """The condition for tasks that are in progress while nobody works on them: all that was tried has failed."""
+    """Return the condition for tasks in progress whose attempts have all failed."""
     return and_(Task.status == Column.IN_PROGRESS, Task.error.is_not(None))
 
 
 async def place(session: AsyncSession, task: Task, column: Column, index: int | None = None) -> int:
-    """The number for the task as the `index`-th card of the column, without itself; None: where new ones go. The index of it is at most
-    the column's length. Others may get new numbers, in the same order."""
+    """Return the position number for the task at `index` of the column, not counting itself.
+
+    None means where new tasks go; larger indexes mean the end. Other tasks may be renumbered, in the same order.
+    """
     others = _others(task, column)
     if index is None:
         index = 0 if column in NEWEST_FIRST else LARGEST
@@ -39,13 +41,13 @@ async def place(session: AsyncSession, task: Task, column: Column, index: int | 
 
 
 async def index_of(session: AsyncSession, task: Task) -> int:
-    """How many cards are before it in its column, as it is stored."""
+    """Return the number of tasks before it in its column, as stored."""
     return int(await session.scalar(select(index_in_column()).where(Task.id == task.id)) or 0)
 
 
-@functools.cache  # it takes SQLAlchemy longer to put together than SQLite to answer
+@functools.cache  # building it takes SQLAlchemy longer than it takes SQLite to execute it
 def index_in_column() -> ScalarSelect[int]:
-    """For a query of tasks."""
+    """Return a subquery for a query of tasks."""
     other = aliased(Task)
     before = or_(other.position < Task.position, and_(other.position == Task.position, other.id < Task.id))
     same = and_(other.project_id == Task.project_id, other.status == Task.status)
@@ -69,7 +71,7 @@ async def _neighbours(session: AsyncSession, others: ColumnElement[bool], index:
 
 
 def _between(before: int | None, after: int | None) -> int | None:
-    """None when there is no room."""
+    """Return a number between the two, or None if there is no gap."""
     if before is None and after is None:
         return 0
     if before is None:

@@ -1,4 +1,4 @@
-"""What an agent is told."""
+"""Prompts to agents."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from sandyard.platform.domain.agents.model import PLATFORM
 from sandyard.platform.domain.projects.model import ProjectSettings
 
 OUTPUT = 12_000
-"""Characters of a failed command's output that an agent gets: its end."""
+"""Maximum characters of a failed command's output sent to an agent: its end."""
 HANDED_OVER = (
-    "Another agent has worked on this task before you. Look at what is there already, and do what was asked since:"
+    "Another agent has worked on this task before you. Look at the existing work, and do what was asked since:"
 )
 
 
@@ -25,17 +25,17 @@ def of_person(text: str) -> Part:
 
 
 def of_platform(text: str, about: Literal["task", "failure"] = "task") -> Part:
-    """Text that no person wrote. Agents that follow instructions to the letter are told so; see `agents/steps.py`."""
+    """Return text that no person wrote. Agents that follow instructions literally are told so; see `agents/steps.py`."""
     return {"type": "text", "text": text, "source": PLATFORM, "about": about}
 
 
 def of_task(task: Task, project: Project, branch: str, *, agents_md: bool) -> list[Part]:
-    """The task in its author's words, and where the agent is."""
+    """Return the task in its author's words, and a description of the agent's environment."""
     settings = ProjectSettings.of(project)
     words = task.title if not task.description.strip() else f"{task.title}\n\n{task.description}"
     lines = [
-        f"You work in a checkout of {project.name!r}, on the branch {branch!r} that is yours alone.",
-        "Change what the task needs and no more. Leave your work in the work tree, or commit it; do not push and do not open a pull "
+        f"You are working in a checkout of {project.name!r}, on your own branch {branch!r}.",
+        "Change only what the task needs. Leave your work in the work tree or commit it; do not push and do not open a pull "
         "request: that is done for you when you are finished.",
     ]
     if settings.git.commit_messages == "conventional":
@@ -45,12 +45,12 @@ def of_task(task: Task, project: Project, branch: str, *, agents_md: bool) -> li
     if agents_md:
         lines.append("AGENTS.md in the checkout says how to work on this project.")
     if settings.verify.command:
-        lines.append(f"Before your work is taken, this must succeed: {settings.verify.command}")
+        lines.append(f"Before your work is accepted, this command must succeed: {settings.verify.command}")
     return [of_person(words), of_platform("\n".join(lines))]
 
 
 def of_feedback(said: Sequence[Mapping[str, Any]]) -> list[Part]:
-    """What people said, and what failed on the forge."""
+    """Return people's messages and failures reported by the forge."""
     return [
         of_platform(str(one["words"]), "failure") if one.get("automatic") else of_person(str(one["words"]))
         for one in said
@@ -58,12 +58,12 @@ def of_feedback(said: Sequence[Mapping[str, Any]]) -> list[Part]:
 
 
 def of_failure(command: str, exit_code: int | None, output: str) -> str:
-    how = "did not end in its time" if exit_code is None else f"ended with exit code {exit_code}"
+    how = "timed out" if exit_code is None else f"ended with exit code {exit_code}"
     return f"The check `{command}` {how}. Please fix the failures. The end of its output:\n\n{fenced(output[-OUTPUT:])}"
 
 
 def fenced(text: str) -> str:
-    """A code block of it, whatever it contains."""
+    """Return the text as a fenced code block, whatever it contains."""
     longest = max((len(run) for run in re.findall("`{3,}", text)), default=2)
     fence = "`" * (longest + 1)
     return f"{fence}\n{text.rstrip()}\n{fence}"
@@ -75,4 +75,4 @@ def of_refusal(sentence: str) -> str:
 
 def of_retry(ended: str | None) -> str:
     why = f" It ended with: {ended.rstrip().rstrip('.')}." if ended else ""
-    return f"The work on this task was interrupted.{why} Look at what is there already, and finish the task."
+    return f"The work on this task was interrupted.{why} Look at the existing work, and finish the task."

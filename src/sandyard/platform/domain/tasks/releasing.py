@@ -1,4 +1,4 @@
-"""Starting what was asked to start and had to wait, as soon as it can."""
+"""Start tasks that had to wait, as soon as possible."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MAKES_ROOM = frozenset(
 
 
 class Releases:
-    """Looks after every change on a board of this process, and at its start: nobody has to call it."""
+    """Checks after every change on a board in this process, and at startup. Nothing has to call it."""
 
     def __init__(self, database: Database, moves: Moves, tasks: TaskSet, attempts: Attempts) -> None:
         self._database = database
@@ -55,13 +55,13 @@ class Releases:
     def _soon(self, project_id: str) -> None:
         if project_id not in self._due:
             self._due.add(project_id)
-            # nobody says a second time that something can start
+            # there is no second notification that something can start
             release = self._database.retry_while_away(lambda: self.release(project_id), "release", project=project_id)
             self._tasks.spawn(release)
 
     async def release(self, project_id: str) -> None:
-        """Start what waits and can start: higher priorities first, then as on the board."""
-        self._due.discard(project_id)  # what changes from now on is looked at again
+        """Start waiting tasks that can start: higher priorities first, then in board order."""
+        self._due.discard(project_id)  # later changes schedule another check
         needed = select(TaskNeed.task_id).join(Task, Task.id == TaskNeed.needs_id).where(Task.status != Column.DONE)
         query = select(Task.id).where(Task.project_id == project_id, Task.status == Column.BACKLOG, _WAITS)
         query = query.where(Task.id.not_in(needed)).order_by(Task.priority.desc(), Task.position, Task.id)
@@ -85,7 +85,7 @@ class Releases:
 
 
 async def _still_here(session: AsyncSession, project: Project, user_id: str) -> str:
-    """Whoever asked for it, or the project's owner if they have left."""
+    """Return the user who asked for the start, or the project's owner if that user was disabled."""
     user = await session.get(User, user_id)
     if user is None or user.disabled_at is not None:
         return project.owner_id

@@ -1,8 +1,8 @@
 """A round of an attempt, step by step: setup → provision → checkout → agent → verify → commit → push → pull request.
 
-The course decides by what its steps gave and by nothing else, because it is replayed after a crash. Each step may be begun again, and
-does nothing twice: sessions have their id before they are there, turns a key, commands are found again, branches and pull requests are
-looked up.
+The workflow must be deterministic: it depends only on recorded step results, because it is replayed after a crash. Each step may be
+restarted and must be idempotent: sessions get their id before they exist, turns have a key, commands are found again, and branches and pull
+requests are looked up.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ log = get_logger(__name__)
 Verb = Callable[..., Awaitable[Result]]
 _INTERNAL = {
     "code": "internal",
-    "message": "The platform failed in this step; its log says why. Try again: `task retry`.",
+    "message": "Internal error in this step; see the platform's log. Retry the task.",
 }
-_CANCELLED: Result = {"failed": {"code": "cancelled", "message": "It was stopped."}}
+_CANCELLED: Result = {"failed": {"code": "cancelled", "message": "The task was stopped."}}
 
 
 class Rounds:
@@ -45,10 +45,10 @@ class Rounds:
         self._tasks = tasks
         self._steps = steps
 
-    # the course ------------------------------------------------------------------------------------------------------------
+    # the workflow ----------------------------------------------------------------------------------------------------------
 
     async def course(self, steps: StepOf, attempt_id: str, number: int) -> None:
-        """Every failure comes as a result, so that it is recorded like one."""
+        """Run the round. Every failure is returned as a result, so that it is recorded like one."""
         count = 0
 
         async def step(name: str, verb: Verb, *arguments: Any) -> Result:
@@ -73,7 +73,7 @@ class Rounds:
                 await step("rest", self._rest, attempt_id, number, AttemptStatus.READY)
         except _Stop as stop:
             await step("fail", self._fail, attempt_id, number, stop.failure)
-        except Exception as error:  # in a step that does not even say how it failed
+        except Exception as error:  # a step failed without returning a result
             log.error("round_crashed", attempt=attempt_id, exc=error)  # noqa: TRY400
             await step("fail", self._fail, attempt_id, number, _INTERNAL)
 
@@ -94,7 +94,7 @@ class Rounds:
         await do(StepName.COMMIT, self._steps.commit)
 
     async def _publish(self, do: Callable[..., Awaitable[Result]], plan: Result, number: int) -> None:
-        """Commits that the project's convention does not take go back to the agent."""
+        """Publish the work. Commits that violate the project's convention go back to the agent."""
         if plan["kind"] == RoundKind.PUBLISH:
             await do(StepName.PROVISION, self._steps.provision, preparation=None)
         for fix in range(plan["fixes"] + 1):
@@ -108,7 +108,7 @@ class Rounds:
             )
         await do(StepName.PULL_REQUEST, self._steps.pull_request)
 
-    # what every step has -----------------------------------------------------------------------------------------------------
+    # common to all steps -----------------------------------------------------------------------------------------------------
 
     async def _while_away(self, verb: Verb, *arguments: Any) -> Result:
         return await self._database.retry_while_away(lambda: verb(*arguments), "step")
@@ -116,7 +116,7 @@ class Rounds:
     async def _recorded(  # noqa: PLR0917 - called by name through the workflow
         self, attempt_id: str, number: int, count: int, name: StepName, verb: Verb, arguments: Mapping[str, Any]
     ) -> Result:
-        """Do a step, and let people see it."""
+        """Run a step and record its progress for people."""
         place = (attempt_id, number, count)
         try:
             begun = await self._note_begun(place, name)
@@ -125,11 +125,11 @@ class Rounds:
             work, before = begun
             result = _CANCELLED if work.attempt.cancel_at else await verb(work, place, before, **arguments)
         except StoppingError:
-            raise asyncio.CancelledError from None  # the next process does it again
+            raise asyncio.CancelledError from None  # the next process runs it again
         except CancelledStep:
             result = _CANCELLED
         except AWAY:
-            raise  # what it would be recorded in is away too: it is begun again
+            raise  # its result could not be recorded either: it is started again
         except SandyardError as error:
             log.info("step_failed", attempt=attempt_id, step=name, code=error.code, reason=error.message)
             result = {"failed": {"code": error.code, "message": error.message}}
@@ -140,7 +140,7 @@ class Rounds:
         return result
 
     async def _note_begun(self, place: Place, name: StepName) -> tuple[Work, dict[str, Any]] | None:
-        """What there is to work on, and what an earlier try has left to know. None: it was merged, or this round is over."""
+        """Record that the step started. Returns the work and what an earlier try noted, or None if it was merged or the round is over."""
         async with self._database.transaction() as tx:
             work, row = await self._load(tx, place)
             attempt = work.attempt
@@ -175,14 +175,14 @@ class Rounds:
             )  # fmt: skip
 
     async def _load(self, tx: Transaction, place: Place) -> tuple[Work, Step | None]:
-        """The attempt stays as it is until the transaction ends."""
+        """Load the attempt and lock it until the transaction ends."""
         found = (await tx.session.execute(_WORK, _at(place))).first()
         if found is None:
-            raise NotFoundError("The task is no longer there.")
+            raise NotFoundError("The task no longer exists.")
         attempt, task, project, user, step = found
         if user.disabled_at is not None:
             raise ForbiddenError(
-                f"{user.name}, for whom this task works, may no longer sign in. Start it as somebody else."
+                f"{user.name}, on whose behalf this task runs, is disabled. Start the task as another user."
             )
         return Work(attempt, task, project, Principal(user.id, user.name, user.role, f"task:{task.id}")), step
 
@@ -203,7 +203,7 @@ class Rounds:
     # the end -----------------------------------------------------------------------------------------------------------------
 
     async def _rest(self, attempt_id: str, number: int, status: AttemptStatus) -> Result:
-        """In review, with a pull request; or ready, to be picked. What was stopped in its last step is stopped."""
+        """Finish the round in review with a pull request, or ready to be picked. A round stopped in its last step is cancelled."""
         async with self._database.transaction() as tx:
             found = await locked(tx, attempt_id)
             if found is None or found[1].status != AttemptStatus.RUNNING or found[1].round != number:
@@ -231,7 +231,7 @@ class Rounds:
 
 
 def _at(place: Place) -> dict[str, str | int]:
-    """The parameters of the statements below."""
+    """Return the parameters of the statements below."""
     return dict(zip(("attempt", "round", "number"), place, strict=True))
 
 
@@ -251,7 +251,7 @@ _WORK = (
 
 
 class _Stop(Exception):  # noqa: N818 - a way out of the course, no error
-    """A step has failed for good."""
+    """A step has failed permanently."""
 
     def __init__(self, failure: Mapping[str, str]) -> None:
         super().__init__(failure["message"])

@@ -1,4 +1,4 @@
-"""Changes of an attempt's row, inside the transaction of whoever decides them."""
+"""Changes of an attempt's row, inside the caller's transaction."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _RESTS = (AttemptStatus.READY, AttemptStatus.IN_REVIEW)
 
 
 async def locked(tx: Transaction, attempt_id: str) -> tuple[Task, Attempt] | None:
-    """An attempt and its task, which nobody else changes meanwhile: the board first, as all who move cards do."""
+    """Lock and return an attempt and its task. The board is locked first, as everywhere."""
     found = await tx.session.get(Attempt, attempt_id)
     if found is None:
         return None
@@ -27,7 +27,7 @@ async def locked(tx: Transaction, attempt_id: str) -> tuple[Task, Attempt] | Non
 def settle(
     tx: Transaction, row: Attempt, status: AttemptStatus, *, error: str | None = None, error_code: str | None = None
 ) -> None:
-    """It is over, or rests, in this way."""
+    """Set the final or resting status of an attempt."""
     now = utc_now()
     row.status, row.error, row.error_code, row.updated_at = status, error, error_code, now
     row.finished_at = now

@@ -1,7 +1,7 @@
-"""Schedules: tasks that are made again and again, at times that cron says.
+"""Schedules: tasks created repeatedly at cron times.
 
-Each time makes one task, however many platforms look and whenever they die: whoever moves `next_at` on makes the task in the same
-transaction. Times that were missed while no platform ran are made up for by one task, not by one each.
+Each time creates one task, even with several platforms and crashes: whoever advances `next_at` creates the task in the same transaction.
+Times missed while no platform was running are made up for by a single task.
 """
 
 from __future__ import annotations
@@ -33,14 +33,17 @@ from sandyard.platform.domain.users.tokens import instant
 log = get_logger(__name__)
 LOOK_S = 5.0
 AGAIN = timedelta(hours=1)
-"""When one whose next time cannot be told, because its time zone is gone from this machine, is looked at again."""
+"""When a schedule whose next time cannot be computed is checked again, because its time zone is missing on this machine."""
 _OUTCOMES = ("schedule.fired", "schedule.failed")
 
 
 class ScheduledTask(TaskFields):
-    """What each time makes."""
+    """The task that each run creates."""
 
-    start: bool = Field(default=True, description="At once, or as soon as there is room; else it stays in the backlog.")
+    start: bool = Field(
+        default=True,
+        description="True: start immediately or when a slot is free. False: leave the task in the backlog.",
+    )
 
     def kept(self) -> dict[str, Any]:
         return self.model_dump(by_alias=True, exclude_none=True)
@@ -50,8 +53,11 @@ class ScheduledTask(TaskFields):
 
 
 class Schedules:
-    """NotFoundError for what the caller may not see. Members of a project see its schedules and make new ones; who has made one, the
-    project's owner and administrators change it. It works for whoever has made it."""
+    """Operations on schedules. Raises NotFoundError for schedules the caller may not see.
+
+    Members of a project see its schedules and create new ones. A schedule's creator, the project's owner and administrators may change it.
+    Its tasks run on behalf of its creator.
+    """
 
     def __init__(self, database: Database, projects: Projects, tasks: Tasks, clock: Clock) -> None:
         self._database = database
@@ -77,7 +83,7 @@ class Schedules:
         task: ScheduledTask,
         enabled: bool = True,
     ) -> Schedule:
-        """InvalidInputError for times that never come, and for an agent that is not there."""
+        """Create a schedule. Raises InvalidInputError for times that never match and for unknown agents."""
         project = await self._projects.get(caller, project_id)
         await self._board.check_agents(caller.user_id, task)
         now = instant(self._clock)
@@ -117,7 +123,7 @@ class Schedules:
             return await newest_first(session, query, Schedule.id, page)
 
     async def failures(self, rows: Sequence[Schedule]) -> dict[str, str]:
-        """Why the last time of each came to nothing, by id, as far as events are kept; those that went well are left out."""
+        """Return why the last run of each failed, by id, as far as events are stored. Successful ones are left out."""
         about = Event.data["scheduleId"].as_string()
         projects = {row.project_id for row in rows}
         newest = select(func.max(Event.seq)).where(Event.project_id.in_(projects), Event.kind.in_(_OUTCOMES))
@@ -127,7 +133,7 @@ class Schedules:
         return {event.data["scheduleId"]: event.data["error"] for event in last if event.kind == "schedule.failed"}
 
     async def update(self, caller: Principal, schedule_id: str, changes: dict[str, Any]) -> Schedule:
-        """`changes`: name, cron, timezone, task, enabled. Switched on again it begins with the next time from now."""
+        """Change a schedule. `changes`: name, cron, timezone, task, enabled. Enabled again, it continues with the next time from now."""
         row = await self._require_change(caller, schedule_id)
         if "task" in changes:
             await self._board.check_agents(row.owner_id, changes["task"])
@@ -147,7 +153,7 @@ class Schedules:
         return known
 
     async def delete(self, caller: Principal, schedule_id: str) -> None:
-        """The tasks it has made stay."""
+        """Delete a schedule. Tasks it has created are kept."""
         row = await self._require_change(caller, schedule_id)
         async with self._database.transaction() as tx:
             known = await tx.session.get(Schedule, row.id)
@@ -157,7 +163,7 @@ class Schedules:
                 _emit(tx, "schedule.deleted", known, project)
 
     async def run(self, caller: Principal, schedule_id: str) -> Task:
-        """Make its task now, for the caller; its times stay as they are."""
+        """Create the schedule's task now, on behalf of the caller. Does not change its times."""
         row = await self.get(caller, schedule_id)
         wanted = _wanted(row)
         await self._board.check_agents(caller.user_id, wanted)
@@ -168,10 +174,10 @@ class Schedules:
         row = await self.get(caller, schedule_id)
         project = await self._projects.get(caller, row.project_id)
         if not (caller.is_admin or caller.user_id in (row.owner_id, project.owner_id)):
-            raise ForbiddenError("Only who made the schedule, the project's owner or an administrator may change it.")
+            raise ForbiddenError("Only the schedule's creator, the project's owner or an administrator may change it.")
         return row
 
-    # firing ------------------------------------------------------------------------------------------------------------
+    # running ---------------------------------------------------------------------------------------------------------------
 
     async def _run(self) -> None:
         while True:
@@ -184,7 +190,7 @@ class Schedules:
             await self._clock.sleep(LOOK_S)
 
     async def tick(self) -> None:
-        """Make the tasks of all that are due now."""
+        """Create the tasks of all schedules that are due."""
         now = instant(self._clock)
         async with self._database.reading() as session:
             query = select(Schedule).where(Schedule.enabled, Schedule.next_at <= now).order_by(Schedule.next_at)
@@ -208,7 +214,7 @@ class Schedules:
                 if await self._claim(tx, row, coming, now):
                     await self._make(tx, row, wanted, row.owner_id, row.next_at)
         except SandyardError as error:
-            if error.status >= 500:  # it is not the schedule's fault: once more at the next look
+            if error.status >= 500:  # not the schedule's fault: retry at the next tick
                 raise
             async with self._database.transaction() as tx:
                 project = await tx.session.get(Project, row.project_id)
@@ -217,18 +223,18 @@ class Schedules:
             log.warning("schedule_failed", schedule=row.id, reason=error.message)
 
     async def _checked(self, row: Schedule) -> ScheduledTask:
-        """InvalidInputError or NotFoundError when it cannot be what it was."""
+        """Return the schedule's task if it is still valid. Raises InvalidInputError or NotFoundError."""
         async with self._database.reading() as session:
             owner = await session.get(User, row.owner_id)
         if owner is None or owner.disabled_at is not None:
-            raise NotFoundError("Whoever made this schedule is not here any more. Make a new one.")
+            raise NotFoundError("The user who created this schedule is no longer active. Create a new schedule.")
         await self._projects.get(Principal(owner.id, owner.name, owner.role, f"schedule:{row.id}"), row.project_id)
         wanted = _wanted(row)
         await self._board.check_agents(row.owner_id, wanted)
         return wanted
 
     async def _claim(self, tx: Transaction, row: Schedule, coming: datetime, now: datetime) -> bool:
-        """False: somebody else has it, or it was changed since."""
+        """Advance the schedule. Returns False if another platform did so, or if it was changed."""
         mine = update(Schedule).where(Schedule.id == row.id, Schedule.enabled, Schedule.next_at == row.next_at)
         moved = await tx.session.execute(mine.values(next_at=coming, last_at=now).returning(Schedule.id))
         return moved.first() is not None
@@ -255,7 +261,7 @@ def _wanted(row: Schedule) -> ScheduledTask:
     try:
         return ScheduledTask.model_validate(row.task)
     except ValidationError:
-        raise InvalidInputError("The task of this schedule is not valid any more. Give it a new one.") from None
+        raise InvalidInputError("The task of this schedule is no longer valid. Edit the schedule.") from None
 
 
 def _emit(tx: Transaction, kind: str, row: Schedule, project: Project, **data: Any) -> None:

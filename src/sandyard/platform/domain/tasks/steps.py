@@ -1,5 +1,8 @@
-"""The steps of a round. Each may be begun again after a crash, and does nothing twice: sessions have their id before they are there, turns a
-key, commands are found again, branches and pull requests are looked up."""
+"""The steps of a round.
+
+Each may be restarted after a crash and must be idempotent: sessions get their id before they exist, turns have a key, commands are found
+again, and branches and pull requests are looked up.
+"""
 
 from __future__ import annotations
 
@@ -53,28 +56,28 @@ Place = tuple[str, int, int]
 """Attempt, round and number of a step: the key of its row."""
 
 PATIENCE_S = 900.0
-"""How long the engine may be away before a step gives up."""
+"""How long the engine may be unavailable before a step gives up."""
 UNFIT = 3
-"""So often what a sandbox is to be made of may not be there: a snapshot, then the template in its place."""
+"""How often the source of a sandbox may be missing: a snapshot, then the template in its place."""
 RESTARTS = 3
-"""So often a sandbox may be restarted under a step, which then goes on from its files."""
+"""How often a sandbox may be restarted during a step, which then continues from its files."""
 KILL_S = 15.0
-"""How long a killed check may take to end before its changes are undone all the same."""
+"""How long a killed check may take to exit before its changes are undone anyway."""
 LOOK_S = 1.0
-"""How soon a long step sees that it is to end."""
+"""How often a long step checks for cancellation."""
 _FAILED_TURNS = {
     TurnStatus.CANCELLED: ("cancelled", "The agent was stopped."),
-    TurnStatus.OVER_BUDGET: ("over_budget", "Its budget is spent."),
+    TurnStatus.OVER_BUDGET: ("over_budget", "The budget is used up."),
 }
 
 
 class CancelledStep(Exception):  # noqa: N818 - no error: somebody asked for it
-    """Somebody asked for the end."""
+    """Cancellation was requested."""
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a step works on, and for whom."""
+    """The attempt, task and project a step works on, and the user it works for."""
 
     attempt: Attempt
     task: Task
@@ -87,7 +90,7 @@ class Work:
 
 
 class Steps:
-    """Every step gets its work, its place, and what an earlier try of it has noted. What people should see of its result is in `shown`."""
+    """The steps. Each gets its work, its place, and what an earlier try noted. `shown` is the part of the result that people see."""
 
     def __init__(  # noqa: PLR0917 - the parts it stands on
         self,
@@ -114,11 +117,13 @@ class Steps:
         self._pulls = pull_requests
 
     async def setup(self, work: Work, place: Place, before: Result) -> Result:
-        """A checkout in which the project's setup has run, kept as a snapshot."""
+        """Prepare a checkout in which the project's setup has run, saved as a snapshot."""
         if work.project.repository is None:
-            raise ConflictError(f"Project {work.project.name!r} has no repository. Give it one first.")
+            raise ConflictError(f"Project {work.project.name!r} has no repository. Add one in the project's settings.")
         profile = await self._agents.profile(work.attempt.owner_id, work.attempt.agent)
-        await self._models.require(work.project.id, profile, work.attempt.model)  # sooner than after minutes of setup
+        await self._models.require(
+            work.project.id, profile, work.attempt.model
+        )  # fail early instead of after minutes of setup
         prepared = await self._unless_cancelled(
             work.attempt.id,
             self._patiently(lambda: self._prepare(work, profile)),
@@ -126,7 +131,7 @@ class Steps:
         return {"preparation": prepared.id, "shown": {"preparationId": prepared.id}}
 
     async def _prepare(self, work: Work, profile: Profile) -> Preparation:
-        """Prepare the project, and let people see what is being done meanwhile."""
+        """Prepare the project and report progress."""
         row = await self._preparing.begin(work.caller, work.project, base_branch=work.task.base_branch, profile=profile)
         if row.status == PreparationStatus.READY:
             return row
@@ -150,7 +155,7 @@ class Steps:
                 emit(tx, row, "attempt.progress", round=row.round, step=row.step, what=progress.step[:200])
 
     async def provision(self, work: Work, place: Place, before: Result, *, preparation: str | None) -> Result:
-        """A session with a sandbox that can be used: a new one, or the one it has, or one in the place of what was lost."""
+        """Return a session with a usable sandbox: a new one, its existing one, or a replacement for a lost one."""
         attempt = work.attempt
         async with self._database.reading() as session:
             prepared = await session.get(Preparation, preparation) if preparation is not None else None
@@ -169,7 +174,7 @@ class Steps:
         while True:
             try:
                 sandbox = await self._lifecycle.provisioned(sandbox.id)
-            except SandyardError as error:  # its row says so too
+            except SandyardError as error:  # its row holds the error too
                 log.info("provisioning_failed", attempt=attempt.id, reason=error.message)
                 sandbox = await self._lifecycle.rows.get(sandbox.id)
             usable = sandbox.status not in (Status.ERROR, Status.DESTROYED)
@@ -178,8 +183,10 @@ class Steps:
             failed = sandbox.status == Status.ERROR
             unfit += failed and sandbox.error_code in NO_TEMPLATE
             if unfit >= UNFIT or ((failed or usable) and time.monotonic() - begun > PATIENCE_S):
-                raise ConflictError(f"There is no sandbox to be had: {sandbox.error or 'the last one does not end'}")
-            if failed or usable:  # a usable one is being destroyed
+                raise ConflictError(
+                    f"Could not provision a sandbox: {sandbox.error or 'the previous one is still shutting down'}"
+                )
+            if failed or usable:  # a usable one is being deleted
                 await self._unless_cancelled(attempt.id, asyncio.sleep(pause))
                 pause = min(pause * 1.5, 30.0)
             await self._not_cancelled(attempt.id)
@@ -198,8 +205,10 @@ class Steps:
         return {"shown": {"branch": row.branch, "baseBranch": row.base_branch, "commit": row.base_commit}}
 
     async def agent(self, work: Work, place: Place, before: Result, *, turn: str, words: str | None) -> Result:
-        """A turn of the agent, with these words, or with those of the round. One whose sandbox was restarted under it is told to go on
-        from its files, a few times."""
+        """Run a turn of the agent with these words, or with those of the round.
+
+        If the sandbox is restarted during the turn, the agent is told to continue from its files, at most RESTARTS times.
+        """
         origin, parts = await self._prompt(work, words)
         row = await self._turn(work, place, turn, origin, parts)
         for number in range(1, RESTARTS + 1):
@@ -209,16 +218,18 @@ class Steps:
             again = [prompts.of_platform(prompts.of_retry(row.error))]
             row = await self._turn(work, place, f"{turn}/restart-{number}", origin, again)
         row = await self._follow_refusals(work, place, row)
-        ended = await self._turns.end_leftovers(work.attempt.session_id)  # they may hold git's lock, or all processes
+        ended = await self._turns.end_leftovers(
+            work.attempt.session_id
+        )  # they may hold Git's lock or use all processes
         left = {"leftovers": ended} if ended else {}
         if row.status != TurnStatus.COMPLETED:
             await self._not_cancelled(work.attempt.id)
-            code, sentence = _FAILED_TURNS.get(TurnStatus(row.status), ("turn_failed", "The agent has failed."))
+            code, sentence = _FAILED_TURNS.get(TurnStatus(row.status), ("turn_failed", "The agent failed."))
             return {"failed": {"code": row.error_code or code, "message": row.error or sentence}}
         return {"shown": {"turnId": row.id, "stopReason": row.stop_reason, **left}}
 
     async def _turn(self, work: Work, place: Place, key: str, origin: Origin, parts: Sequence[prompts.Part]) -> Turn:
-        """A turn at its end. The same key is the same turn."""
+        """Run a turn to its end. The same key is the same turn."""
         attempt = work.attempt
         row = await self._turns.prompt(
             work.caller,
@@ -236,14 +247,16 @@ class Steps:
         try:
             return await self._unless_cancelled(attempt.id, self._turns.wait(turn_id))
         except CancelledStep:
-            # this one may have been asked for when the others were cancelled already
+            # this turn may have been requested after the others were cancelled
             await self._turns.cancel_all(attempt.session_id)
             await self._turns.wait(turn_id)
             raise
 
     async def _follow_refusals(self, work: Work, place: Place, row: Turn) -> Turn:
-        """The last turn of those by which somebody told the agent what to do instead of what they refused, at its end. One that was taken
-        back before it began does not count."""
+        """Return the last of the turns in which a person told the agent what to do instead of a denied action, at its end.
+
+        A turn that was withdrawn before it started does not count.
+        """
         while True:
             async with self._database.reading() as session:
                 instead = await asking.turn_instead(session, row.id)
@@ -281,7 +294,7 @@ class Steps:
         return origin, [*(parts[:1] if profile.demo else parts), *said]
 
     async def _has_worked(self, session_id: str, agent: str | None = None) -> bool:
-        """Whether an agent, or this one, has been told the task before, and has done something."""
+        """Return whether an agent, or this one, has been given the task before and has done something."""
         async with self._database.reading() as session:
             query = select(Turn.id).where(Turn.session_id == session_id, Turn.request.is_not(None))
             if agent is not None:
@@ -289,7 +302,7 @@ class Steps:
             return (await session.scalars(query.limit(1))).first() is not None
 
     async def verify(self, work: Work, place: Place, before: Result) -> Result:
-        """Run the project's check in the checkout, and undo what it changed there: only the agent's work is committed."""
+        """Run the project's check in the checkout and undo its changes, so that only the agent's work is committed."""
         verify = work.settings.verify
         if verify.command is None:
             return {"ok": True}
@@ -312,7 +325,7 @@ class Steps:
             if command.status != CommandStatus.LOST:
                 break
             await self._not_cancelled(work.attempt.id)
-            # the sandbox was restarted under it; a platform that was restarted too may have begun the next one
+            # the sandbox was restarted during the check; a restarted platform may have started the next one
             command_id = await self._begun_before(place, sandbox.id, verify.command)
         undone = await self._undo_check(work, sandbox.id, tree)
         ok = command.status == CommandStatus.EXITED and command.exit_code == 0
@@ -335,7 +348,7 @@ class Steps:
             return {"ok": True, "shown": shown}
         await self._not_cancelled(work.attempt.id)
         if command.status in (CommandStatus.LOST, CommandStatus.NOT_STARTED):
-            raise ConflictError(f"The check `{verify.command}` could not be run. {command.error or ''}".strip())
+            raise ConflictError(f"Could not run the check `{verify.command}`. {command.error or ''}".strip())
         output = await self._tail(command.id, command.stdout_bytes, command.stderr_bytes)
         words = prompts.of_failure(verify.command, command.exit_code, output)
         tried = {0: "", 1: " after one attempt to fix it"}.get(
@@ -347,13 +360,13 @@ class Steps:
         return {"ok": False, "words": words, "message": message, "shown": shown}
 
     async def _undo_check(self, work: Work, sandbox_id: str, tree: str | None) -> Undone | None:
-        if tree is None:  # a version without this began the step
+        if tree is None:  # the step was started by a version without this
             return None
         await self._awake(sandbox_id)
         return await self._patiently(lambda: self._git.undo_changes(work.caller, sandbox_id, tree))
 
     async def _begun_before(self, place: Place, sandbox_id: str, command: str) -> str | None:
-        """By a try of this step that was cut off before it could note that."""
+        """Return the check started by an interrupted try of this step that could not record it."""
         never = (CommandStatus.LOST, CommandStatus.NOT_STARTED)
         query = select(Command.id).join(Step, Step.started_at <= Command.started_at)
         query = query.where(Step.attempt_id == place[0], Step.round == place[1], Step.number == place[2])
@@ -381,7 +394,7 @@ class Steps:
         return "\n".join(text for text in texts if text.strip())
 
     async def commit(self, work: Work, place: Place, before: Result) -> Result:
-        """What the agent has left uncommitted. No commit at all is a failure, but for an answer to feedback."""
+        """Commit the agent's uncommitted changes. Fails if there is no commit at all, except after feedback."""
         sandbox = await self._sessions.sandbox(work.caller, work.attempt.session_id)
         await self._settled(work, sandbox.id)
         await self._awake(sandbox.id)
@@ -401,9 +414,9 @@ class Steps:
             async with self._database.reading() as session:
                 refused = await asking.refused_permissions(session, Ask.turn_id.in_(turns))
             if refused:
-                raise PermissionRefusedError(f"{asking.describe_refusal(refused)} It has changed nothing.")
+                raise PermissionRefusedError(f"{asking.describe_refusal(refused)} The agent changed nothing.")
             raise ConflictError(
-                "The agent has changed nothing, so there is nothing to open a pull request with. Its last words say more."
+                "The agent changed nothing, so there is nothing to open a pull request for. See its last message."
             )
         counted = {"files": len(diff.files), "added": diff.added, "removed": diff.removed}
         async with self._database.transaction() as tx:
@@ -413,7 +426,7 @@ class Steps:
         return {"shown": {"head": commits[0].id, **counted}}
 
     async def _settled(self, work: Work, sandbox_id: str) -> None:
-        """No operation is under way in it, such as one that was asked for before a crash."""
+        """Wait until no Git operation is in progress in the sandbox, such as one started before a crash."""
         page = await self._git.operations(work.caller, PageRequest(limit=50), sandbox_id=sandbox_id)
         for operation in reversed(page.items):
             if operation.status in OPEN:
@@ -436,7 +449,7 @@ class Steps:
     async def pull_request(self, work: Work, place: Place, before: Result) -> Result:
         sandbox = await self._sessions.sandbox(work.caller, work.attempt.session_id)
         await self._settled(work, sandbox.id)
-        pull, _ = await self._pulls.open(work.caller, sandbox.id, push=False)  # the step before has pushed
+        pull, _ = await self._pulls.open(work.caller, sandbox.id, push=False)  # the previous step has pushed
         async with self._database.transaction() as tx:
             row = await tx.session.get(Attempt, work.attempt.id, with_for_update=True)
             if row is not None:
@@ -448,17 +461,17 @@ class Steps:
                 }
         return {"shown": {"pullRequestId": pull.id, "number": pull.number, "url": pull.url}}
 
-    # what they share ---------------------------------------------------------------------------------------------------------
+    # shared by the steps -----------------------------------------------------------------------------------------------------
 
     async def _note(self, place: Place, **detail: Any) -> None:
-        """For a try after a crash, and for people who look meanwhile."""
+        """Record details for a try after a crash, and for people."""
         async with self._database.transaction() as tx:
             row = await tx.session.get(Step, place, with_for_update=True)
             if row is not None:
                 row.detail = {**row.detail, **detail}
 
     async def _patiently(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Once more while the engine is away for a while, or full."""
+        """Retry while the engine is unavailable or full."""
         begun, pause = time.monotonic(), 0.5
         while True:
             try:
@@ -478,7 +491,7 @@ class Steps:
             raise CancelledStep
 
     async def _unless_cancelled(self, attempt_id: str, work: Coroutine[Any, Any, T]) -> T:
-        """Wait for it, but no longer than somebody wants."""
+        """Wait for the work, and cancel it if the attempt is cancelled."""
         task = asyncio.ensure_future(work)
         try:
             while not task.done():

@@ -1,1 +1,1 @@
-"""Who may do what: people, their tokens, cookies and tickets."""
+"""Users, their tokens, cookies and tickets."""

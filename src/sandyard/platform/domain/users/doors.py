@@ -1,7 +1,7 @@
-"""Coming in: by token, by cookie, by ticket, and by name and password.
+"""Authentication: by token, cookie, ticket, or name and password.
 
-What is disabled, revoked or expired is out at once; what another platform on the same database has ended, within a second: that
-long a look at the database is good for, and every change made here ends it.
+What is disabled, revoked or expired is rejected immediately. Changes made by another platform on the same database take effect within a
+second, because lookups are cached that long; changes made here clear the cache.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SEEN_SECONDS = 1.0
 _MOST_SEEN = 10_000
 _AT_ONCE = 4
 _Seen = tuple[float, datetime | None, Principal]
-"""When it was looked up, when it ends, and who it is."""
+"""When it was looked up, when it expires, and the user."""
 
 
 class Doors:
@@ -48,7 +48,7 @@ class Doors:
         self._hashing = asyncio.Semaphore(_AT_ONCE)  # each takes 16 MiB and a core
 
     async def by_token(self, value: str) -> Principal | None:
-        """Writes, later and at most once a minute, when the token was last used."""
+        """Return the token's user. Records its last use later, at most once a minute."""
         if not TOKEN.fullmatch(value):
             return None
         now, hashed, seen = instant(self._clock), digest(value), self._seen
@@ -80,7 +80,7 @@ class Doors:
         return await self._found(query, hashed, "cookie")
 
     async def by_ticket(self, value: str) -> Principal | None:
-        """Uses it up: of two who show the same ticket, one comes in."""
+        """Return the ticket's user and consume the ticket. Of two concurrent uses, one succeeds."""
         hashed = digest(value)
         async with self._database.transaction() as tx:
             taken = await tx.session.execute(
@@ -95,8 +95,10 @@ class Doors:
         return Principal(user.id, user.name, user.role, row[2])
 
     async def login(self, *, name: str | None = None, password: str | None = None, token: str | None = None) -> Issued:
-        """A cookie's value, for a name and a password or for a token. WrongLoginError tells nothing of which was wrong,
-        neither by its words nor by its time."""
+        """Create a cookie for a name and password, or for a token.
+
+        WrongLoginError does not reveal which was wrong, neither by its message nor by its timing.
+        """
         hashed = None
         if token is not None:
             principal = await self.by_token(token)
@@ -111,7 +113,7 @@ class Doors:
             id=ordered_id("lgn_"), user_id=user_id, hash=digest(value.reveal()), created_at=now, expires_at=expires
         )
         async with self._database.transaction() as tx:
-            # a password that was changed while this one was looked at has ended all logins already
+            # a password changed meanwhile has already ended all logins
             user = await tx.session.get(User, user_id, with_for_update={"key_share": True})
             if user is None or user.disabled_at is not None or (hashed is not None and user.password != hashed):
                 raise WrongLoginError
@@ -120,7 +122,7 @@ class Doors:
         return Issued(login.id, value, expires)
 
     async def logout(self, value: str) -> None:
-        """Ends the cookie's login. Idempotent."""
+        """End the cookie's login. Idempotent."""
         async with self._database.transaction() as tx:
             await tx.session.execute(delete(Login).where(Login.hash == digest(value)))
         self._seen = {}
@@ -134,7 +136,7 @@ class Doors:
         return Issued("", value, expires)
 
     async def sweep(self) -> int:
-        """Remove what has expired; how many there were. A job calls it now and then."""
+        """Remove expired logins and tickets, and return how many. Called periodically."""
         now = instant(self._clock)
         async with self._database.transaction() as tx:
             logins = await tx.session.execute(delete(Login).where(Login.expires_at <= now).returning(Login.id))
@@ -156,7 +158,7 @@ class Doors:
         )
 
     def _lately(self, hashed: str) -> Principal | None:
-        """Who this was, if that was looked up a moment ago and nothing has changed since."""
+        """Return the cached user, if the lookup is recent and nothing has changed since."""
         seen = self._seen.get(hashed)
         if seen is None or not 0 <= self._clock.now() - seen[0] < SEEN_SECONDS:
             return None
@@ -167,7 +169,7 @@ class Doors:
             self._seen = {}
 
     async def _by_password(self, name: str, password: str) -> tuple[str | None, str | None]:
-        """Who that is, and what was stored of the password; None: nobody."""
+        """Return the user's id and the stored password hash; None if there is no such user."""
         query = select(User.id, User.password).where(User.name == name, User.disabled_at.is_(None))
         async with self._database.reading() as session:
             row = (await session.execute(query)).first()
@@ -193,7 +195,7 @@ class Doors:
 
 
 def _remember(seen: dict[str, _Seen], hashed: str, found: _Seen) -> Principal:
-    """`seen`: as it was before the look. What has changed since has put another in its place, where this is not known."""
+    """Cache the lookup. `seen` is the cache before the lookup; a change since then has replaced it, so a stale result is dropped."""
     if len(seen) >= _MOST_SEEN:
         seen.clear()
     seen[hashed] = found

@@ -1,4 +1,4 @@
-"""The words for people and for what they show at the door."""
+"""Types for users and their credentials."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Role = Literal["admin", "member"]
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Who asks. `means` says by which token, cookie or ticket, as `token:tok_…`."""
+    """The authenticated user. `means` names the token, cookie or ticket, such as `token:tok_…`."""
 
     user_id: str
     name: str
@@ -26,14 +26,14 @@ class Principal:
         return self.role == "admin"
 
     def require_admin(self) -> None:
-        """Raises ForbiddenError."""
+        """Raise ForbiddenError if the user is not an administrator."""
         if not self.is_admin:
             raise ForbiddenError("Only an administrator may do this.")
 
 
 @dataclass(frozen=True, slots=True)
 class Issued:
-    """Something secret, shown once: a token, a cookie's value or a ticket."""
+    """A secret that is shown once: a token, a cookie's value or a ticket."""
 
     id: str
     value: Secret
@@ -41,13 +41,13 @@ class Issued:
 
 
 class LastAdminError(SandyardError):
-    """This is the last administrator who can sign in; make another one first."""
+    """This is the last administrator who can sign in. Make another user an administrator first."""
 
     code, status = "last_admin", 409
 
 
 class NameTakenError(SandyardError):
-    """Somebody has this name already."""
+    """This name is already taken."""
 
     code, status = "name_taken", 409
 
@@ -59,6 +59,6 @@ class WrongPasswordError(SandyardError):
 
 
 class WrongLoginError(SandyardError):
-    """The name and password, or the token, are not right."""
+    """Wrong name, password or token."""
 
     code, status = "unauthenticated", 401

@@ -1,4 +1,4 @@
-"""Passwords are stored as `scrypt$N$r$p$salt$hash`; the parameters in the string allow them to grow later."""
+"""Password hashes, stored as `scrypt$N$r$p$salt$hash`, so that the parameters can be increased later."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _MEMORY = 64 * 1024 * 1024
 
 
 def hash_password(password: str) -> str:
-    """Takes some 50 ms of a core: call it in a thread. InvalidInputError for one that is too short."""
+    """Hash a password. Takes about 50 ms of CPU: call it in a thread. Raises InvalidInputError for an invalid length."""
     if not MIN_LENGTH <= len(password) <= MAX_LENGTH:
-        raise InvalidInputError(f"A password has {MIN_LENGTH} to {MAX_LENGTH} characters.")
+        raise InvalidInputError(f"The password must have {MIN_LENGTH} to {MAX_LENGTH} characters.")
     salt = secrets.token_bytes(16)
     return f"scrypt${_N}${_R}${_P}${_text(salt)}${_text(_derive(password, salt, _N, _R, _P))}"
 
 
 def check_password(password: str, stored: str | None) -> bool:
-    """Takes as long for somebody who does not exist (`stored` None) as for a wrong password. Call it in a thread."""
+    """Check a password, in the same time for an unknown user (`stored` is None) as for a wrong password. Call it in a thread."""
     kind, n, r, p, salt, wanted = (stored or _NOBODY).split("$")
     assert kind == "scrypt", kind
     derived = _derive(password[:MAX_LENGTH], base64.b64decode(salt), int(n), int(r), int(p))

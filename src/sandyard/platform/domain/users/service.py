@@ -1,4 +1,4 @@
-"""People and their tokens: making, changing and ending them. Signing in is in `doors.py`, which this class includes."""
+"""Create, change and disable users and tokens. Authentication is in `doors.py`, which this class includes."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ KEEP: Any = object()
 
 
 class Users(Doors):
-    """Verbs take the Principal who asks. Events tell ids, names and roles, never what opens a door."""
+    """Operations on users. Each takes the Principal of the caller. Events contain ids, names and roles, never secrets."""
 
     async def bootstrap(self) -> Issued | None:
-        """On an empty database, make `admin` and an API token, which is shown this once. Else None."""
+        """On an empty database, create `admin` and an API token, which is shown only once. Otherwise return None."""
         if await self._count() > 0:
             return None
         try:
@@ -43,13 +43,12 @@ class Users(Doors):
                 await tx.session.flush()
                 issued = self._new_token(tx, user.id, "first start", None)
         except IntegrityError:
-            return None  # another platform on this database started in the same moment, and shows its token
+            return None  # another platform on this database started at the same time, and shows its token
         log.info("users_bootstrapped", user=user.id, token=issued.id)
         return issued
 
     async def rescue(self) -> Issued:
-        """A new token for the oldest administrator who is not disabled, shown this once: for whoever runs the platform and
-        has lost theirs."""
+        """Create a token for the oldest enabled administrator, shown only once, for an operator who has lost theirs."""
         async with self._database.transaction() as tx:
             query = select(User).where(User.role == "admin", User.disabled_at.is_(None)).order_by(User.id).limit(1)
             user = await tx.session.scalar(query)
@@ -59,7 +58,7 @@ class Users(Doors):
         return issued
 
     async def create(self, caller: Principal, name: str, role: str, password: str | None = None) -> User:
-        """NameTakenError when somebody has the name."""
+        """Create a user. Raises NameTakenError if the name is taken."""
         caller.require_admin()
         _check_role(role)
         hashed = await _hashed(password)
@@ -75,7 +74,7 @@ class Users(Doors):
             return await newest_first(session, select(User), User.id, page)
 
     async def get(self, caller: Principal, user_id: str) -> User:
-        """Everybody may see themselves, an administrator everybody."""
+        """Return a user. Users may see themselves; administrators may see everyone."""
         if user_id != caller.user_id:
             caller.require_admin()
         async with self._database.reading() as session:
@@ -91,8 +90,10 @@ class Users(Doors):
         disabled: bool | None = None,
         password: str | None = KEEP,
     ) -> User:
-        """Change what is given. A password of None removes it; a new one ends all logins. Who is disabled is out at
-        once. LastAdminError rather than an installation that nobody can administer."""
+        """Change the given fields. A password of None removes it; a new one ends all logins. A disabled user is rejected immediately.
+
+        Raises LastAdminError instead of leaving an installation without an administrator.
+        """
         caller.require_admin()
         if role is not None:
             _check_role(role)
@@ -112,8 +113,10 @@ class Users(Doors):
         return user
 
     async def change_own_password(self, caller: Principal, current: str | None, new: str) -> None:
-        """`current` must be right, unless no password is set. Ends all logins but the one the caller has shown; tokens go on.
-        WrongPasswordError."""
+        """Change the caller's password. `current` must be correct, unless no password is set. Raises WrongPasswordError.
+
+        Ends all logins except the caller's own; tokens stay valid.
+        """
         async with self._database.reading() as session:
             stored = (await _load(session, caller.user_id)).password
         if stored is not None and not await self._is_right(current or "", stored):
@@ -131,18 +134,18 @@ class Users(Doors):
             tx.emit("user.updated", owner_id=user.id, userId=user.id, changed=["password"])
 
     async def delete(self, caller: Principal, user_id: str) -> None:
-        """Disables: what the person made stays theirs. Idempotent."""
+        """Disable a user. What they created is kept. Idempotent."""
         await self.update(caller, user_id, disabled=True)
 
     async def create_token(self, caller: Principal, name: str, expires_at: datetime | None = None) -> Issued:
-        """For the caller. The value is shown this once."""
+        """Create a token for the caller. The value is shown only once."""
         if expires_at is not None and expires_at <= instant(self._clock):
             raise InvalidInputError("expiresAt is in the past.")
         async with self._database.transaction() as tx:
             return self._new_token(tx, caller.user_id, name, expires_at)
 
     async def list_tokens(self, caller: Principal, page: PageRequest) -> Listing[ApiToken]:
-        """The caller's own that work or did until they expired."""
+        """List the caller's valid and expired tokens, without revoked ones."""
         rows = select(ApiToken).where(ApiToken.user_id == caller.user_id, ApiToken.revoked_at.is_(None))
         async with self._database.reading() as session:
             return await newest_first(session, rows, ApiToken.id, page)
@@ -152,7 +155,7 @@ class Users(Doors):
             return await _own_token(session, caller, token_id)
 
     async def revoke_token(self, caller: Principal, token_id: str) -> None:
-        """An administrator may revoke anybody's. Again: NotFoundError."""
+        """Revoke a token. Administrators may revoke anyone's. Raises NotFoundError if it is already revoked."""
         async with self._database.transaction() as tx:
             token = await _own_token(tx.session, caller, token_id)
             token.revoked_at = instant(self._clock)
@@ -217,7 +220,7 @@ async def _own_token(session: AsyncSession, caller: Principal, token_id: str) ->
 
 
 async def _locked_admins(session: AsyncSession) -> list[str]:
-    """Locked before anything is changed, so that of two who demote each other the second one sees the first."""
+    """Lock the administrators before any change, so that of two who demote each other the second one sees the first change."""
     admins = select(User.id).where(User.role == "admin", User.disabled_at.is_(None)).order_by(User.id)
     return list(await session.scalars(admins.with_for_update()))
 
@@ -228,7 +231,7 @@ async def _hashed(password: str | None) -> str | None:
 
 def _check_role(role: str) -> None:
     if role not in ROLES:
-        raise InvalidInputError("A role is admin or member.")
+        raise InvalidInputError("The role must be admin or member.")
 
 
 @contextlib.contextmanager
@@ -236,4 +239,4 @@ def _unique_name(name: str) -> Any:
     try:
         yield
     except IntegrityError:
-        raise NameTakenError(f"Somebody is called {name[:60]!r} already.") from None
+        raise NameTakenError(f"The name {name[:60]!r} is already taken.") from None

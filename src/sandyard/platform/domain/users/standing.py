@@ -1,4 +1,4 @@
-"""Whether somebody who came in a while ago could still come in."""
+"""Re-check the authentication of long-lived connections."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from sandyard.platform.domain.users.model import Principal
 
 
 async def stands(database: Database, clock: Clock, principal: Principal) -> bool:
-    """False once the person is disabled or has another role, or their token or login has ended. Long streams ask this
-    now and then. Raises DatabaseUnavailableError."""
+    """Return False once the user is disabled or has another role, or the token or login has ended.
+
+    Long streams call this periodically. Raises DatabaseUnavailableError.
+    """
     now = datetime.fromtimestamp(clock.now(), UTC)
     query = select(User.id).where(User.id == principal.user_id, User.role == principal.role, User.disabled_at.is_(None))
     means, _, number = principal.means.partition(":")

@@ -1,4 +1,4 @@
-"""Random values that open doors, and what is stored of them: their SHA-256, from which nobody gets back."""
+"""Random tokens and cookies, of which only the SHA-256 hash is stored."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ HINT_LENGTH = 8
 
 
 def new_token() -> Secret:
-    """`sy_` and 40 letters: 206 bits, so that no slow hash is needed."""
+    """Return `sy_` and 40 letters: 206 bits, so that no slow hash is needed."""
     return Secret(random_id("sy_", 40))
 
 
 def new_value() -> Secret:
-    """Of a cookie or a ticket."""
+    """Return the value of a cookie or a ticket."""
     return Secret(random_id("", 43))
 
 
 def digest(value: str) -> str:
-    """A lookup by it tells nothing by its time: whoever guesses cannot choose the hash he asks for."""
+    """Return the hash. Lookups by it are safe against timing attacks, because an attacker cannot choose the hash."""
     return hashlib.sha256(value.encode(errors="surrogatepass")).hexdigest()
 
 

@@ -74,9 +74,12 @@ async def test_an_install_that_goes_on_without_its_platform_is_waited_for(box: B
 @pytest.mark.parametrize(
     ("wanted", "words"),
     [
-        (profile("echo so it goes >&2; exit 7"), r"The install of X ended with 7\. It said: so it goes"),
-        (profile("echo fine"), "succeeded, but .* does not find it"),
-        (profile("echo slow; sleep 60", timeout_s=1), r"did not end within 1 s\. It said: slow"),
+        (
+            profile("echo so it goes >&2; exit 7"),
+            r"The installation of X failed with exit code 7\. It said: so it goes",
+        ),
+        (profile("echo fine"), "succeeded, but .* does not find the agent"),
+        (profile("echo slow; sleep 60", timeout_s=1), r"did not finish within 1 s\. It said: slow"),
     ],
     ids=["failed", "not there", "slow"],
 )

@@ -66,7 +66,7 @@ async def test_an_agent_that_takes_no_urls_says_so(stage: Stage) -> None:
     assert json.loads(await stage.text(turn)) == ["session/new", [INSIDE]]
     (notice,) = await stage.parts(turn, "system")
     assert (notice["type"], notice["code"]) == ("notice", "mcp_server_left_out")
-    assert "goes on without outside" in notice["text"]
+    assert "continues without outside" in notice["text"]
 
 
 async def test_a_command_that_is_not_in_the_sandbox_is_told(stage: Stage) -> None:
@@ -84,6 +84,8 @@ async def test_a_command_that_is_not_in_the_sandbox_is_told(stage: Stage) -> Non
     assert [one["name"] for one in json.loads(await stage.text(turn))[1]] == ["inside", "there", "elsewhere", "gone"]
     notices = await stage.parts(turn, "system")
     assert [(one["type"], one["code"]) for one in notices] == [("notice", "mcp_server_failed")] * 2
-    assert "MCP server elsewhere cannot be started: there is no program cat in the sandbox" in notices[0]["text"]
-    assert "MCP server gone cannot be started: there is no program no-such-program" in notices[1]["text"]
+    assert "MCP server elsewhere could not be started: the program cat is not in the sandbox" in notices[0]["text"]
+    assert (
+        "MCP server gone could not be started: the program no-such-program is not in the sandbox" in notices[1]["text"]
+    )
     assert not await stage.parts(await stage.play(row, "mcp"), "system"), "once for each start of the agent"

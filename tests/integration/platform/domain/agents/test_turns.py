@@ -125,7 +125,7 @@ async def test_an_agent_that_dies_and_one_that_fails(stage: Stage) -> None:
     assert (failed.status, failed.error_code) == ("failed", "agent_failed")
     assert "no model answers" in (failed.error or "")
     recalled = await stage.play(row, "recall")
-    assert "What was said" not in (said := await stage.text(recalled))
+    assert "Earlier messages" not in (said := await stage.text(recalled))
     assert "You: 1 2 " in said  # the second process was told what the first had said
     assert len(await stage.runs(row)) == 2
 
@@ -264,7 +264,7 @@ async def test_no_budget_no_turn(stage: Stage) -> None:
 async def test_a_provider_that_refuses_fails_the_turn_at_once(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also one of an agent that goes on trying."""
     monkeypatch.setattr(conducting, "REFUSED_S", 0.2)
-    fault = Fault(Cause.KEY, "Anthropic refused the API key (401).", final=True)
+    fault = Fault(Cause.KEY, "Anthropic rejected the API key (401).", final=True)
     row = await stage.session()
     turn = await stage.prompt(row, "say 1", "deaf", "hold")
     await until(lambda: stage.parts(turn), "it says something")

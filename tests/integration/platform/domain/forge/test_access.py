@@ -78,7 +78,7 @@ def ssh_key() -> Secret:
 
 async def test_a_plain_remote_has_no_pull_requests(office: Office) -> None:
     project = await office.project("https://git.example.org/acme/site.git")
-    with pytest.raises(ForgeUnsupportedError, match="plain git remote"):
+    with pytest.raises(ForgeUnsupportedError, match="plain Git remote"):
         await office.access.github(project)
     assert await office.access.budget(project) is None
 
@@ -133,7 +133,7 @@ class TestCredential:
         app = double.app("elsewhere")
         project = await office.project(site.url, apiUrl=double.api_url)
         await office.put(project, app=AppKey(str(app.app_id), str(app.installation_id), Secret(app.private_key)))
-        with pytest.raises(ForgeNotFoundError, match="does not reach"):
+        with pytest.raises(ForgeNotFoundError, match="has no access to"):
             await office.access.credential(project)
 
 
@@ -179,8 +179,8 @@ class TestCheck:
         found = await office.findings(project)
         assert list(found) == ["credential", "api", "push", "budget", "webhook", "repository", "base_branch"]
         assert all(ok for ok, _ in found.values()), found
-        assert found["repository"][1] == f"{site.url} answers, and has 2 branches."
-        assert found["push"][1] == f"The credential may push to {site.slug} and open pull requests there."
+        assert found["repository"][1] == f"{site.url} responds and has 2 branches."
+        assert found["push"][1] == f"The credential can push to {site.slug} and open pull requests."
         assert "of 5000 requests are left" in found["budget"][1]
         assert "is set" in found["webhook"][1]
 
@@ -189,7 +189,7 @@ class TestCheck:
         found = await office.findings(project)
         assert [ok for ok, _ in found.values()] == [False, False, False]
         assert "no token and no GitHub App" in found["credential"][1]
-        assert "what the token may see" in found["api"][1]
+        assert "the token's access" in found["api"][1]
         assert await office.wrong_fields(project) == {
             "credential": "token",
             "api": "apiUrl",
@@ -202,9 +202,9 @@ class TestCheck:
         found = await office.findings(project)
         assert {what for what, (ok, _) in found.items() if not ok} == {"push", "base_branch"}
         assert "'Contents: read and write'" in found["push"][1]
-        assert found["base_branch"][1] == "There is no branch gone. There is: main, task-1."
+        assert found["base_branch"][1] == "There is no branch gone. Available: main, task-1."
         assert await office.wrong_fields(project) == {"push": "token", "base_branch": "baseBranch"}
-        assert "No secret for webhooks" in found["webhook"][1]
+        assert "No webhook secret" in found["webhook"][1]
 
     async def test_an_expired_token(self, office: Office, double: GitHub, site: Repository) -> None:
         token = double.tokens.make("bot")
@@ -232,7 +232,7 @@ class TestCheck:
         finally:
             double.limit.exhaust(reset_in_s=-1)
         assert (found["api"][0], found["repository"][0]) == (False, True)
-        assert "takes no more requests with this credential until" in found["api"][1]
+        assert "is rate-limiting this credential until" in found["api"][1]
 
     async def test_a_token_that_ends_soon_with_a_budget_that_runs_low(
         self, office: Office, double: GitHub, site: Repository
@@ -244,8 +244,8 @@ class TestCheck:
         archived = b'{"permissions": {"push": true}, "archived": true, "default_branch": "main"}'
         double.faults.answer(200, on="api", path=f"/repos/{site.slug}", headers=said, body=archived)
         found = await office.findings(project)
-        assert found["api"] == (True, "GitHub answers. The token ends at 2026-12-31 00:00:00 UTC.")
-        assert found["push"] == (False, f"The repository {site.slug} is archived: nothing in it can be changed.")
+        assert found["api"] == (True, "GitHub responds. The token expires at 2026-12-31 00:00:00 UTC.")
+        assert found["push"] == (False, f"The repository {site.slug} is archived and read-only.")
         assert found["budget"][0] is False
         assert "Only 42 of 5000 requests are left" in found["budget"][1]
 
@@ -269,7 +269,7 @@ class TestCheck:
 
     async def test_a_project_without_a_repository(self, office: Office) -> None:
         found = await office.findings(await office.project(None))
-        assert found == {"repository": (False, "The project has no repository. Give it the address of one.")}
+        assert found == {"repository": (False, "The project has no repository. Add one in its settings.")}
 
     async def test_only_who_sees_the_project_may_ask(self, office: Office, site: Repository) -> None:
         project = await office.project(site.url)

@@ -110,7 +110,7 @@ async def test_who_has_another_key_of_the_same_app_has_another_signature(api: Sc
     issue(api, clock, "ghs_owner")
     await of(api, clock).token()
     api.answer(401, {"message": "A JSON web token could not be decoded"})
-    with pytest.raises(ForgeUnauthorizedError, match="its private key do not belong together"):
+    with pytest.raises(ForgeUnauthorizedError, match="its id and private key do not match"):
         await of(api, clock, new_key()).token()
     assert api.asked[0].headers["authorization"] != api.asked[1].headers["authorization"]
 
@@ -119,7 +119,7 @@ async def test_who_has_another_key_of_the_same_app_has_another_signature(api: Sc
     ("status", "said", "kind", "words"),
     [
         (404, "Integration not found", ForgeNotFoundError, "has no installation 34"),
-        (422, "There is at least one repository that does not exist", ForgeNotFoundError, "does not reach site"),
+        (422, "There is at least one repository that does not exist", ForgeNotFoundError, "has no access to site"),
     ],
 )
 async def test_what_is_wrong_with_the_installation(
@@ -139,7 +139,7 @@ async def test_a_key_that_is_none(api: Scripted, clock: HurriedClock) -> None:
 
 async def test_an_answer_without_a_token(installation: Installation, api: Scripted) -> None:
     api.answer(201, {"expires_at": "soon"})
-    with pytest.raises(ForgeUnreachableError, match="holds no token"):
+    with pytest.raises(ForgeUnreachableError, match="contains no token"):
         await installation.token()
 
 

@@ -162,7 +162,7 @@ class TestOpening:
         number = double.colleague("grace").open(site.slug, "task-1", title="mine", base="develop")["number"]
         pull, made = await github.open_or_update(PullDraft("task-1", "main"))
         assert (pull.number, pull.base, made) == (number, "develop", False)
-        assert pull.warnings == (f"Pull request {number} is against develop, not main; it was left so.",)
+        assert pull.warnings == (f"Pull request {number} is against develop, not main. Its base was not changed.",)
 
     async def test_a_closed_one_is_not_taken_for_it(
         self, github: GitHubRepository, double: GitHub, site: Repository
@@ -187,7 +187,7 @@ class TestOpening:
         pull, made = await github.open_or_update(draft)
         assert made
         assert len(pull.warnings) == 1
-        assert "stranger could not be asked for a review" in pull.warnings[0]
+        assert "Could not request a review from stranger" in pull.warnings[0]
         assert "only be requested from collaborators" in pull.warnings[0]
         assert pull.number is not None
         asked = double.colleague("grace").pull(site.slug, pull.number)["requested_reviewers"]
@@ -209,7 +209,7 @@ class TestOpening:
         )
         pull, made = await github.open_or_update(PullDraft("task-1", "main", "feat: add a", labels=["x"]))
         assert made
-        assert "The labels x could not be set" in pull.warnings[0]
+        assert "Could not set the labels x" in pull.warnings[0]
 
 
 class TestRefused:
@@ -461,7 +461,7 @@ class TestDrafts:
         double.faults.answer(422, on="api", method="POST", path="/pulls", body=said)
         pull, made = await github.open_or_update(PullDraft("task-1", "main", "feat: add a", draft=True))
         assert (pull.draft, made) == (False, True)
-        assert "no draft pull requests" in pull.warnings[0]
+        assert "does not support draft pull requests" in pull.warnings[0]
 
 
 async def test_a_limit_is_waited_for_in_real_time(double: GitHub, site: Repository) -> None:

@@ -194,7 +194,7 @@ async def test_one_that_somebody_opened_by_hand_is_taken_up(desk: Desk) -> None:
 
 
 async def test_nothing_to_open(desk: Desk) -> None:
-    with pytest.raises(ConflictError, match="task-1 has no commit that main has not"):
+    with pytest.raises(ConflictError, match="task-1 has no commits that are not in main"):
         await desk.open()
     desk.commit("feat: one")
     with pytest.raises(InvalidInputError, match="no branch 'nowhere'"):
@@ -217,7 +217,7 @@ async def test_what_was_merged_is_not_opened_again_until_there_is_more(desk: Des
     desk.commit("feat: one")
     row, _ = await desk.open()
     await desk.pulls.merge(desk.worker, row.id)
-    with pytest.raises(ConflictError, match="has merged this branch already"):
+    with pytest.raises(ConflictError, match="has already merged this branch"):
         await desk.open()
     desk.commit("fix: two")
     second, made = await desk.open()
@@ -228,7 +228,7 @@ async def test_a_branch_that_was_deleted_after_its_merge_does_not_come_back(desk
     desk.commit("feat: one")
     row, _ = await desk.open()
     await desk.pulls.merge(desk.worker, row.id)
-    with pytest.raises(ConflictError, match="has merged this branch already"):
+    with pytest.raises(ConflictError, match="has already merged this branch"):
         await desk.open()
     assert desk.git.pushed == 2 and "task-1" not in desk.branches()
 
@@ -277,7 +277,7 @@ async def test_a_branch_of_a_plain_remote_is_merged_here(desk: Desk, method: str
     again = await desk.pulls.merge(desk.worker, row.id)
     assert (again.id, len(await desk.rows())) == (row.id, 1)
     if method == "merge":
-        with pytest.raises(ConflictError, match="no commit that main has not"):
+        with pytest.raises(ConflictError, match="no commits that are not in main"):
             await desk.open()
         desk.commit("fix: three", third="3\n")
         second, made = await desk.open()

@@ -242,7 +242,7 @@ async def test_there_is_no_checkout_no_git_no_sandbox(empty: Inside, bundle: Bun
     )
     await empty.sh("echo PATH=/tmp/bin >../.bash_profile")
     for verb in (empty.status, empty.head):
-        with pytest.raises(GuestGitError, match="no git in the sandbox"):
+        with pytest.raises(GuestGitError, match="Git is not installed in the sandbox"):
             await verb()
     with pytest.raises(GuestGitError):
         await begin(empty, bundle, upstream)
@@ -416,7 +416,7 @@ async def test_hooks_have_their_say(guest: Inside) -> None:
     hook = "#!/bin/sh\\necho checking; echo 'no: line 3 is too long' >&2; sleep 300 & exit 1\\n"
     await guest.sh(f'printf "{hook}" >.git/hooks/pre-commit; chmod +x .git/hooks/pre-commit')
     await guest.write("new")
-    with pytest.raises(GitFailedError, match=r"refused.*(?s:.*)no: line 3 is too long"):
+    with pytest.raises(GitFailedError, match=r"rejected.*(?s:.*)no: line 3 is too long"):
         await asyncio.wait_for(guest.commit(draft()), 60)
     await guest.sh("printf '#!/bin/sh\\nyes no | head -c 9000000; exit 1' >.git/hooks/pre-commit")
     with pytest.raises(GitFailedError) as refused:
@@ -469,7 +469,7 @@ async def test_another_git_is_at_work(guest: Inside) -> None:
     before = await guest.status()
     assert len(before.entries) == 1
     assert (await guest.work_tree()).changed == 1
-    with pytest.raises(GitFailedError, match="Another git is at work"):
+    with pytest.raises(GitFailedError, match="Another Git process is running"):
         await guest.stage(["a.txt"])
 
 
@@ -568,7 +568,7 @@ async def test_conflicts_are_left_resolved_and_given_up(guest: Inside, upstream:
         guest.rebase("origin/main"),
         guest.merge(theirs, message="chore: merge", leave_conflicts=True, identity=BOB),
     ):
-        with pytest.raises(GitFailedError, match="under way"):
+        with pytest.raises(GitFailedError, match="is in progress"):
             await verb
     tree = await guest.work_tree()
     assert tree.changed > 0
@@ -607,7 +607,7 @@ async def test_merge_and_rebase_that_go_well(guest: Inside, upstream: Repository
     assert (await reading.history(guest, "HEAD", limit=1))[0].author == ANN
     await guest.rebase(new)
     await guest.write("a.txt", "dirty")
-    with pytest.raises(GitFailedError, match="not committed"):
+    with pytest.raises(GitFailedError, match="uncommitted changes"):
         await guest.rebase(new)
     with pytest.raises(GitFailedError):
         await guest.merge("nowhere", message="chore: merge", leave_conflicts=False, identity=BOB)
@@ -727,7 +727,7 @@ async def test_restore_over_anything(guest: Inside, upstream: Repository, tmp_pa
     assert (await guest.status()).under_way is None
     assert (await guest.work_tree()).commit == tree.commit
     for bad in (upstream.head, "f" * 40, "--all", tree.head):
-        with pytest.raises(GitFailedError, match="not a work tree"):
+        with pytest.raises(GitFailedError, match="not a saved work tree"):
             await guest.restore(bad)
 
 

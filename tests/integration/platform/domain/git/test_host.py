@@ -131,7 +131,7 @@ async def test_a_redirect_to_another_host_does_not_get_the_token(git: Git, tmp_p
         fetch = ("fetch", url, "refs/heads/main")
         try:
             await git.run("init", "--bare", "-q", str(tmp_path / "x.git"), cwd=None)
-            with pytest.raises(RemoteMissingError, match="sends elsewhere") if asks else nullcontext():
+            with pytest.raises(RemoteMissingError, match="redirects to another URL") if asks else nullcontext():
                 await git.run(*fetch, cwd=tmp_path / "x.git", remote=remote, credential=credential)
             site.private = True  # it asks for a token now, and gets none that is another's
             with pytest.raises(RemoteRefusedError):
@@ -191,7 +191,7 @@ async def test_a_redirect_leads_nowhere_else(tmp_path: Path) -> None:
         server.start()
         guarded = Git(tmp_path / "git", timeout_s=30, destinations=Destinations(["127.0.0.1"]))
         try:
-            with pytest.raises(RemoteMissingError, match="sends elsewhere"):
+            with pytest.raises(RemoteMissingError, match="redirects to another URL"):
                 await look(guarded, f"{server.url}/acme/website.git")
         finally:
             server.stop()
@@ -502,7 +502,7 @@ async def test_a_file_that_git_writes_is_bounded(git: Git) -> None:
         ("git version 3.0.0", None),
         ("git version 2.34.1", "git version 2.34.1 is too old"),
         ("something else", "something else is too old"),
-        (None, "There is no git on this machine"),
+        (None, "Git is not installed on this machine"),
     ],
 )
 def test_a_git_that_is_too_old(

@@ -101,7 +101,7 @@ def test_a_long_subject_is_cut_at_a_word_and_nothing_is_lost() -> None:
 
 
 def test_what_cannot_be_printed_is_refused_and_removed() -> None:
-    with pytest.raises(CommitMessageError, match="cannot be printed") as refused:
+    with pytest.raises(CommitMessageError, match="unprintable") as refused:
         messages.check("feat: a\x00b\n\nbody\x1b[31m")
     assert refused.value.suggestion == "feat: a b\n\nbody[31m"
 

@@ -70,7 +70,7 @@ async def test_a_forced_push_on_the_remote_is_followed_and_own_refs_stay(place: 
 
 async def test_an_empty_repository_says_so(place: Mirrored) -> None:
     empty = place.server.repository("acme/empty")
-    with pytest.raises(RemoteMissingError, match="no branch yet"):
+    with pytest.raises(RemoteMissingError, match="no branches yet"):
         await place.mirror.refresh(parse(empty.url), place.credential)
     assert not place.mirror.exists
 

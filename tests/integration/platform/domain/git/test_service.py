@@ -386,7 +386,7 @@ async def test_code_goes_only_where_the_projects_policies_hold(plot: Plot) -> No
         await services.sandboxes.create_sandbox(plot.owner, project_id=other.id),
     ]
     for sandbox in sandboxes:
-        with pytest.raises(NotInProjectError, match="start a session in the project"):
+        with pytest.raises(NotInProjectError, match="Start a session in the project"):
             await services.git.clone(plot.owner, sandbox.id, project_id=plot.project_id)
         page = await services.git.operations(plot.owner, PageRequest(), sandbox_id=sandbox.id)
         assert not page.items

@@ -68,7 +68,7 @@ async def test_reading_one_ends_at_the_memory_limit(
     pushed(place, one, other)
     await place.refresh()
     monkeypatch.setattr(bare, "MEMORY", SMALL)
-    with pytest.raises(TooMuchError, match="more memory") as error:
+    with pytest.raises(TooMuchError, match="memory that Git may use") as error:
         await READERS[what](place.mirror, first if what == "diff" else base, one, other)
     assert error.value.status == 413
     assert not list(place.mirror.folder.glob("sandyard/scratch/*"))

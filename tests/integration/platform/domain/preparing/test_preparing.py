@@ -246,14 +246,14 @@ async def test_a_setup_that_fails(garden: Garden) -> None:
     extra = caught.value.extra
     assert (extra["exitCode"], extra["outputTail"]) == (3, "wrong")
     assert not await garden.yard.there(), "its sandbox is gone"
-    with pytest.raises(PreparationFailedError, match="exit code 3"):
+    with pytest.raises(PreparationFailedError, match="exited with code 3"):
         await garden.prepare()
     page = await garden.yard.services.preparing.list(garden.owner, garden.project.id, PageRequest())
     (row,) = page.items
     assert (row.status, row.error_code, row.sandbox_id) == ("failed", "preparation_failed", None)
     kinds = await garden.yard.kinds(about="preparation.")
     assert kinds.count("preparation.started") == 1, "not again so soon"
-    with pytest.raises(PreparationFailedError, match="exit code 3"):
+    with pytest.raises(PreparationFailedError, match="exited with code 3"):
         await garden.prepare(again=True)
     assert (await garden.yard.kinds(about="preparation.")).count("preparation.started") == 2
     await garden.set(setup={"command": "true"})

@@ -143,7 +143,7 @@ def test_no_user_name(username: str) -> None:
 
 
 def test_a_user_name_needs_a_token_and_a_short_token_shows_nothing() -> None:
-    with pytest.raises(InvalidInputError, match="give both"):
+    with pytest.raises(InvalidInputError, match="Enter both"):
         checked(username="maria")
     assert checked(Secret("short-token"))[0].hint == "…"
 
@@ -183,15 +183,15 @@ def public_pem() -> Secret:
     [
         (lambda: pem(ED25519, passphrase=b"hunter2"), "passphrase"),
         (lambda: pem(rsa_key(), Format.TraditionalOpenSSL, b"hunter2"), "passphrase"),
-        (lambda: Secret(PUBLIC), "public half"),
+        (lambda: Secret(PUBLIC), "is a public key"),
         (public_pem, "is a public key"),
         (lambda: Secret("PuTTY-User-Key-File-3: ssh-ed25519\n"), "PuTTY"),
         (lambda: Secret("hunter2"), "not a private key"),
         (lambda: Secret(""), "not a private key"),
-        (lambda: Secret(pem(rsa_key()).reveal()[:700]), "cut off"),
-        (lambda: Secret(pem(ED25519, Format.OpenSSH).reveal().replace("b3BlbnNzaC1rZXk", "xxxx")), "cut off"),
+        (lambda: Secret(pem(rsa_key()).reveal()[:700]), "incomplete"),
+        (lambda: Secret(pem(ED25519, Format.OpenSSH).reveal().replace("b3BlbnNzaC1rZXk", "xxxx")), "incomplete"),
         (lambda: pem(rsa.generate_private_key(65537, 1024)), "1024 bits"),
-        (lambda: pem(dsa.generate_private_key(1024)), "servers refuse"),
+        (lambda: pem(dsa.generate_private_key(1024)), "servers reject"),
         (lambda: Secret("-----BEGIN PRIVATE KEY-----\n" + "A" * 20_000), "longer than"),
     ],
 )
@@ -221,10 +221,10 @@ def test_an_app() -> None:
 @pytest.mark.parametrize(
     ("made", "words"),
     [
-        (lambda: AppKey("", "1", pem(rsa_key())), "app's id"),
-        (lambda: AppKey("1/../2", "1", pem(rsa_key())), "app's id"),
-        (lambda: AppKey("1", "one", pem(rsa_key())), "installation's id"),
-        (lambda: AppKey("1", "1\n", pem(rsa_key())), "installation's id"),
+        (lambda: AppKey("", "1", pem(rsa_key())), "app id"),
+        (lambda: AppKey("1/../2", "1", pem(rsa_key())), "app id"),
+        (lambda: AppKey("1", "one", pem(rsa_key())), "installation id"),
+        (lambda: AppKey("1", "1\n", pem(rsa_key())), "installation id"),
         (lambda: AppKey("1", "1", pem(ED25519)), "not an RSA key"),
         (lambda: AppKey("1", "1", pem(rsa_key(), passphrase=b"x")), "passphrase"),
         (lambda: AppKey("1", "1", Secret(TOKEN)), "not a private key"),

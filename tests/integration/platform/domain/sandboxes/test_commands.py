@@ -201,7 +201,7 @@ async def test_a_sandbox_that_cannot_be_woken_starts_nothing(yard: Yard) -> None
     await yard.services.sandboxes.pause(yard.owner, row.id)
     await yard.door.shut()
     done = await yard.wait(await yard.start(row, "true"))
-    assert done.status == "not_started" and "cannot be reached" in (done.error or "")
+    assert done.status == "not_started" and "could not be reached" in (done.error or "")
 
 
 async def test_an_engine_that_is_away_for_long_starts_nothing_later(
@@ -250,7 +250,7 @@ async def test_a_sandbox_that_dies_takes_its_commands_along(yard: Yard) -> None:
     await yard.services.engine.kill(row.engine_id)
     for waiter in waiters:
         done = await waiter
-        assert done.status == "lost" and done.exit_code is None and "end was not seen" in (done.error or "")
+        assert done.status == "lost" and done.exit_code is None and "exit was not observed" in (done.error or "")
     assert (await yard.row(row)).status == "error"
     assert (await yard.output(command))[0] == b"here\n"
 

@@ -360,7 +360,7 @@ async def test_destroying_a_busy_sandbox_is_no_failure(yard: Yard, monkeypatch: 
     destroying = asyncio.ensure_future(yard.services.sandboxes.destroy_sandbox(yard.owner, row.id))
     for command in commands:
         done = await yard.wait(command)
-        assert done.status == "lost" and "destroyed" in (done.error or "")
+        assert done.status == "lost" and "deleted" in (done.error or "")
     go_on.set()
     await destroying
     assert (await yard.kinds(row))[2:] == ["sandbox.destroyed"]
@@ -396,7 +396,7 @@ async def test_too_large_uploads_leave_nothing(yard: Yard) -> None:
 
     assert await sandboxes.upload_file(yard.owner, row.id, "/tmp/good", chunks(100_000), None) == 100_000
     for announced in (None, 200_000):
-        with pytest.raises(TooLargeError, match="larger than 100,000 bytes"):
+        with pytest.raises(TooLargeError, match="larger than the limit of 100,000 bytes"):
             await sandboxes.upload_file(yard.owner, row.id, "/tmp/bad", chunks(200_000), announced)
     size, data = await sandboxes.download_file(yard.owner, row.id, "/tmp/good")
     assert size == 100_000 and b"".join([chunk async for chunk in data]) == b"x" * 100_000
@@ -420,7 +420,7 @@ async def test_an_upload_wakes_what_the_engine_has_paused_by_itself(yard: Yard) 
     stranger = SandboxEngine(yard.services.engine.config)  # whose pauses ours does not know of
     await stranger.pause(row.engine_id)
     await stranger.close()
-    with pytest.raises(SandboxNotRunningError, match="send the file again"):  # the body cannot be read twice
+    with pytest.raises(SandboxNotRunningError, match="Send the file again"):  # the body cannot be read twice
         await sandboxes.upload_file(yard.owner, row.id, "/tmp/file", body(b"def"), 3)
     await sandboxes.upload_file(yard.owner, row.id, "/tmp/file", body(b"ghi"), 3)
     assert await yard.run(row, "cat /tmp/file") == "ghi"

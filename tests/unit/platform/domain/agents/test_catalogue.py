@@ -52,7 +52,7 @@ async def test_people_see_the_platforms_everybodys_and_their_own(world: World) -
     assert (await agents.profile(bob.user_id, "demo")).demo
     with pytest.raises(NotFoundError):
         await agents.get(bob, "anns")
-    with pytest.raises(InvalidInputError, match=r"There are: .*demo, shared\."):
+    with pytest.raises(InvalidInputError, match=r"Available: .*demo, shared\."):
         await agents.profile(bob.user_id, "anns")
 
 
@@ -66,15 +66,15 @@ async def test_what_one_person_adds_is_bounded(world: World, monkeypatch: pytest
     ]
     for name in ("one", "two"):
         await agents.create(ann, name, None, PLAIN)
-    with pytest.raises(ConflictError, match="You have 2 agents, and 2 is the most"):
+    with pytest.raises(ConflictError, match="You have 2 agents; the limit is 2"):
         await agents.create(ann, "three", None, PLAIN)
     await agents.create(bob, "bobs", None, PLAIN)
     for name in ("first", "second", "third"):
         await agents.create(root, name, None, PLAIN)
     large = Definition(argv=["my-agent", *["x" * 4096] * 40])
-    with pytest.raises(InvalidInputError, match="at most 128 KiB"):
+    with pytest.raises(InvalidInputError, match="the limit is 128 KiB"):
         await agents.create(bob, "large", None, large)
-    with pytest.raises(InvalidInputError, match="at most 128 KiB"):
+    with pytest.raises(InvalidInputError, match="the limit is 128 KiB"):
         await agents.update(bob, "bobs", None, large)
 
 

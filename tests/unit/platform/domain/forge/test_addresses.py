@@ -54,7 +54,7 @@ def test_a_remote_that_is_no_known_forge_is_explained(
     said = addresses.explain_missing_pull_requests(project(repository, **forge))
     assert said == (
         host
-        and f"{host} is not github.com: branches are pushed there without pull requests. If it is a GitHub Enterprise "
+        and f"{host} is not github.com, so branches are pushed without pull requests. If it is a GitHub Enterprise "
         "Server, set its API address."
     )
 
@@ -79,7 +79,7 @@ def test_the_api_is_the_repositorys_own_or_the_one_its_owner_named(
     "repository", ["https://git.example.org/acme/site.git", "git@git.example.org:acme/site", "/srv/site.git"]
 )
 def test_a_token_does_not_go_to_a_host_that_is_not_the_repositorys(repository: str) -> None:
-    with pytest.raises(ForgeUnsupportedError, match=r"not on github\.com: the project's token is not sent there"):
+    with pytest.raises(ForgeUnsupportedError, match=r"not on github\.com, so the project's token is not sent there"):
         addresses.api_of(project(repository, kind="github"))
 
 

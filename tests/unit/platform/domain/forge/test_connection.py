@@ -102,7 +102,7 @@ class TestWhere:
     ) -> None:
         meant(monkeypatch)
         line = Connection("https://x.example", FixedToken(None), clock, Remembered(), "one", Destinations())
-        with pytest.raises(ForgeUnreachableError, match="cannot be reached"):
+        with pytest.raises(ForgeUnreachableError, match="could not be reached"):
             await get(line)
 
     async def test_the_words_of_who_is_not_github_are_not_repeated(self, line: Connection, api: Scripted) -> None:
@@ -223,7 +223,7 @@ class TestFaults:
     async def test_and_not_a_fourth_time(self, line: Connection, api: Scripted) -> None:
         for _ in range(4):
             api.answer(502)
-        with pytest.raises(ForgeUnreachableError, match=r"fault of its own \(502\)"):
+        with pytest.raises(ForgeUnreachableError, match=r"failed internally \(502\)"):
             await get(line)
         assert len(api.asked) == 3
 
@@ -245,7 +245,7 @@ class TestFaults:
         with Scripted(clock) as gone:
             url = gone.url
         line = Connection(url, FixedToken(Secret(TOKEN)), clock, Remembered(), "one")
-        with pytest.raises(ForgeUnreachableError, match=r"127\.0\.0\.1 cannot be reached"):
+        with pytest.raises(ForgeUnreachableError, match=r"127\.0\.0\.1 could not be reached"):
             await get(line)
         assert clock.waits == [1.0, 2.0]
         await line.close()
@@ -253,7 +253,7 @@ class TestFaults:
     @pytest.mark.parametrize("content", [b"<html>a proxy's page</html>", b'{"half": '])
     async def test_what_is_no_json_is_no_answer(self, line: Connection, api: Scripted, content: bytes) -> None:
         api.answer(200, content)
-        with pytest.raises(ForgeUnreachableError, match="not what GitHub answers"):
+        with pytest.raises(ForgeUnreachableError, match="did not respond like GitHub"):
             await get(line)
 
     async def test_an_endless_answer_is_cut_off(self, line: Connection, api: Scripted) -> None:
@@ -386,7 +386,7 @@ class TestRefusals:
                 {},
                 ForgeInvalidError,
                 "forge_invalid",
-                "does not accept this: No commits between main and task-x.",
+                "rejected these values: No commits between main and task-x.",
             ),
             (
                 422,

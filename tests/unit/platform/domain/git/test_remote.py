@@ -90,7 +90,7 @@ def test_what_is_no_address_is_refused(address: str) -> None:
 def test_a_password_in_an_address_is_refused_and_not_repeated(address: str) -> None:
     with pytest.raises(RepositoryInvalidError) as refused:
         parse(address)
-    assert "Leave out" in refused.value.message
+    assert "Remove the" in refused.value.message
     assert "hunter2" not in refused.value.message
 
 

@@ -446,7 +446,7 @@ async def test_a_server_without_headers_that_wants_some_later(desk: Desk) -> Non
         ROOT, desk.server.project_id, McpServerDraft(name="bare", url=f"{desk.upstream.url}/mcp")
     )
     found = await desk.servers.test(ROOT, desk.server.project_id, bare.id)
-    assert (found.ok, "needs a key (401)" in found.detail) == (False, True), found
+    assert (found.ok, "requires authentication (401)" in found.detail) == (False, True), found
 
 
 async def test_a_project_that_is_deleted_meanwhile(desk: Desk) -> None:
@@ -463,11 +463,11 @@ async def test_a_project_that_is_deleted_meanwhile(desk: Desk) -> None:
 
 BROKEN = [
     (401, b"", "rejected the configured headers (401)"),
-    (404, b"", "nothing at this URL (404)"),
+    (404, b"", "was not found at this URL (404)"),
     (302, b"", "redirects"),
-    (500, b"", "answered with an error (500)"),
-    (200, b"<html>", "not as an MCP server"),
-    (200, b'{"jsonrpc":"2.0","id":1,"error":{"code":-1,"message":"too old"}}', "refused initialize: too old"),
+    (500, b"", "returned an error (500)"),
+    (200, b"<html>", "not like an MCP server"),
+    (200, b'{"jsonrpc":"2.0","id":1,"error":{"code":-1,"message":"too old"}}', "rejected initialize: too old"),
 ]
 
 

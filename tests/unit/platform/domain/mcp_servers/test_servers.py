@@ -100,7 +100,7 @@ async def test_where_it_may_be(world: World, servers: McpServers, names: dict[st
         with pytest.raises(refused) as raised:
             await servers.create(owner, project.id, McpServerDraft(name="x", url=url))
         if refused is PrivateAddressError:
-            assert "only an administrator can set this URL" in raised.value.message
+            assert "Only an administrator can use this URL" in raised.value.message
     inside = await servers.create(
         ROOT, project.id, McpServerDraft(name="inside", url="http://inside.example.org:8080/mcp")
     )
@@ -164,7 +164,7 @@ async def test_a_name_is_taken_once_and_there_are_not_too_many(world: World, ser
     with pytest.raises(ConflictError, match="already"):
         await servers.update(owner, project.id, second.id, McpServerDraft(name="First"))
     await servers.update(owner, project.id, first.id, McpServerDraft(name="First"))
-    with pytest.raises(ConflictError, match="only in the sandbox"):
+    with pytest.raises(ConflictError, match="only in an agent's sandbox"):
         await servers.test(owner, project.id, first.id)
     for number in range(MAX_SERVERS - 2):
         await servers.create(owner, project.id, McpServerDraft(name=f"more-{number}", command="x"))

@@ -62,28 +62,30 @@ async def test_a_tasks_own_budget_comes_before_the_projects(world: World) -> Non
     await own.spend(99)
     await own.budgets.check(own.session)
     await own.spend(1)
-    with pytest.raises(OverBudgetError, match="The task may use 100 tokens of models, and has used 100"):
+    with pytest.raises(OverBudgetError, match="The task has used up its budget of 100 tokens for models: 100 used"):
         await own.budgets.check(own.session)
     assert await own.budgets.exceeded(own.session) is None  # that far it may go
     await own.spend(1)
-    assert "has used 101" in (await own.budgets.exceeded(own.session) or "")
+    assert ": 101 used" in (await own.budgets.exceeded(own.session) or "")
 
 
 async def test_a_task_without_one_has_the_projects(world: World) -> None:
     usual = await purse(world, {"budget": {"usd": 0.5}}, {})
-    with pytest.raises(PriceMissingError, match="the model secret-model costs"):
+    with pytest.raises(PriceMissingError, match="the price of the model secret-model is unknown"):
         await usual.budgets.check_price(usual.session, "secret-model", "claude")
     await usual.spend(10**9, None)
     await usual.budgets.check(usual.session)
     await usual.spend(1, 500_000)
-    with pytest.raises(OverBudgetError, match=r"0\.50 US dollars on models, and has spent 0\.50"):
+    with pytest.raises(OverBudgetError, match=r"0\.50 US dollars for models: 0\.50 spent"):
         await usual.budgets.check(usual.session)
 
 
 async def test_a_project_begins_anew_each_month(world: World) -> None:
     monthly = await purse(world, {"monthlyBudget": {"tokens": 10}}, None)
     await monthly.spend(11)
-    with pytest.raises(OverBudgetError, match="The project may use 10 tokens of models for this month"):
+    with pytest.raises(
+        OverBudgetError, match="The project has used up its budget of 10 tokens for models for this month"
+    ):
         await monthly.budgets.check(monthly.session)
     await world.clock.advance(timedelta(days=31).total_seconds())
     await monthly.budgets.check(monthly.session)

@@ -109,9 +109,9 @@ def test_no_answer_is_said_without_the_names_of_libraries(error: Exception, sent
 
 def test_the_sentence() -> None:
     fault = fault_of_answer("Anthropic", 401, json.dumps(ANTHROPIC), model=None, keyed=True)
-    assert fault.sentence == "Anthropic refused the API key (401). It said: invalid x-api-key"
+    assert fault.sentence == "Anthropic rejected the API key (401). It said: invalid x-api-key"
     keyless = fault_of_answer("Anthropic", 401, "", model=None, keyed=False)
-    assert keyless.sentence == "Anthropic needs an API key (401)."
+    assert keyless.sentence == "Anthropic requires an API key (401)."
     assert label_of("anthropic", "https://api.anthropic.com") == "Anthropic"
     assert label_of("work", "https://api.anthropic.com") == "Anthropic (work)"
     assert label_of("house", "http://127.0.0.1:11434") == "house"

@@ -151,10 +151,10 @@ def _policy(**patterns: list[str]) -> ProjectSettings:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        (_policy(allow=["("]), r"'\(' is not a regular expression: missing \)"),
-        (_policy(deny=["ok", COMPLEX]), "cannot be used: it is too complex. Make it simpler"),
+        (_policy(allow=["("]), r"'\(' is not a valid regular expression: missing \)"),
+        (_policy(deny=["ok", COMPLEX]), "cannot be used: it is too complex. Simplify it"),
         (ProjectSettings.model_validate({"agent": {"permissions": {"deny": [COMPLEX]}}}), "too complex"),
-        (_policy(deny=["x" * 300] * 20, allow=["y" * 300] * 20), "12,000 characters in all, and 10,000 are allowed"),
+        (_policy(deny=["x" * 300] * 20, allow=["y" * 300] * 20), "12,000 characters in total; the limit is 10,000"),
     ],
 )
 async def test_patterns_that_cannot_be_used_are_not_stored(world: World, settings: ProjectSettings, words: str) -> None:

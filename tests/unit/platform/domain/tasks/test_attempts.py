@@ -93,7 +93,7 @@ async def test_a_restart_begins_what_was_let_in(board: Board) -> None:
     async with board.database.reading() as session:
         said = await session.get(Task, broken.id)
     assert said is not None
-    assert "retry" in (said.error or "")
+    assert "Retry" in (said.error or "")
 
 
 async def test_stopped(board: Board) -> None:
@@ -214,7 +214,7 @@ async def test_words_while_it_works_begin_the_next_round(board: Board) -> None:
 async def test_one_is_picked(board: Board) -> None:
     task = await board.task(attempts=[{"agent": "demo"}] * 3)
     ids = [(await board.attempt(task, number)).id for number in (1, 2, 3)]
-    with pytest.raises(ConflictError, match="only one that is ready"):
+    with pytest.raises(ConflictError, match="Only an attempt that is ready"):
         await board.attempts.pick(board.owner, task.id, ids[0])
     for number in (1, 2, 3):
         await board.let(await board.attempt(task, number), AttemptStatus.READY)

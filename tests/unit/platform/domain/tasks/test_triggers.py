@@ -114,7 +114,7 @@ async def test_a_full_column_leaves_it_in_the_backlog_and_says_why(hub: Hub) -> 
     assert [task.status for task in await hub.tasks()] == [Column.BACKLOG, Column.IN_PROGRESS]
     (waiting,) = await hub.desk.told("task.waiting")
     assert waiting.data["code"] == "column_full"
-    assert "may hold 1" in waiting.data["reason"]
+    assert "is full (1 of 1 tasks)" in waiting.data["reason"]
 
 
 async def test_other_labels_closed_issues_pull_requests_and_strangers_make_nothing(hub: Hub) -> None:

@@ -31,12 +31,12 @@ class InstallScript(_Part):
     """How it comes into a sandbox that lacks it. Runs as the sandbox's user, once; what it needs should have a fixed version."""
 
     script: str = Field(
-        min_length=1, max_length=MAX_SCRIPT, description="For bash.", examples=["npm i -g my-agent@1.2.3"]
+        min_length=1, max_length=MAX_SCRIPT, description="Run with bash.", examples=["npm i -g my-agent@1.2.3"]
     )
     check: str = Field(
         min_length=1,
         max_length=4096,
-        description="A line for bash that succeeds where it is installed already.",
+        description="A bash command that succeeds if the agent is already installed.",
         examples=["command -v my-agent"],
     )
     timeout_seconds: int = Field(default=900, ge=1, le=3600)
@@ -47,33 +47,33 @@ class Definition(_Part):
 
     description: str = Field(default="", max_length=1000)
     argv: list[Word] = Field(
-        min_length=1, max_length=100, description="The program and its words, as they are: no shell."
+        min_length=1, max_length=100, description="The program and its arguments. Not run in a shell."
     )
-    install: InstallScript | None = Field(default=None, description="Null: it is in the template.")
+    install: InstallScript | None = Field(default=None, description="Null if the agent is part of the template.")
     envs: dict[Annotated[str, Field(pattern=_ENV, max_length=200)], Word] = Field(
         default_factory=dict,
         max_length=100,
-        description="Not secret: everybody who may use the agent sees them, and so does whatever runs in the sandbox. A model's "
-        "key stays with the platform: use {base_url} and {capability}.",
+        description="Not secret: visible to everyone who may use the agent, and to every process in the sandbox. Model keys stay with the "
+        "platform: use {base_url} and {capability}.",
     )
     apis: list[ModelApi] = Field(
         default_factory=list,
         max_length=len(ModelApi),
-        description="What it can speak to a model, best first. Empty: it needs none.",
+        description="Model APIs the agent can use, in order of preference. Empty means it needs no model.",
     )
     models: list[Name] = Field(default_factory=list, max_length=100)
     modes: list[Name] = Field(default_factory=list, max_length=50)
     auth_method: Name | None = Field(
-        default=None, description="What it wants to be authenticated with after the greeting."
+        default=None, description="The authentication method the agent requires after initialization."
     )
 
     @model_validator(mode="after")
     def _of_a_model(self) -> Definition:
         if not self.argv[0].strip():
-            raise ValueError("the first word of argv is a program")
+            raise ValueError("The first item of argv must be a program")
         words = [*self.argv, *self.envs.values()]
         if not self.apis and any(place in word for word in words for place in OF_A_MODEL):
-            raise ValueError("{base_url} and {capability} need at least one of `apis`")
+            raise ValueError("{base_url} and {capability} require at least one of `apis`")
         return self
 
     def stored(self) -> dict[str, Any]:
@@ -141,7 +141,7 @@ class Custom:
             value = values[found[0]]
             if value is None:
                 what = "a model: name one" if found[0] == "{model}" else "a model provider: add one"
-                raise InvalidInputError(f"The agent {self.name!r} is started with {what}, or change the agent.")
+                raise InvalidInputError(f"The agent {self.name!r} needs {what}, or change the agent.")
             return value
 
         return _PLACEHOLDER.sub(fill, word)

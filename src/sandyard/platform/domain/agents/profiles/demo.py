@@ -39,7 +39,7 @@ def _start(wish: LaunchWish) -> Launch:
 DEMO = BuiltIn(
     name="demo",
     title="Demo agent (no model)",
-    description="No model and no network: follows written instructions, one a line, to show and test the whole path.",
+    description="Uses no model and no network. Follows written instructions, one per line, to demonstrate and test the whole workflow.",
     demo=True,
     modes=("work", "ask"),
     unasked_modes=("work",),

@@ -71,8 +71,7 @@ class Breaker:
         assert self.opened_at is not None
         left = max(1, round(self.opened_at + self._cooldown - self._clock.now()))
         raise BreakerOpenError(
-            f"The engine has failed {self._failures} times in a row and is left alone for {left} more s. "
-            f"The last failure: {self.reason}",
+            f"The engine failed {self._failures} times in a row and is retried in {left} s. Last error: {self.reason}",
             unsent=True,
         )
 

@@ -49,7 +49,7 @@ PATIENCE_S = 300.0
 START_PATIENCE_S = 15.0
 """The same for a command that is not known to have begun."""
 SILENT_RUNS = 5
-_NO_RELAY = "The sandbox cannot run the platform's relay: look whether /bin/bash works in it."
+_NO_RELAY = "The sandbox cannot run the platform's relay. Check that /bin/bash works in it."
 SWEEP_S, SWEEP_LOOK_S = 15.0, 0.2
 """How long a relay may take to end what its command has left behind, and how often it is looked for its answer."""
 ASK_S = 10.0
@@ -206,7 +206,7 @@ class Commands:
         if course.offsets[number] == begin:
             raise ValueError("the journal is shorter than the relay says")
         if course.offsets[number] < end:
-            raise SandboxUnreachableError("The sandbox sent less of a journal than there is.")
+            raise SandboxUnreachableError("The sandbox sent less of a journal than it reported.")
 
     async def _open(self, engine_id: str, course: _Course, stream: RelayStream) -> None:
         async def begin(handle: Handle) -> None:
@@ -350,19 +350,19 @@ class _Course:
 
 def _check_id(command_id: str) -> None:
     if not _ID.fullmatch(command_id):
-        raise InvalidInputError(f"{command_id!r} is not the id of a command.")
+        raise InvalidInputError(f"{command_id!r} is not a valid command id.")
 
 
 def _check(spec: CommandSpec) -> None:
     _check_id(spec.id)
     for name, value in spec.envs.items():
         if not name or "=" in name:
-            raise InvalidInputError(f"{name!r} is not the name of an environment variable.")
+            raise InvalidInputError(f"{name!r} is not a valid environment variable name.")
         if "\0" in name + value:
-            raise InvalidInputError(f"The environment variable {name!r} contains a zero byte.")
+            raise InvalidInputError(f"The environment variable {name!r} contains a NUL character.")
     if "\0" in spec.command or "\0" in (spec.cwd or ""):
-        raise InvalidInputError("A command and its directory may not contain a zero byte.")
+        raise InvalidInputError("A command and its directory must not contain NUL characters.")
     try:
         spec.encode()
     except UnicodeEncodeError:
-        raise InvalidInputError("The command is not valid Unicode: it contains half of a surrogate pair.") from None
+        raise InvalidInputError("The command is not valid Unicode: it contains a lone surrogate.") from None

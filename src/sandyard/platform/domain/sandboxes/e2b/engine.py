@@ -134,8 +134,8 @@ class SandboxEngine:
             if last:
                 raise last[0] from None
             raise EngineTimeoutError(
-                f"The sandbox was not created within {self.config.create_timeout_s:g} s. Try again; if it stays so, "
-                "look whether the engine is overloaded."
+                f"The sandbox was not created within {self.config.create_timeout_s:g} s. Try again; if it keeps failing, check "
+                "whether the engine is overloaded."
             ) from None
 
     async def info(self, engine_id: str) -> EngineSandbox:
@@ -373,7 +373,7 @@ def _key(idempotency_key: str) -> str:
     """In the alphabet of the protocol: small letters, digits and hyphens."""
     key = re.sub(r"[^a-z0-9-]", "-", idempotency_key.lower())
     if not 1 <= len(key) <= 255:
-        raise InvalidInputError("An idempotency key has 1 to 255 characters.")
+        raise InvalidInputError("An idempotency key must have 1 to 255 characters.")
     return key
 
 

@@ -44,7 +44,7 @@ from sandyard.kit.secret import Secret
 
 
 class EngineError(SandyardError):
-    """The engine answered with an error that it did not explain. Look into its log."""
+    """The engine returned an unexplained error. Check its log."""
 
     code, status = "engine_failed", 502
     transient: ClassVar[bool] = False
@@ -55,34 +55,35 @@ class EngineError(SandyardError):
 
 
 class EngineNotConfiguredError(EngineError):
-    """No engine is configured. Set E2B_API_KEY to use E2B Cloud, and E2B_API_URL and E2B_SANDBOX_URL besides to use
-    an engine of your own, then start the platform again."""
+    """No engine is configured. Set E2B_API_KEY to use E2B Cloud. To use your own engine, also set E2B_API_URL and E2B_SANDBOX_URL.
+
+    Then restart the platform.
+    """
 
     code, status = "engine_not_configured", 503
 
 
 class EngineAuthError(EngineError):
-    """The engine does not accept this platform's API key. Whoever runs the platform must set a valid E2B_API_KEY."""
+    """The engine rejected this platform's API key. The operator must set a valid E2B_API_KEY."""
 
     # 502 and not 401 or 403: the caller's own login is fine, and a client must not log out or ask for another one
     code, status = "engine_auth", 502
 
 
 class EngineQuotaError(EngineError, FullError):
-    """The engine gives out no more for now: its limit of sandboxes or requests is reached. Destroy sandboxes that are
-    not needed, or try again later."""
+    """The engine's limit of sandboxes or requests is reached. Delete unused sandboxes, or try again later."""
 
     code, status = "engine_quota", 429
 
 
 class EngineInvalidError(EngineError, InvalidInputError):
-    """The engine does not accept this request."""
+    """The engine rejected this request."""
 
     code, status = "engine_invalid", 400
 
 
 class SandboxNotFoundError(EngineError, NotFoundError):
-    """The engine has no such sandbox: it was destroyed, or its time was over. Provision a new one."""
+    """The sandbox no longer exists on the engine: it was deleted or has expired. Create a new one."""
 
     code, status = "sandbox_not_found", 404
 
@@ -94,26 +95,25 @@ class SandboxNotRunningError(EngineError, ConflictError):
 
 
 class EngineTimeoutError(EngineError):
-    """The engine did not answer in time. Try again; if it stays so, look whether the engine is overloaded."""
+    """The engine did not respond in time. Try again; if it keeps failing, check whether the engine is overloaded."""
 
     code, status = "engine_timeout", 504
     transient = True
 
 
 class EngineUnreachableError(EngineError):
-    """The engine cannot be reached. Look whether it runs and whether E2B_API_URL is its address, then try again."""
+    """The engine could not be reached. Check that it is running and that E2B_API_URL is correct, then try again."""
 
     code, status = "engine_unreachable", 503
     transient = True
 
 
 class BreakerOpenError(EngineUnreachableError):
-    """The engine has failed repeatedly and is left alone for a moment. Try again shortly."""
+    """The engine failed repeatedly and is retried in a moment. Try again shortly."""
 
 
 class SandboxUnreachableError(EngineUnreachableError):
-    """The sandbox does not answer, though the engine says that it runs. Try again; if it stays so, pause and resume
-    it, or provision a new one."""
+    """The sandbox does not respond, although the engine reports it as running. Try again; if it keeps failing, pause and resume it."""
 
 
 class EngineBusyError(EngineError, BusyError):
@@ -130,7 +130,7 @@ class NotEnoughSpaceError(EngineError, NoSpaceError):
 
 
 class ProcessesFullError(EngineError, ConflictError):
-    """The sandbox can't start another process: it has as many as it may have. End some of them, or destroy the sandbox."""
+    """The sandbox has reached its limit of processes and cannot start another one. Stop some of them, or delete the sandbox."""
 
     code, status = "sandbox_processes_full", 409
 
@@ -142,7 +142,7 @@ class FileMissingError(NotFoundError):
 
 
 class TerminalNotFoundError(NotFoundError):
-    """This terminal is no longer there: its shell has ended. Open a new one."""
+    """This terminal no longer exists: its shell has ended. Open a new one."""
 
     code, status = "terminal_not_found", 404
 
@@ -212,7 +212,7 @@ def translate(error: BaseException, key: Secret | None = None) -> BaseException:
     said = _clean(str(error), key)
     make = next((make for kinds, make in _RULES if isinstance(error, kinds)), _said(EngineError))
     if isinstance(error, AuthenticationException) and _UNKNOWN_USER.search(said):
-        return EngineInvalidError("The sandbox has no user of that name.")  # envd's way to say it
+        return EngineInvalidError("The sandbox has no user with that name.")  # envd's way to say it
     if isinstance(error, SandboxException) and _NO_PROCESS_LAST.search(str(error)):  # behind the whole command
         return ProcessesFullError(unsent=True)
     if isinstance(error, SandboxException):

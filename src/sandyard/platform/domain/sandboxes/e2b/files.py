@@ -124,7 +124,7 @@ class Files:
         attempts: int = 3,
     ) -> T:
         if not path or "\0" in path:
-            raise InvalidInputError("The path is not valid: it is empty or contains a zero byte.")
+            raise InvalidInputError("The path is invalid: it is empty or contains a NUL character.")
         try:
             return await self._gate.inside(
                 verb, engine_id, lambda handle: call(handle.sandbox), idempotent=idempotent, attempts=attempts
@@ -132,11 +132,11 @@ class Files:
         except FileMissingError:
             raise FileMissingError(f"There is no file or directory {path!r} in the sandbox.") from None
         except EngineInvalidError as error:
-            raise InvalidInputError(f"This cannot be done with {path!r}. {error.message}") from error
+            raise InvalidInputError(f"Not possible with {path!r}. {error.message}") from error
 
 
 class _SourceError(InvalidInputError):
-    """What should be written could not be read."""
+    """The data to write could not be read."""
 
 
 def _entry(found: EntryInfo) -> FileEntry:

@@ -42,7 +42,7 @@ client_async.max_connections = max(4096, client_async.max_connections)  # type: 
 (E2B_MAX_CONNECTIONS) the next call, be it a pause, would wait until one of them has ended."""
 
 HANDLES_KEPT = 512
-_REFUSED = "The sandbox refuses the access token that the engine gave for it. Try again, or provision a new one."
+_REFUSED = "The sandbox rejected the access token issued by the engine. Try again, or create a new sandbox."
 _ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
 
 T = TypeVar("T")

@@ -53,7 +53,7 @@ async def read_from(
             if chunk is None:
                 return
     except TimeoutError:
-        raise SandboxUnreachableError("The sandbox has been silent for too long.") from None
+        raise SandboxUnreachableError("The sandbox did not respond in time.") from None
     except Exception as error:
         raise translate(error, gate.config.api_key) from error
     finally:
@@ -65,7 +65,7 @@ def _bytes_before(response: httpx.Response, offset: int) -> int:
     if response.status_code != httpx.codes.PARTIAL_CONTENT:
         return offset
     if not response.headers.get("content-range", "").startswith(f"bytes {offset}-"):
-        raise EngineError("The sandbox sent another part of a file than it was asked for.")
+        raise EngineError("The sandbox sent another part of a file than requested.")
     return 0
 
 

@@ -86,14 +86,14 @@ async def read_page(sandbox: AsyncSandbox, path: str, depth: int, first: int, li
 
 async def _read(reply: httpx.Response) -> bytes:
     if reply.headers.get("content-encoding", "identity") != "identity":
-        raise EngineError("The sandbox sent a list of files in an encoding that it was not asked for.")
+        raise EngineError("The sandbox sent a list of files in an encoding that was not requested.")
     body = bytearray()
     async for chunk in reply.aiter_raw():
         body += chunk
         if len(body) > MOST_BYTES:
             raise EngineInvalidError(
-                "It has too many entries, or their names are too long: list a smaller folder or with less depth, or use a command "
-                "such as `find`."
+                "The folder has too many entries, or their names are too long. List a smaller folder or with less depth, or "
+                "use a command such as `find`."
             )
     return bytes(body)
 

@@ -90,13 +90,13 @@ class Ran:
 
 
 class ProgramTimeoutError(EngineTimeoutError):
-    """The program in the sandbox did not end in time, and was ended."""
+    """The program in the sandbox did not finish in time and was killed."""
 
     transient = False  # it has run for all its time: to begin anew would be no help
 
 
 class DirectoryMissingError(InvalidInputError):
-    """The directory in which a program should run is not in the sandbox."""
+    """The working directory of the program does not exist in the sandbox."""
 
 
 class Programs:
@@ -126,7 +126,7 @@ class Programs:
         ran = await self._gate.inside("run_program", engine_id, attempt, idempotent=idempotent)
         if ran is None:
             raise ProgramTimeoutError(
-                f"The program {argv[0]!r} did not end within {timeout_s:g} s in the sandbox, and was ended."
+                f"The program {argv[0]!r} did not finish within {timeout_s:g} s in the sandbox and was killed."
             )
         return ran
 
@@ -240,14 +240,11 @@ class _Run:
         return Ran(int(last), data[: self._limit], storable(self._stderr), truncated=len(data) > self._limit)
 
 
-_STRANGE = (
-    "The sandbox did not run the platform's program as it should: look whether /bin/bash, base64 and head work in it, and "
-    "whether its disk is full."
-)
+_STRANGE = "The sandbox could not run the platform's program. Check that /bin/bash, base64 and head work in it and its disk is not full."
 
 _LOUD = (
-    f"The program in the sandbox said more than {STDERR_MOST >> 20} MiB on its standard error, or said it in too many pieces, and "
-    "was ended. Look in the sandbox what it complains about."
+    f"The program in the sandbox wrote more than {STDERR_MOST >> 20} MiB to its standard error, or in too many pieces, and was "
+    "killed. Check its error output in the sandbox."
 )
 
 
@@ -261,10 +258,10 @@ def _refusal(word: str) -> Exception:
     if word == "cwd":
         return DirectoryMissingError()
     if word == "bash":
-        return EngineError("The sandbox's /bin/bash is older than 4.4. Use a template with a newer one.")
+        return EngineError("The sandbox's /bin/bash is older than 4.4. Use a template with a newer version.")
     if word in ("base64", "head"):
         return EngineError(
-            f"The sandbox has no program {word!r}, which the platform needs. Install it in the template."
+            f"The program {word!r}, which the platform needs, is not installed in the sandbox. Install it in the template."
         )
     return EngineError(_STRANGE)
 
@@ -287,15 +284,15 @@ async def _end(handle: Handle, running: AsyncCommandHandle[None], *, with_childr
 
 def _encode(argv: Sequence[str], cwd: str | None, envs: Mapping[str, str], timeout_s: float, limit: int) -> bytes:
     if not argv:
-        raise InvalidInputError("A program has a name.")
+        raise InvalidInputError("argv must not be empty.")
     for name in envs:
         if not _NAME.fullmatch(name):
-            raise InvalidInputError(f"{name!r} is not the name of an environment variable.")
+            raise InvalidInputError(f"{name!r} is not a valid environment variable name.")
     variables = [f"{name}={value}" for name, value in envs.items()]
     fields = [cwd or "", str(math.ceil(timeout_s)), str(limit + 1), str(len(envs)), *variables, *argv]
     if any("\0" in field for field in fields):
-        raise InvalidInputError("What is given to a program may not contain a zero byte.")
+        raise InvalidInputError("Arguments of a program must not contain NUL characters.")
     try:
         return b"".join(os.fsencode(field) + b"\0" for field in fields)
     except UnicodeEncodeError:
-        raise InvalidInputError("What is given to a program is not valid Unicode.") from None
+        raise InvalidInputError("Arguments of a program must be valid Unicode.") from None

@@ -242,7 +242,7 @@ class RelayStream:
                 async with asyncio.timeout(self._silence):
                     chunk = await self._queue.get()
             except TimeoutError:
-                raise SandboxUnreachableError("The sandbox has been silent for too long.") from None
+                raise SandboxUnreachableError("The sandbox did not respond in time.") from None
             if chunk is None:
                 break
             *lines, rest = (rest + chunk).split("\n")

@@ -50,7 +50,7 @@ exec python3 -I -S -c '{_INSTALL}' PATH MARK ARGUMENTS"""
 
 
 class NoPythonError(EngineError):
-    """The sandbox has no python3, which the platform's program in it needs. Use a template that has it."""
+    """The sandbox has no python3, which the platform needs. Use a template that has it."""
 
     code, status = "no_python", 409
 
@@ -105,10 +105,10 @@ class LineStream:
         now = asyncio.get_running_loop().time
         while (chunk := await self._next()) is not None:
             if self._waiting > UNSENT:
-                raise EngineError("A program in the sandbox does not read what the platform tells it.")
+                raise EngineError("A program in the sandbox does not read its input.")
             *lines, rest = (rest + chunk).split("\n")
             if len(rest) > LONGEST:
-                raise EngineError("A program in the sandbox says what the platform's own never would.")
+                raise EngineError("Protocol error: a line from the sandbox is too long.")
             begun = now()
             for count, line in enumerate(lines, 1):
                 if heard and line == ":n":
@@ -121,7 +121,7 @@ class LineStream:
                     begun = now()
             noise += 0 if heard else len(chunk)
             if noise > _NOISE:
-                raise EngineError("The sandbox's login shell says too much.")
+                raise EngineError("The sandbox's login shell writes too much output.")
         if self._error is not None:
             raise translate(self._error, self._gate.config.api_key) from self._error
 
@@ -146,7 +146,7 @@ class LineStream:
             async with asyncio.timeout(SILENCE_S):
                 return await self._queue.get()
         except TimeoutError:
-            raise SandboxUnreachableError("The sandbox has been silent for too long.") from None
+            raise SandboxUnreachableError("The sandbox did not respond in time.") from None
 
     async def _send(self, process: AsyncCommandHandle[None]) -> None:
         """Never repeated: half a line must not be followed by the whole one."""

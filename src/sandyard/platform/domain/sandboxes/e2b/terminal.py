@@ -164,5 +164,5 @@ def _named() -> Any:
 
 def _size(cols: int, rows: int) -> PtySize:
     if not (1 <= cols <= SIDE_LIMIT and 1 <= rows <= SIDE_LIMIT):
-        raise InvalidInputError(f"A terminal has 1 to {SIDE_LIMIT} columns and rows, not {cols} and {rows}.")
+        raise InvalidInputError(f"A terminal must have 1 to {SIDE_LIMIT} columns and rows, not {cols} and {rows}.")
     return PtySize(rows=rows, cols=cols)

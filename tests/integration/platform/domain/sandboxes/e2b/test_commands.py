@@ -185,13 +185,13 @@ async def test_a_child_in_the_background_holds_nothing_back_and_lives_on(
 async def test_bad_input_is_refused_with_a_sentence(engine: SandboxEngine, sandbox: EngineSandbox) -> None:
     with pytest.raises(InvalidInputError, match="'/no/where'"):
         await run(engine, sandbox.id, "true", cwd="/no/where")
-    with pytest.raises(InvalidInputError, match="zero byte"):
+    with pytest.raises(InvalidInputError, match="NUL character"):
         await run(engine, sandbox.id, "a\0b")
     with pytest.raises(InvalidInputError, match="surrogate"):
         await run(engine, sandbox.id, "echo \ud800")
     with pytest.raises(InvalidInputError, match="'A=B'"):
         await run(engine, sandbox.id, "true", envs={"A=B": "x"})
-    with pytest.raises(InvalidInputError, match="not the id"):
+    with pytest.raises(InvalidInputError, match="not a valid command id"):
         await run(engine, sandbox.id, CommandSpec(id="../x", command="true"))
     with pytest.raises(EngineInvalidError, match="no user"):
         await run(engine, sandbox.id, "true", user="nobody-knows")

@@ -109,7 +109,7 @@ async def test_a_sandbox_that_sends_anything_fills_no_memory(
     flood = b'base64() { command -p base64 "$@"; [ "$1" = -d ] || command -p yes AAAA; }\n'
     await engine.write_file(sandbox.id, "/home/user/.bash_profile", pieces(flood))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with pytest.raises(EngineError, match="did not run the platform's program"):
+    with pytest.raises(EngineError, match="could not run the platform's program"):
         await engine.run(sandbox.id, ["true"], limit=1000)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 32 * 1024
     await engine.write_file(sandbox.id, "/home/user/.bash_profile", pieces(b"while :; do echo noise; done\n"))
@@ -125,7 +125,7 @@ async def test_who_complains_without_an_end_is_ended(
 ) -> None:
     monkeypatch.setattr(programs, "_PIECES", most)
     began = time.monotonic()
-    with pytest.raises(EngineError, match="said more than 4 MiB on its standard error") as caught:
+    with pytest.raises(EngineError, match="wrote more than 4 MiB to its standard error") as caught:
         await engine.run(sandbox.id, ["bash", "-c", f": 4711; {script}"], timeout_s=60, idempotent=True)
     assert not isinstance(caught.value, ProgramTimeoutError)
     assert time.monotonic() - began < 20
@@ -148,13 +148,13 @@ async def test_what_a_program_says_can_be_stored(engine: SandboxEngine, sandbox:
 @pytest.mark.parametrize("profile", [b"exit 3\n", b"printf() { :; }\n", b"kill -9 $$\n"])
 async def test_a_broken_shell_is_told(engine: SandboxEngine, sandbox: EngineSandbox, profile: bytes) -> None:
     await engine.write_file(sandbox.id, "/home/user/.bash_profile", pieces(profile))
-    with pytest.raises(EngineError, match="did not run the platform's program"):
+    with pytest.raises(EngineError, match="could not run the platform's program"):
         await engine.run(sandbox.id, ["true"])
 
 
 async def test_a_missing_tool_is_told(engine: SandboxEngine, sandbox: EngineSandbox) -> None:
     await engine.write_file(sandbox.id, "/home/user/.bash_profile", pieces(b"PATH=/nowhere\n"))
-    with pytest.raises(EngineError, match="no program 'base64'"):
+    with pytest.raises(EngineError, match="The program 'base64', which the platform needs"):
         await engine.run(sandbox.id, ["true"])
 
 

@@ -101,5 +101,5 @@ async def test_a_broken_line_and_a_silent_one(monkeypatch: pytest.MonkeyPatch) -
 
     with pytest.raises(EngineUnreachableError):
         await read(monkeypatch, lambda _: httpx.Response(200, content=broken()), 0)
-    with pytest.raises(SandboxUnreachableError, match="silent"):
+    with pytest.raises(SandboxUnreachableError, match="did not respond in time"):
         await read(monkeypatch, lambda _: httpx.Response(200, content=silent()), 0)

@@ -49,7 +49,7 @@ async def test_a_closed_port_opens_the_breaker_and_then_nobody_waits() -> None:
 async def test_create_gives_up_in_time_and_says_why() -> None:
     engine = SandboxEngine(nowhere(create_timeout_s=2.0))
     before = time.monotonic()
-    with pytest.raises(EngineUnreachableError, match="cannot be reached"):
+    with pytest.raises(EngineUnreachableError, match="could not be reached"):
         await engine.create(template="base", timeout_s=60, metadata={}, envs={}, idempotency_key="k")
     assert time.monotonic() - before < 4
 
