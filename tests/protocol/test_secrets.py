@@ -199,7 +199,7 @@ class TestUsing:
         sandbox = Sandbox.create(network=network, **yard.options)
         yard.outside.seen.clear()
         assert run(sandbox, f"{ask} https://{API}/") == "502"
-        assert "there is no secret 'nobody'" in run(sandbox, "cat /tmp/body")
+        assert "secret 'nobody' not found" in run(sandbox, "cat /tmp/body")
         assert not yard.outside.seen
         sandbox.kill()
 

@@ -39,7 +39,7 @@ class Filling:
 
     async def fill(self, value: str) -> str:
         if "${" in value and not self.secrets:
-            raise NotFoundError("there is no secret 'secret'.")
+            raise NotFoundError("secret 'secret' not found.")
         for name, secret in self.secrets.items():
             value = value.replace(name, secret)
         return value
@@ -287,7 +287,7 @@ async def test_a_secret_that_is_not_there_or_no_header(yard: Yard) -> None:
     yard.filling.secrets = {}
     answer = await yard.ask(GET)
     assert answer.startswith("HTTP/1.1 502 ")
-    assert "there is no secret 'secret'" in answer
+    assert "secret 'secret' not found" in answer
     assert yard.web.connections == 0
 
 
