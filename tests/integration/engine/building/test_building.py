@@ -220,7 +220,7 @@ async def test_a_crash(tmp_path: Path) -> None:
     try:
         failed = yard.look(build)
         assert failed.reason is not None
-        assert failed.reason.message.startswith("The engine ended while the build was under way.")
+        assert failed.reason.message.startswith("The engine ended during the build.")
         assert any("RUN echo first" in line for line in yard.said(build)), "what was done is still told"
         assert yard.sandboxes_on_disk() == set()
         assert yard.look(waiting).status is Status.WAITING, "one without a recipe still waits for it"
@@ -244,7 +244,7 @@ async def test_a_stop_ends_builds_with_a_sentence(tmp_path: Path) -> None:
     try:
         stopped = yard.look(build)
         assert stopped.reason is not None
-        assert stopped.reason.message.startswith("The engine was stopped while the build was under way.")
+        assert stopped.reason.message.startswith("The engine was stopped during the build.")
     finally:
         await yard.stop()
 
