@@ -75,7 +75,7 @@ async def test_images(yard: Workyard) -> None:
     assert b"hidden" not in (yard.path / "engine.db").read_bytes() + (yard.path / "engine.db-wal").read_bytes()
     missing = await yard.build("two", template=None, image="nothing:1")
     assert missing.reason is not None
-    assert (missing.reason.message, missing.reason.step) == ("There is no image nothing:1.", "base")
+    assert (missing.reason.message, missing.reason.step) == ("Image nothing:1 not found.", "base")
     own = await yard.build("three", template=None, image="docker.io/e2bdev/base:latest")
     assert own.product is not None
     assert own.product.state.env == {"FROM_BASE": "yes"}
@@ -193,7 +193,7 @@ async def test_a_sandbox_that_dies_under_a_build(yard: Workyard) -> None:
     failed = await yard.ended(build)
     assert failed.reason is not None
     assert failed.reason.step == "1"
-    assert "ended" in failed.reason.message or "went away" in failed.reason.message
+    assert "ended" in failed.reason.message or "connection" in failed.reason.message
 
 
 @pytest.mark.parametrize("verb", ["create", "snapshot"])

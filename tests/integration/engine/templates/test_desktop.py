@@ -59,7 +59,7 @@ async def test_it_is_built_when_it_is_first_asked_for(folder: Folder, templates:
     assert status(templates) is TemplateStatus.WAITING
     told = ask_for(templates)
     assert told.startswith("is being built")
-    assert told.endswith(f"Try again then. {COMMAND} waits for it.")
+    assert told.endswith(f"Try again then, or run {COMMAND} to wait for it.")
     assert status(templates) is TemplateStatus.BUILDING
     templates.refresh()
     assert status(templates) is TemplateStatus.BUILDING, "whatever else changes"

@@ -205,7 +205,7 @@ class TestUploads:
             archives.check("cd" * 32, token)
         now = time.time()
         monkeypatch.setattr(files.time, "time", lambda: now + 3700)
-        with pytest.raises(ForbiddenError, match="older"):
+        with pytest.raises(ForbiddenError, match="expired"):
             archives.check(HASH, token)
 
     async def test_old_files_go(self, archives: Archives, tmp_path: Path) -> None:
