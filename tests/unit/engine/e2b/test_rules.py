@@ -43,9 +43,9 @@ def test_an_update_without_rules_clears_them() -> None:
     ("given", "words"),
     [
         (rules("*", X="1"), "invalid host"),
-        (rules("10.0.0.1", X="1"), "no address"),
-        (rules("10.0.0.0/8", X="1"), "no address"),
-        (rules("example.com:8443", X="1"), "no port"),
+        (rules("10.0.0.1", X="1"), "without an address"),
+        (rules("10.0.0.0/8", X="1"), "without an address"),
+        (rules("example.com:8443", X="1"), "or port"),
         (rules("", X="1"), "invalid host"),
         ({**rules("a.example.com", X="1"), **rules("A.example.com", X="1")}, "twice"),
         (rules("a.example.com", Host="b.example.com"), "cannot set the header Host"),
