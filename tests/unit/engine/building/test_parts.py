@@ -159,7 +159,7 @@ async def pieces(*parts: bytes) -> AsyncIterator[bytes]:
 
 async def broken() -> AsyncIterator[bytes]:
     yield ARCHIVE
-    raise InvalidInputError("The upload broke off.")
+    raise InvalidInputError("The upload was interrupted.")
 
 
 class TestUploads:
