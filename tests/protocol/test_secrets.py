@@ -206,7 +206,7 @@ class TestUsing:
     def test_plain_http_gets_no_secret(self, yard: Yard, sandbox: Sandbox) -> None:
         yard.outside.seen.clear()
         assert run(sandbox, f"{ask} http://{API}/") == "502"
-        assert "use https" in run(sandbox, "cat /tmp/body")
+        assert "Use https" in run(sandbox, "cat /tmp/body")
         assert not yard.outside.seen
 
     def test_rules_come_and_go(self, yard: Yard) -> None:

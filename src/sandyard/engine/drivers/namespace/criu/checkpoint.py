@@ -97,7 +97,7 @@ class Criu:
                 too_old = f"{candidate} is version {found[1]}, but 4.1 is required"
             else:
                 return cls((str(candidate),), version)
-        raise UnsupportedError(f"{too_old or 'there is no CRIU on this machine'}; {HELP}")
+        raise UnsupportedError(f"{too_old or 'CRIU is not installed on this machine'}; {HELP}")
 
     async def dump(self, sandbox: Frozen, images: Path) -> None:
         """Write the memory of a frozen sandbox to the directory `images`: completely and safely on disk, or not at all.
@@ -129,7 +129,7 @@ class Criu:
         request: dict[str, Any] = {"verb": "restore", "images": str(images), "library": str(images.parent / _LIBRARY)}
         request |= {"holder": place.holder, "root": str(place.root), "socket": str(place.socket)}
         request["cgroups"] = [str(folder) for folder in place.cgroups]
-        return int(await uninterrupted(self._child(request, "be brought back", answer="pid")))
+        return int(await uninterrupted(self._child(request, "be restored", answer="pid")))
 
     async def _child(self, request: dict[str, Any], what: str, answer: str | None = None) -> str:
         command = bare_python(f"from {_CHILD} import main; main()")

@@ -274,7 +274,7 @@ async def test_plain_http_gets_headers_and_no_secret(yard: Yard) -> None:
     await yard.network.set_policy(0, NetworkPolicy(rules=(HostRule("plain.test", RULE.headers),)))
     answer = await yard.ask(request, PLAIN, port=80)
     assert answer.startswith("HTTP/1.1 502 ")
-    assert "use https" in answer
+    assert "Use https" in answer
     assert len(yard.plain.seen) == 2
 
 
