@@ -80,7 +80,7 @@ def test_languages_that_can_be_added() -> None:
     assert interpreter.chosen("") == ()
     assert interpreter.chosen(" R ,r") == ("r",)
     assert interpreter.chosen("r,java") == ("java", "r")
-    with pytest.raises(InvalidInputError, match="choose from java, r"):
+    with pytest.raises(InvalidInputError, match="Choose from java, r"):
         interpreter.chosen("cobol")
 
 
