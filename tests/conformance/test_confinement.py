@@ -213,7 +213,7 @@ async def test_without_confinement_nothing_is_read(place: Place) -> None:
         "sandyard.engine.drivers.namespace.kernel:clone",
         "raise OSError(28, 'unshare(0x10000000): No space left on device')",
     )
-    with pytest.raises(UnsupportedError, match=r"can't confine .*No space left on device.*sandyard doctor"):
+    with pytest.raises(UnsupportedError, match=r"cannot confine .*No space left on device.*sandyard doctor"):
         await place.unpack()
     assert list(place.fs.iterdir()) == []
 

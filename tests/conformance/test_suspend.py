@@ -181,7 +181,7 @@ async def test_a_restore_that_fails_keeps_the_memory(yard: Yard) -> None:
     image = _memory_of(yard, handle) / "criu" / "pstree.img"
     content = image.read_bytes()
     image.write_bytes(content[:7])
-    with pytest.raises(SandyardError, match="can't be brought back"):
+    with pytest.raises(SandyardError, match="can't be restored"):
         await yard.driver.restore(handle)
     assert await yard.driver.condition(handle) is Condition.SUSPENDED
     assert _pids(yard, handle) == []

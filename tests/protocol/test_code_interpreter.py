@@ -358,9 +358,9 @@ def test_what_is_refused(engine: Engine, sandbox: Sandbox, context: Context) -> 
     ):
         with pytest.raises(NotFoundException, match="gone"):
             call()
-    with pytest.raises(SandboxException, match="no kernel for 'cobol'"):
+    with pytest.raises(SandboxException, match="No kernel for 'cobol'"):
         sandbox.run_code("DISPLAY 1", language="cobol")
-    with pytest.raises(SandboxException, match="is not there"):
+    with pytest.raises(SandboxException, match="does not exist"):
         sandbox.create_code_context(cwd="/nowhere")
 
 
@@ -490,7 +490,7 @@ def test_a_sandbox_that_is_killed_says_so() -> None:
 
 
 def test_a_template_without_an_interpreter_says_so() -> None:
-    with Sandbox.create("base", timeout=60) as bare, pytest.raises(SandboxException, match="No code interpreter runs"):
+    with Sandbox.create("base", timeout=60) as bare, pytest.raises(SandboxException, match="has no code interpreter"):
         bare.run_code("1")
 
 

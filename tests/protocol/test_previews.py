@@ -405,5 +405,5 @@ def test_ports_that_serve_https(new_sandbox: NewSandbox, plane: Plane, tmp_path:
     assert secure.post("/a?b", content=b"x" * 1_000_000).text.endswith(" " + "x" * 1_000_000)
     sandbox.commands.run("python3 echo.py", background=True, timeout=0)  # in the clear, where HTTPS was announced
     wrong = plane(sandbox, port=8000)
-    until(lambda: "does not speak TLS" in wrong.get("/").json()["message"])
+    until(lambda: "does not use TLS" in wrong.get("/").json()["message"])
     assert wrong.get("/").status_code == 502

@@ -199,14 +199,14 @@ class TestUsing:
         sandbox = Sandbox.create(network=network, **yard.options)
         yard.outside.seen.clear()
         assert run(sandbox, f"{ask} https://{API}/") == "502"
-        assert "there is no secret 'nobody'" in run(sandbox, "cat /tmp/body")
+        assert "secret 'nobody' not found" in run(sandbox, "cat /tmp/body")
         assert not yard.outside.seen
         sandbox.kill()
 
     def test_plain_http_gets_no_secret(self, yard: Yard, sandbox: Sandbox) -> None:
         yard.outside.seen.clear()
         assert run(sandbox, f"{ask} http://{API}/") == "502"
-        assert "use https" in run(sandbox, "cat /tmp/body")
+        assert "Use https" in run(sandbox, "cat /tmp/body")
         assert not yard.outside.seen
 
     def test_rules_come_and_go(self, yard: Yard) -> None:

@@ -513,7 +513,7 @@ def test_a_crash_in_mid_build(name: str) -> None:
         status = Template.get_build_status(info, **there)
         assert status.status.value == "error"
         assert status.reason is not None
-        assert status.reason.message.startswith("The engine ended while the build was under way.")
+        assert status.reason.message.startswith("The engine ended during the build.")
         assert any(line.message.startswith("[builder 1/2] RUN date") for line in status.log_entries)
         assert status.log_entries[-1].message.startswith("Build failed: The engine ended")
         assert Sandbox.list(**there).next_items() == []

@@ -91,7 +91,7 @@ async def test_a_terminal_read_again_async(new_async_sandbox: NewAsyncSandbox) -
 
 def test_identities_are_not_given_out(new_sandbox: NewSandbox) -> None:
     token = Secret.iam_token(audience="sts.amazonaws.com", token_type="JWT-SVID")
-    with pytest.raises(SandboxException, match="Workload identity is not available"):
+    with pytest.raises(SandboxException, match="Workload identity is not supported"):
         new_sandbox(iam={"tokens": {"aws": token}})
 
 
@@ -104,7 +104,7 @@ async def test_secrets_async(unique: str, new_async_sandbox: NewAsyncSandbox) ->
     finally:
         await AsyncSecret.destroy(unique)
     token = AsyncSecret.iam_token(audience="sts.amazonaws.com", token_type="JWT-SVID")
-    with pytest.raises(SandboxException, match="Workload identity is not available"):
+    with pytest.raises(SandboxException, match="Workload identity is not supported"):
         await new_async_sandbox(iam={"tokens": {"aws": token}})
 
 

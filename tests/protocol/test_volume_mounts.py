@@ -121,7 +121,7 @@ def test_deleting_what_is_in_use(volume: Volume, unique: str) -> None:
     ("mounts", "why"),
     [
         ({"/data": "no-such-volume"}, "not found"),
-        ({"/data": "{name}", "/data/inner": "{name}"}, "each other"),
+        ({"/data": "{name}", "/data/inner": "{name}"}, "nested"),
         ({"data": "{name}"}, "absolute"),
         ({"/": "{name}"}, "own"),
         ({"/proc/x": "{name}"}, "own"),

@@ -1,1 +1,1 @@
-"""Sandboxes, templates and snapshots, spoken to in the E2B protocol. Knows no users, tasks, git or forge."""
+"""Sandboxes, templates and snapshots, served over the E2B protocol. Has no notion of users, tasks, git or forges."""

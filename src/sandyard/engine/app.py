@@ -1,4 +1,4 @@
-"""The composition root: settings become a running engine, and a running engine ends without hurting a sandbox."""
+"""Composition root: build an engine from settings, serve, and shut down without affecting sandboxes."""
 
 from __future__ import annotations
 
@@ -55,33 +55,33 @@ from sandyard.kit.server import BoundedProtocol, Server, local_url
 log = get_logger(__name__)
 
 KEEP_ALIVE_SECONDS = 620
-"""Longer than any client keeps an idle connection (SDKs: 300 s), so that it is never the engine that closes one under
-a request."""
+"""Longer than any client keeps an idle connection (SDKs: 300 s), so that the engine never closes a connection that a
+request is about to use."""
 SWITCH_SECONDS = 0.0005
-"""How long a thread that tidies up may keep a request waiting for the interpreter. Python's own default is ten times
-that, more than a whole create takes."""
+"""How long a background thread may keep a request waiting for the interpreter lock. Python's default is ten times
+longer, which is more than a whole create takes."""
 FAREWELL_SECONDS = 5
-"""How long requests under way may still take when the engine stops."""
+"""How long requests in progress may still take when the engine stops."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """What there is to say when the engine serves. `new_key` is set once in the life of a data directory."""
+    """Information about a started engine. `new_key` is set only once in the lifetime of a data directory."""
 
     url: str
     exposed: bool
     new_key: Secret | None
     driver: str
-    secure_domain: str | None = None  # what E2B_DOMAIN has to be, where there is TLS
-    authority: Path | None = None  # whose certificate clients have to trust, where it is the engine's own
-    redirect_port: int | None = None  # where plain HTTP is redirected to HTTPS
+    secure_domain: str | None = None  # the value for E2B_DOMAIN, if TLS is enabled
+    authority: Path | None = None  # the certificate clients have to trust, if it is the engine's own authority
+    redirect_port: int | None = None  # the port that redirects plain HTTP to HTTPS
 
 
 def run(settings: EngineSettings, ready: Callable[[Ready], None], *, access_log: bool = False) -> None:
-    """Serve until SIGTERM or SIGINT. Raises SandyardError when it cannot start."""
+    """Serve until SIGTERM or SIGINT. Raises SandyardError if the engine cannot start."""
     configure(settings.log_level, as_json=settings.log_json)
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
-    for chatty in ("httpx", "httpcore"):  # their lines have addresses in them that are as good as passwords
+    for chatty in ("httpx", "httpcore"):  # their log lines contain signed URLs, which grant access
         logging.getLogger(chatty).setLevel(logging.WARNING)
     raise_file_limit()
     CONNECTIONS.configure(settings.max_connections, settings.max_connections_per_address)
@@ -103,7 +103,7 @@ def run(settings: EngineSettings, ready: Callable[[Ready], None], *, access_log:
 
 @dataclass(frozen=True, slots=True)
 class _Listeners:
-    """The engine's sockets: plain HTTP, and where there is TLS, HTTPS and what leads to it."""
+    """The engine's sockets: plain HTTP and, if TLS is enabled, HTTPS and the redirect to it."""
 
     plain: socket.socket
     secure: socket.socket | None
@@ -111,7 +111,8 @@ class _Listeners:
 
 
 def _listen_for_redirect(settings: EngineSettings) -> socket.socket | None:
-    """Open the port whose requests are redirected to HTTPS. By default that is only tried: another server may have port 80."""
+    """Open the port whose requests are redirected to HTTPS. The default port 80 is optional, because another server may
+    use it."""
     port = settings.redirect_port
     if settings.tls_port is None or port == 0 or (port is None and settings.tls_port != tls.HTTPS):
         return None
@@ -156,7 +157,7 @@ async def _serve(
             inside = HairpinGateway(engine.gateway, hairpin, names)
             servers.append((_server(inside, access_log, inner.context), hairpin.listener))
         gc.collect()
-        gc.freeze()  # what is there by now stays: no collection has to look at it again
+        gc.freeze()  # everything allocated so far is permanent, so collections can skip it
         serving = [asyncio.create_task(server.serve([door])) for server, door in servers]
         ready(
             Ready(
@@ -207,7 +208,7 @@ def _public_names(domain: str | None) -> PublicNames | None:
 async def _opened(
     settings: EngineSettings, data: DataDir, domain: str | None, names: PublicNames | None, inner: tls.Shown | None
 ) -> AsyncIterator[_Engine]:
-    """Everything behind the socket, opened in order and closed in the opposite one."""
+    """Open all components behind the sockets in order, and close them in reverse order."""
     authority_pem = inner.authority.read_bytes() if inner is not None and inner.authority is not None else None
     async with contextlib.AsyncExitStack() as stack:
         database = Database(data.database)
@@ -276,7 +277,8 @@ async def _opened(
 
 
 class BareTemplates:
-    """For the fake driver, whose sandboxes use the host's own programs: one template, empty, under the usual names."""
+    """The templates of the fake driver, whose sandboxes use the host's own programs: one empty template under the usual
+    names."""
 
     _only = Template("base", (), aliases=("base", "code-interpreter-v1"))
 
@@ -294,7 +296,7 @@ def _server(gateway: Gateway | HairpinGateway, access_log: bool, context: ssl.SS
     config = _config(gateway, EngineProtocol, access_log)
     config.ws = Tunnel.factory(gateway)  # type: ignore[assignment]  # uvicorn only calls it
     config.load()
-    config.ssl = context  # uvicorn's own cannot change its certificate
+    config.ssl = context  # uvicorn's own context cannot change its certificate
     return Server(config)
 
 

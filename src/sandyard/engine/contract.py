@@ -1,14 +1,16 @@
-"""What a driver is: every verb the engine needs from the place where sandboxes run.
+"""The driver contract: every operation the engine needs from the backend that runs sandboxes.
 
-*Where* a sandbox runs is a driver's business; *what happens in it* is the guest agent's. The agent speaks the envd
-protocol on port 49983, so exec, streams and files are not verbs here: they travel through `connect`. A driver makes no
-policy: it keeps no timeouts, names and keys, and knows only what the engine told it and what it finds on its host.
+A driver decides *where* a sandbox runs; the guest agent handles *what happens in it*. The agent speaks the envd
+protocol on port 49983, so exec, streams and files are not driver operations: they go through `connect`. A driver makes
+no policy decisions: it manages no timeouts, names or keys, and knows only what the engine told it and what it finds on
+its host.
 
-Rules that hold for every driver and every verb:
-- A `Handle` is plain JSON. Any later engine process can hand it to a new driver object and go on.
-- Whatever is on the host and not named to `open` is garbage of a crash, and `open` removes it.
-- Verbs raise only `sandyard.kit.errors`. One that fails leaves what it found; a failed `create` or `fork`, nothing.
-- Verbs on different sandboxes may run at the same time. Verbs on one sandbox are serialised by the engine.
+Rules for every driver and every operation:
+- A `Handle` is plain JSON. Any later engine process can pass it to a new driver object and continue.
+- Anything on the host that is not passed to `open` was left by a crash, and `open` removes it.
+- Operations raise only `sandyard.kit.errors`. A failed operation leaves existing state unchanged; a failed `create` or
+  `fork` leaves nothing behind.
+- Operations on different sandboxes may run concurrently. The engine serialises operations on one sandbox.
 """
 
 from __future__ import annotations
@@ -22,10 +24,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 AGENT_PORT = 49983
-INTERPRETER_PORT = 49999  # of sandboxes with a code interpreter
+INTERPRETER_PORT = 49999  # in sandboxes that have a code interpreter
 
 Layers = tuple[str, ...]
-"""A root file system: opaque names of read-only layers, topmost first. Templates and `snapshot` make them."""
+"""A root file system: opaque names of read-only layers, topmost first. Created by templates and by `snapshot`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +40,9 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class HostRule:
-    """What HTTP requests to a host get on their way out: these headers, instead of any of the same name. Their values may
-    hold placeholders, which `Outbound.fill` replaces. `host` is a name, or `*.example.com` for all below one."""
+    """Headers to set on outgoing HTTP requests to a host; they replace headers of the same name. Their values may
+    contain placeholders, which `Outbound.fill` replaces. `host` is a host name, or `*.example.com` for all names below
+    it."""
 
     host: str
     headers: tuple[tuple[str, str], ...]
@@ -47,9 +50,10 @@ class HostRule:
 
 @dataclass(frozen=True, slots=True)
 class NetworkPolicy:
-    """`allow_out` wins over `deny_out`; entries are addresses, CIDRs or (allow only) domain names, `*.example.com` too.
-    The host, other sandboxes and link-local addresses stay out of reach whatever is listed, except for the engine's public
-    names (`Hairpin`). `rules` open nothing: a driver that cannot apply them raises UnsupportedError."""
+    """The egress policy of a sandbox. `allow_out` takes precedence over `deny_out`; entries are addresses, CIDRs or
+    (allow only) domain names, including `*.example.com`. The host, other sandboxes and link-local addresses are never
+    reachable, except for the engine's public names (`Hairpin`). `rules` do not allow any traffic by themselves; a
+    driver that cannot apply them raises UnsupportedError."""
 
     allow_internet: bool = True
     allow_out: tuple[str, ...] = ()
@@ -57,7 +61,7 @@ class NetworkPolicy:
     rules: tuple[HostRule, ...] = ()
 
     def plain(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return the policy as JSON-compatible values."""
         plain: dict[str, Any] = {
             "allow_internet": self.allow_internet,
             "allow_out": self.allow_out,
@@ -69,7 +73,7 @@ class NetworkPolicy:
 
     @classmethod
     def read(cls, plain: Mapping[str, Any]) -> NetworkPolicy:
-        """What `plain` made, of this engine or an earlier one. Raises KeyError, TypeError or ValueError."""
+        """Parse the output of `plain`, from this or an earlier engine version. Raises KeyError, TypeError or ValueError."""
         rules = (
             HostRule(str(host), tuple((str(name), str(value)) for name, value in headers))
             for host, headers in plain.get("rules", ())
@@ -79,7 +83,7 @@ class NetworkPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Denied:
-    """What a sandbox's egress policy has refused: a connection to an address, or (`protocol` dns) the question for a name."""
+    """An attempt blocked by the egress policy: a connection to an address, or (`protocol` dns) a lookup of a name."""
 
     host: str
     protocol: str
@@ -87,38 +91,40 @@ class Denied:
 
 
 class Outbound(Protocol):
-    """What a driver asks the engine for when it applies rules: it holds neither secrets nor certificates itself. Works in
-    any thread and event loop."""
+    """Services that a driver needs from the engine to apply rules; the driver itself holds no secrets and no
+    certificates. Usable from any thread and event loop."""
 
     async def fill(self, value: str) -> str:
-        """The value with its placeholders replaced, as of now. Raises NotFoundError for what no secret is called."""
+        """Return the value with its placeholders replaced by current secrets. Raises NotFoundError if a secret does not
+        exist."""
         ...
 
     def holds_secret(self, value: str) -> bool:
-        """Whether `fill` would put a secret into it."""
+        """Return whether `fill` would insert a secret into the value."""
         ...
 
     def context(self, host: str) -> ssl.SSLContext:
-        """For a server that sandboxes take for this host."""
+        """Return a TLS context for a server that sandboxes accept as this host."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class PublicNames:
-    """The names clients are told for the engine and for ports of sandboxes: `domain` and all below it, over HTTPS at `port`."""
+    """The public names of the engine and of sandbox ports: `domain` and all names below it, over HTTPS at `port`."""
 
     domain: str
     port: int
 
     def include(self, name: str) -> bool:
-        """`name` in lower case, without the final dot."""
+        """Return whether `name` is a public name. `name` must be lower case, without the final dot."""
         return name == self.domain or name.endswith(f".{self.domain}")
 
 
 @dataclass(frozen=True, slots=True)
 class Hairpin:
-    """Where connections of sandboxes to the engine's public names arrive, each with the sandbox's own source address.
-    `is_allowed(address, name)` says whether the network policy of the sandbox at that address allows the name, as of now."""
+    """The listener for connections from sandboxes to the engine's public names; each connection has the sandbox's own
+    source address. `is_allowed(address, name)` returns whether the current network policy of the sandbox at that
+    address allows the name."""
 
     listener: socket.socket
     is_allowed: Callable[[str, str], bool]
@@ -126,11 +132,11 @@ class Hairpin:
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """A volume as a sandbox sees it: the very files, at once, beside everybody else who mounts it. The place is made when
-    it is missing. Programs on it gain no privileges by their mode, and device nodes are no devices."""
+    """A volume mounted in a sandbox. All sandboxes that mount it share the same files, and changes are visible
+    immediately. The mount point is created if it is missing. The mount is nosuid and nodev."""
 
     volume: str
-    target: str  # absolute and plain: the engine has checked it
+    target: str  # absolute and normalised; validated by the engine
     read_only: bool = False
 
 
@@ -145,7 +151,7 @@ class Spec:
 
 @dataclass(frozen=True, slots=True)
 class Handle:
-    """All that is needed to find a sandbox again. `data` belongs to the driver; the engine stores it and looks away."""
+    """Everything needed to find a sandbox again. `data` belongs to the driver; the engine stores it without reading it."""
 
     id: str
     driver: str
@@ -153,12 +159,12 @@ class Handle:
 
 
 class Condition(enum.StrEnum):
-    """What a driver saw, never what it hopes."""
+    """The observed state of a sandbox, never an assumed one."""
 
     RUNNING = "running"
     FROZEN = "frozen"  # processes are stopped, memory is kept in RAM
     SUSPENDED = "suspended"  # memory is on disk
-    STOPPED = "stopped"  # only the file system is left
+    STOPPED = "stopped"  # only the file system remains
     ABSENT = "absent"
 
 
@@ -175,59 +181,64 @@ class Stats:
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What this driver can do on this machine, and for each thing it can't, why and what would help."""
+    """What this driver can do on this machine. `missing` gives the reason and the remedy for each thing it cannot do."""
 
     freeze: bool
-    suspend: bool  # memory to disk
+    suspend: bool  # to disk
     live_copy: str  # how a running sandbox is copied: "cow" or "copy"
-    limits: frozenset[str]  # of "memory", "cpu", "pids", "disk"
-    egress: bool  # sandboxes reach the internet, by policy
+    limits: frozenset[str]  # any of "memory", "cpu", "pids", "disk"
+    egress: bool  # sandboxes can reach the internet, subject to policy
     missing: Mapping[str, str] = field(default_factory=dict)
 
 
 class Driver(Protocol):
     name: str
-    capabilities: Capabilities  # known after `open`; a driver that tries `suspend` out first replaces it a little later
+    capabilities: (
+        Capabilities  # available after `open`; a driver that has to test `suspend` first replaces it shortly afterwards
+    )
 
     @property
     def hairpin(self) -> Hairpin | None:
-        """Known after `open`; None where sandboxes cannot reach the engine by its public names."""
+        """Available after `open`. None if sandboxes cannot reach the engine by its public names."""
         ...
 
     async def open(self, keep: Collection[Handle], snapshots: Collection[str]) -> Mapping[str, Condition]:
-        """Take over the host: adopt the sandboxes in `keep`, remove everything else this driver ever made in its data
-        directory. Says in what condition each kept sandbox was found. Idempotent."""
+        """Take over the host: adopt the sandboxes in `keep` and remove everything else this driver ever created in its
+        data directory. Return the condition of each kept sandbox. Idempotent."""
         ...
 
     async def close(self) -> None:
-        """Let go of the host. Sandboxes live on."""
+        """Release the host. Sandboxes keep running."""
         ...
 
     def check_room(self) -> None:
-        """Raise FullError, with the reason, while new sandboxes and snapshots should be refused. From memory: every create asks."""
+        """Raise FullError, with the reason, if new sandboxes and snapshots should be refused. Must be fast and in
+        memory, because every create calls it."""
         ...
 
     async def failed(self) -> str:
-        """Return, with the reason, when nothing can be done here any more until a new engine process opens it. Cancellable."""
+        """Wait until the driver has failed for good and only a new engine process can recover. Return the reason.
+        Cancellable."""
         ...
 
     async def create(self, spec: Spec) -> Handle:
-        """A new running sandbox whose agent accepts connections. Raises FullError naming what is full."""
+        """Create a running sandbox whose agent accepts connections. Raises FullError, which names the exhausted
+        resource."""
         ...
 
     async def boot(self, handle: Handle, spec: Spec) -> Handle:
-        """Start a STOPPED sandbox anew on its file system; memory and processes are new."""
+        """Start a STOPPED sandbox on its existing file system, with new memory and processes."""
         ...
 
     async def condition(self, handle: Handle) -> Condition: ...
 
     async def exited(self, handle: Handle) -> str:
-        """Return, with the reason, when a running or frozen sandbox has ended, whoever ended it. Cancellable."""
+        """Wait until a running or frozen sandbox has ended for any reason. Return the reason. Cancellable."""
         ...
 
     async def connect(self, handle: Handle, port: int) -> socket.socket:
-        """A connected non-blocking stream socket to a TCP port of the sandbox's loopback, or to its agent. Raises
-        UnreachableError when nothing listens there. Never wakes a sandbox."""
+        """Return a connected, non-blocking stream socket to a TCP port on the sandbox's loopback interface, or to its
+        agent. Raises UnreachableError if nothing listens there. Never wakes a sandbox."""
         ...
 
     async def freeze(self, handle: Handle) -> None: ...
@@ -235,54 +246,55 @@ class Driver(Protocol):
     async def thaw(self, handle: Handle) -> None: ...
 
     async def suspend(self, handle: Handle) -> Handle:
-        """Move a frozen sandbox's memory to disk. UnsupportedError where `capabilities.suspend` is false."""
+        """Move a frozen sandbox's memory to disk. Raises UnsupportedError if `capabilities.suspend` is false."""
         ...
 
     async def restore(self, handle: Handle) -> Handle:
-        """Bring a suspended sandbox's very processes back, running."""
+        """Restore the processes of a suspended sandbox and let them run."""
         ...
 
     async def stop(self, handle: Handle) -> Handle:
-        """End all processes, keep the file system. Idempotent."""
+        """Stop all processes and keep the file system. Idempotent."""
         ...
 
     async def snapshot(self, handle: Handle, snapshot_id: str) -> Layers:
-        """The file system as of now, as layers for new sandboxes. The sandbox goes on in the condition it was in."""
+        """Save the current file system as layers for new sandboxes. The condition of the sandbox does not change."""
         ...
 
     async def delete_snapshot(self, snapshot_id: str) -> None:
-        """Idempotent. The engine calls it only when no sandbox stands on it."""
+        """Delete a snapshot. Idempotent. The engine calls it only when no sandbox uses the snapshot."""
         ...
 
     async def fork(self, handle: Handle, spec: Spec) -> Handle:
-        """A new running sandbox with a copy of this one's file system, taken at one instant. The original goes on.
-        Volumes are no part of a file system: the new one mounts those of its own spec."""
+        """Create a running sandbox with a copy of this one's file system, taken at one instant. The original continues
+        unchanged. Volumes are not part of the file system: the new sandbox mounts those of its own spec."""
         ...
 
     async def create_volume(self, volume_id: str, size_mb: int) -> None:
-        """An empty directory that outlives sandboxes, with a size limit where `capabilities.limits` has "disk".
-        Idempotent. Unlike sandboxes, volumes are never swept: only `delete_volume` removes one."""
+        """Create an empty directory that outlives sandboxes, with a size limit if `capabilities.limits` contains
+        "disk". Idempotent. Unlike sandboxes, volumes are never removed as leftovers: only `delete_volume` removes one."""
         ...
 
     async def delete_volume(self, volume_id: str) -> None:
-        """Idempotent. The engine calls it only when no sandbox mounts it."""
+        """Delete a volume. Idempotent. The engine calls it only when no sandbox mounts the volume."""
         ...
 
     def volume_path(self, volume_id: str) -> Path:
-        """Where its files are on this host, with ids as sandboxes see them. What is in there was put by sandboxes: whoever
-        follows its symbolic links is led astray."""
+        """Return the volume's directory on this host, with the user and group ids that sandboxes see. The contents are
+        untrusted: never follow symbolic links in it."""
         ...
 
     async def kill(self, handle: Handle) -> None:
-        """End it and remove every trace. Idempotent; works from every condition."""
+        """Stop the sandbox and remove every trace of it. Idempotent; works in every condition."""
         ...
 
     async def stats(self, handle: Handle) -> Stats: ...
 
     async def set_network(self, handle: Handle, policy: NetworkPolicy) -> None:
-        """Replace the egress policy, live. Established connections that are no longer allowed are cut."""
+        """Replace the egress policy of a running sandbox. Established connections that are no longer allowed are closed."""
         ...
 
     async def take_denied(self, handle: Handle) -> Collection[Denied]:
-        """What the egress policy has refused since the last call: each once, and not more than a few hundred."""
+        """Return what the egress policy has blocked since the last call, without duplicates and limited to a few
+        hundred."""
         ...

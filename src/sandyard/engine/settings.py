@@ -1,5 +1,4 @@
-"""Every setting of an engine, with its default. The CLI fills it from options, a service from `SANDYARD_…`
-variables."""
+"""All settings of an engine with their defaults. The CLI fills them from options, a service from `SANDYARD_…` variables."""
 
 from __future__ import annotations
 
@@ -18,9 +17,9 @@ from sandyard.kit.secret import Secret
 from sandyard.kit.settings import Settings, home, known_level
 
 POOLED_BYTES = 3 << 20
-"""What a ready sandbox costs."""
+"""Memory used by a pooled sandbox."""
 STARTED_BYTES = 256 << 20
-"""What one with a start command running may well cost."""
+"""Memory that a pooled sandbox with a running start command may use."""
 
 DEADLINES: Mapping[str, float] = MappingProxyType(
     {
@@ -41,130 +40,145 @@ DEADLINES: Mapping[str, float] = MappingProxyType(
         "stats": 3.0,
     }
 )
-"""Seconds after which a driver that has not answered counts as stuck; verbs not listed have `default_deadline_s`."""
+"""Seconds after which a driver call counts as stuck. Operations not listed use `default_deadline_s`."""
 
 
 def default_pool_size() -> int:
-    """As many as fit into a sixty-fourth of the machine's memory: 128 at 24 GiB, enough for a burst of a hundred."""
+    """Return how many pooled sandboxes fit into 1/64 of the machine's memory: 128 at 24 GiB, enough for a burst of a
+    hundred."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min(128, max(4, memory // 64 // POOLED_BYTES))
 
 
 def default_started_size() -> int:
-    """As many as fit into a thirty-second of the machine's memory: 3 at 24 GiB."""
+    """Return how many started sandboxes fit into 1/32 of the machine's memory: 3 at 24 GiB."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min(8, max(1, memory // 32 // STARTED_BYTES))
 
 
 def host_name(value: str) -> str:
-    """Of a domain, in lower case; a port may follow."""
+    """Validate a domain with an optional port and return it in lower case."""
     name, colon, port = value.lower().removesuffix(".").partition(":")
     labels = name.split(".")
     if not all(re.fullmatch(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?", label) for label in labels) or len(name) > 180:
-        raise ValueError("is a domain such as sandboxes.example.com, without https:// and without a star")
+        raise ValueError("must be a domain such as sandboxes.example.com, without https:// and without a wildcard")
     if labels[-1].isdigit():
-        raise ValueError("is a domain, not an address: names below it are needed")
+        raise ValueError("must be a domain, not an IP address, because subdomains are needed")
     if colon and not (port.isdigit() and 0 < int(port) < 65536):
-        raise ValueError("its port is a number from 1 to 65535")
+        raise ValueError("must have a port from 1 to 65535")
     return name + colon + port
 
 
 class EngineSettings(Settings):
-    """Frozen. Sizes are in MiB, times in seconds."""
+    """The engine's configuration. Frozen. Sizes are in MiB, times in seconds."""
 
     variables: ClassVar[Mapping[str, str | None]] = {"deadlines": None}
 
-    # where
+    # Network addresses and directories
     host: str = "127.0.0.1"
     port: int = Field(default=3000, ge=0, le=65535)
     data_dir: Path = Field(default_factory=lambda: home() / "engine")
     templates_dir: Path = Field(default_factory=lambda: home() / "templates")
-    domain: Annotated[str, AfterValidator(host_name)] | None = None  # previews are below it; None: host:port
-    tls_port: int | None = Field(default=None, ge=0, le=65535)  # HTTPS besides HTTP; None: HTTP alone
-    tls_host: str | None = None  # where HTTPS listens; None: as `host`
-    tls_cert: Path | None = None  # with its chain; None: the engine's own authority issues one
-    tls_key: Path | None = None  # None: it is in the same file
+    domain: Annotated[str, AfterValidator(host_name)] | None = None  # previews use subdomains of it; None: host:port
+    tls_port: int | None = Field(default=None, ge=0, le=65535)  # HTTPS in addition to HTTP; None: HTTP only
+    tls_host: str | None = None  # address that HTTPS listens on; None: same as `host`
+    tls_cert: Path | None = None  # with its chain; None: issued by the engine's own authority
+    tls_key: Path | None = None  # None: the key is in the tls_cert file
     redirect_port: int | None = Field(
         default=None, ge=0, le=65535
-    )  # plain HTTP that leads to HTTPS; 0: none; None: 80, if tls_port is 443
+    )  # plain HTTP that redirects to HTTPS; 0: off; None: 80 if tls_port is 443
     driver: str = "auto"  # auto, namespace or fake
-    api_keys: tuple[Secret, ...] = ()  # valid besides the stored ones
+    api_keys: tuple[Secret, ...] = ()  # valid in addition to the stored keys
 
-    # what a sandbox gets when its template does not say
+    # Sandbox defaults when the template does not set a value
     default_template: str = "base"
-    carry_host_trust: bool = True  # the machine's own certificate authorities and package clients' settings go in
-    add_languages: bool = True  # R and Java: into the code interpreter's template, when they are first asked for
-    build_desktop: bool = True  # the template `desktop`, when it is first asked for
+    carry_host_trust: bool = (
+        True  # copy the machine's certificate authorities and package client settings into sandboxes
+    )
+    add_languages: bool = True  # add R and Java to the code interpreter's template on first use
+    build_desktop: bool = True  # build the template `desktop` on first use
     default_memory_mb: int = Field(default=512, ge=16)
     default_cpu_count: int = Field(default=2, ge=1)
     default_disk_mb: int = Field(default=10240, ge=16)
     default_pids: int = Field(default=1024, ge=16)
-    io_weight: int = Field(default=50, ge=10, le=1000)  # of all sandboxes' disk use, against 100 of everything else's
-    io_read_mbps: int = Field(default=0, ge=0)  # of each sandbox, megabytes per second; 0: no limit
+    io_weight: int = Field(
+        default=50, ge=10, le=1000
+    )  # disk I/O weight of all sandboxes together, compared with 100 for everything else
+    io_read_mbps: int = Field(default=0, ge=0)  # per sandbox, in MB/s; 0: no limit
     io_write_mbps: int = Field(default=0, ge=0)
-    # kernel memory that no cgroup counts: when the machine's has grown by so much (0: 2 % of its memory, at least 256 MB), sandboxes
-    # that hold more than their share have their processes ended
+    # Kernel memory that no cgroup accounts for. When the machine's total grows by this much (0: 2 % of its memory, at
+    # least 256 MB), sandboxes that hold more than their share are stopped.
     kernel_memory_growth_mb: int = Field(default=0, ge=0)
     netlink_buffers_mb: int = Field(default=64, ge=1)
-    socket_buffers_mb: int = Field(default=64, ge=1)  # beyond those its cgroup is charged for and allowed
-    tcp_orphans: int = Field(default=0, ge=0)  # connections closed with data not taken; 0: an eighth of the machine's
+    socket_buffers_mb: int = Field(default=64, ge=1)  # in addition to the buffers that its cgroup is charged for
+    tcp_orphans: int = Field(
+        default=0, ge=0
+    )  # closed connections with unread data; 0: an eighth of the machine's limit
     file_locks: int = Field(default=100_000, ge=1000)
 
-    # what a sandbox may reach
-    lan: Literal["deny", "allow"] = "deny"  # private ranges and the host's neighbours
-    resolv_conf: Path = Path("/etc/resolv.conf")  # whose name servers answer sandboxes' questions
-    egress_ca_file: Path | None = None  # authorities trusted, besides the machine's, for hosts of network rules
-    subnet: str | None = None  # for all sandboxes of this engine; None: a free one is found and remembered
+    # What sandboxes may reach
+    lan: Literal["deny", "allow"] = "deny"  # private ranges and the host's local network
+    resolv_conf: Path = Path("/etc/resolv.conf")  # its name servers answer DNS queries of sandboxes
+    egress_ca_file: Path | None = None  # authorities trusted for hosts of network rules, in addition to the machine's
+    subnet: str | None = None  # for all sandboxes of this engine; None: a free one is chosen and remembered
 
-    # images that templates are built from
+    # Images that templates are built from
     images_dirs: tuple[
         Path, ...
-    ] = ()  # below which `oci:`, `oci-archive:` and `docker-archive:` are read; none: nowhere
-    images_registries: tuple[str, ...] = ()  # host[:port]s that may be asked though they are not on the public internet
-    images_insecure: tuple[str, ...] = ()  # host[:port]s that are spoken to over plain http
-    images_max_mb: int = Field(default=16384, ge=1)  # of one image, unpacked
+    ] = ()  # folders from which `oci:`, `oci-archive:` and `docker-archive:` may be read; empty: none
+    images_registries: tuple[
+        str, ...
+    ] = ()  # host[:port]s that are allowed although they are not on the public internet
+    images_insecure: tuple[str, ...] = ()  # host[:port]s that are accessed over plain HTTP
+    images_max_mb: int = Field(default=16384, ge=1)  # of one unpacked image
     images_max_files: int = Field(default=1_000_000, ge=1)
-    images_keep_s: float = Field(default=7 * 24 * 3600, ge=0)  # layers that nothing needs go after this
+    images_keep_s: float = Field(default=7 * 24 * 3600, ge=0)  # unused layers are deleted after this
 
-    # how much fits
-    max_connections: int = Field(default=MOST, ge=1)  # of clients; at most a third of the files the engine may open
-    max_connections_per_address: int = Field(default=0, ge=0)  # 0: a quarter of all; loopback: three quarters
+    # Capacity limits
+    max_connections: int = Field(
+        default=MOST, ge=1
+    )  # client connections; at most a third of the engine's open file limit
+    max_connections_per_address: int = Field(
+        default=0, ge=0
+    )  # 0: a quarter of the total, or three quarters for loopback
     max_sandboxes: int = Field(default=1000, ge=1)  # running at the same time
-    memory_reserve_mb: int = Field(default=512, ge=0)  # of the machine's memory, kept free
-    disk_reserve_mb: int = Field(default=2048, ge=0)  # of the data directory's disk, kept free
+    memory_reserve_mb: int = Field(default=512, ge=0)  # machine memory to keep free
+    disk_reserve_mb: int = Field(default=2048, ge=0)  # disk space to keep free on the data directory's disk
     max_timeout_s: float = Field(default=24 * 3600, gt=0)
     max_forks: int = Field(default=100, ge=1)
     max_volumes: int = Field(default=1000, ge=0)
-    volume_size_mb: int = Field(default=10240, ge=16)  # each, where the store has quotas
-    auto_resume_timeout_s: float = Field(default=60, ge=0)  # an auto-resumed sandbox lives at least this long
+    volume_size_mb: int = Field(default=10240, ge=16)  # per volume, if the store supports quotas
+    auto_resume_timeout_s: float = Field(default=60, ge=0)  # minimum lifetime of an auto-resumed sandbox
 
-    # ready sandboxes
-    pool_size: int = Field(default_factory=default_pool_size, ge=0)  # per template; 0 turns the pool off
-    pool_started_size: int = Field(default_factory=default_started_size, ge=0)  # the same, with a start command running
-    pool_idle_s: float = Field(default=600, gt=0)  # a template nobody asks for loses its pool after this
-    start_patience_s: float = Field(default=60, gt=0)  # how long a start command may take until it is ready
-    create_concurrency: int = Field(default=8, ge=1)  # creates the driver is asked for at the same time
+    # Pool of ready sandboxes
+    pool_size: int = Field(default_factory=default_pool_size, ge=0)  # per template; 0 disables the pool
+    pool_started_size: int = Field(
+        default_factory=default_started_size, ge=0
+    )  # the same, for templates with a start command
+    pool_idle_s: float = Field(default=600, gt=0)  # the pool of an unused template is removed after this
+    start_patience_s: float = Field(default=60, gt=0)  # how long a start command may take to become ready
+    create_concurrency: int = Field(default=8, ge=1)  # concurrent create calls to the driver
 
-    # building templates
-    build_concurrency: int = Field(default=4, ge=1)  # builds at the same time; others wait
+    # Building templates
+    build_concurrency: int = Field(default=4, ge=1)  # concurrent builds; others are queued
     build_timeout_s: float = Field(default=3600, gt=0)  # of a whole build
-    build_layers_kept: int = Field(default=200, ge=0)  # in the cache; 0: only what templates need
-    build_upload_mb: int = Field(default=2048, ge=1)  # of the files of one COPY
-    build_files_kept_mb: int = Field(default=4096, ge=0)  # of uploaded files that nobody is about to use
-    build_log_lines: int = Field(default=20_000, ge=100)  # of one build
+    build_layers_kept: int = Field(default=200, ge=0)  # in the cache; 0: only layers that templates need
+    build_upload_mb: int = Field(default=2048, ge=1)  # size of the files of one COPY
+    build_files_kept_mb: int = Field(default=4096, ge=0)  # uploaded files that no build is using
+    build_log_lines: int = Field(default=20_000, ge=100)  # per build
 
-    # upkeep
-    suspend_after_s: float | None = 900  # paused this long: memory goes to disk, where the driver can
+    # Maintenance
+    suspend_after_s: float | None = 900  # paused sandboxes are moved to disk after this, if the driver supports it
     metrics_interval_s: float = Field(default=5, gt=0)
     metrics_kept: int = Field(default=720, ge=1)  # samples per sandbox
     logs_kept: int = Field(default=1000, ge=1)  # entries per sandbox
-    logs_retention_s: float = Field(default=24 * 3600, ge=0)  # of sandboxes that have ended
+    logs_retention_s: float = Field(default=24 * 3600, ge=0)  # for sandboxes that have ended
     idempotency_retention_s: float = Field(default=24 * 3600, ge=0)
     deadlines: Mapping[str, float] = Field(default_factory=lambda: dict(DEADLINES))
     default_deadline_s: float = Field(default=10, gt=0)
-    kill_patience_s: float = Field(default=1, ge=0)  # how long a kill waits for a verb that is under way
+    kill_patience_s: float = Field(default=1, ge=0)  # how long a kill waits for an operation in progress
 
-    # the engine's own log
+    # The engine's own log
     log_level: Annotated[str, AfterValidator(known_level)] = "info"
     log_json: bool = False
 
@@ -172,9 +186,9 @@ class EngineSettings(Settings):
     @classmethod
     def _fitting(cls, value: Any, info: ValidationInfo) -> Any:
         if value not in (None, 0) and info.data.get("tls_port") is None:
-            raise ValueError("needs a tls_port")
+            raise ValueError("requires tls_port")
         if value is not None and info.field_name == "tls_key" and info.data.get("tls_cert") is None:
-            raise ValueError("is the key of a certificate: name that as tls_cert")
+            raise ValueError("requires tls_cert, because it is the key of that certificate")
         return value
 
     @field_validator("api_keys", mode="before")

@@ -1,1 +1,1 @@
-"""Templates made from a list of steps: each runs in a sandbox, and what it leaves is kept as a layer."""
+"""Builds templates from a list of steps: each step runs in a sandbox, and its result is kept as a layer."""

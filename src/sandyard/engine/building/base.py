@@ -1,4 +1,4 @@
-"""What a build starts from: a template of this engine, a snapshot, or an image."""
+"""The starting point of a build: a template of this engine, a snapshot, or an image."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from sandyard.engine.images.service import Images
 from sandyard.engine.sandboxes.model import Start, Template
 
 OWN_IMAGES = {"e2bdev/base": "base", "e2bdev/code-interpreter": "code-interpreter-v1"}
-"""Images of E2B's whose place templates of this engine take: the SDKs build on the first when they are told nothing."""
+"""E2B images that are replaced by templates of this engine. The SDKs build on the first by default."""
 _HUB = re.compile(r"^(?:docker://)?(?:(?:index\.)?docker\.io/)?")
 
 
 @dataclass(frozen=True, slots=True)
 class Base:
     layer: Layer
-    start: Start | None = None  # which a build inherits that has none of its own
+    start: Start | None = None  # inherited by a build that has none of its own
 
 
 class Bases:
@@ -29,19 +29,19 @@ class Bases:
         self._images = images
 
     async def find(self, recipe: Recipe, report: Report) -> Base:
-        """NotFoundError and what `Images.resolve` raises, each with a sentence."""
+        """Find the base of a build. Raises NotFoundError and everything that `Images.resolve` raises."""
         name = recipe.template or own_image(recipe.image or "")
         if name is not None:
             return _of_template(self._resolve(name))
         assert recipe.image is not None
         image = await self._images.resolve(recipe.image, recipe.registry, report)
-        # as at E2B a template's user is `user`, whoever the image was for
+        # as with E2B, a template's user is `user`, regardless of the image's user
         state = State(env=image.env)
         return Base(Layer(base_key(image.layers, state, image.digest), image.layers, (), state))
 
 
 def own_image(reference: str) -> str | None:
-    """The template that stands for this image, if one does."""
+    """Return the template that replaces this image, if there is one."""
     plain = _HUB.sub("", reference.strip()).partition("@")[0].partition(":")[0]
     return OWN_IMAGES.get(plain)
 

@@ -1,8 +1,8 @@
-"""Layers that earlier builds left, found by what they were made of.
+"""Layers left by earlier builds, looked up by what they were made of.
 
-A key covers the base and every step up to there, files included, so a build may start from the longest prefix that is
-cached. A layer nobody has used for long goes first; the files of one that a template, a sandbox, a snapshot or a build
-still needs stay.
+A key covers the base and every step up to that point, including files, so a build can start from the longest cached
+prefix. The least recently used layers are removed first; the files of a layer that a template, a sandbox, a snapshot or
+a build still needs are kept.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ KEY_LENGTH = 64
 
 
 def base_key(layers: Layers, state: State, identity: str = "") -> str:
-    """Of a base: its layers are never changed, so their names stand for what is in them."""
+    """Return the key of a base. Its layers never change, so their names identify their contents."""
     return _hash("base", identity, list(layers), dict(state.env), state.user, state.workdir)
 
 
@@ -29,18 +29,18 @@ def step_key(before: str, step: Step) -> str:
 
 
 def start_key(before: str, start: str | None, ready: str | None) -> str:
-    """Of a start command that was seen to become ready."""
+    """Return the key of a start command that has been verified to become ready."""
     return _hash(before, "start", start, ready)
 
 
 class LayerCache:
-    """In memory and in the database; `kept` layers at the most."""
+    """In memory and in the database; holds at most `kept` layers."""
 
     def __init__(self, repository: BuildRepository, clock: Clock, kept: int) -> None:
         self._repository = repository
         self._clock = clock
         self._kept = kept
-        self._layers: dict[str, Layer] = {}  # longest unused first
+        self._layers: dict[str, Layer] = {}  # least recently used first
 
     def load(self) -> None:
         self._layers = {layer.key: layer for layer, _ in self._repository.layers()}
@@ -54,7 +54,7 @@ class LayerCache:
         self._layers[layer.key] = layer
 
     def use(self, keys: Iterable[str]) -> None:
-        """They were of use just now."""
+        """Mark these layers as just used."""
         used = [key for key in keys if key in self._layers]
         with self._repository.database.transaction():
             self._repository.use_layers(used, self._clock.now())
@@ -66,7 +66,7 @@ class LayerCache:
             self._repository.delete_layer(key)
 
     def shrink(self, kept: int | None = None) -> int:
-        """Forget the longest unused ones beyond what is kept. How many."""
+        """Remove the least recently used layers above the limit. Return how many were removed."""
         room = self._kept if kept is None else kept
         spare = list(self._layers)[: max(0, len(self._layers) - room)]
         for key in spare:
@@ -74,7 +74,7 @@ class LayerCache:
         return len(spare)
 
     def snapshots(self) -> set[str]:
-        """On which cached layers stand."""
+        """Return the snapshots that cached layers need."""
         return {used for layer in self._layers.values() for used in layer.snapshots}
 
     def stands_on(self, name: str) -> bool:

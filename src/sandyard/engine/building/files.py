@@ -1,7 +1,6 @@
-"""What clients upload for COPY: archives under the hash of what is in them, complete or not there.
+"""Files that clients upload for COPY: archives stored under the hash of their contents, either complete or absent.
 
-An upload needs no API key but a link with a token, as with a presigned address; the token is valid for one hash and an
-hour.
+An upload needs no API key but a link with a token, like a presigned URL; the token is valid for one hash and one hour.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from sandyard.kit.logging import get_logger
 log = get_logger(__name__)
 
 LINK_S = 3600
-FRESH_S = 2 * 3600  # an archive this young may belong to a build that is yet to start
+FRESH_S = 2 * 3600  # an archive this recent may belong to a build that has not started yet
 CHUNK = 256 << 10
 LOOK_EVERY = 64 << 20
 _HASH = re.compile(r"[0-9a-f]{64}")
@@ -44,13 +43,13 @@ class TooLargeError(SandyardError):
 
 def checked_hash(text: str) -> str:
     if not _HASH.fullmatch(text):
-        raise InvalidInputError("The hash of the files is not valid: it is a SHA-256 in lowercase hexadecimal.")
+        raise InvalidInputError("The hash of the files is not valid. It must be a SHA-256 in lowercase hexadecimal.")
     return text
 
 
 class Archives:
-    """One file per hash in `folder`. Sizes in MiB: `limit_mb` of one archive, `kept_mb` of all that nobody is about to
-    use, `reserve_mb` of the disk that uploads leave free."""
+    """Stores one file per hash in `folder`. Sizes are in MiB: `limit_mb` for one archive, `kept_mb` for all archives
+    that no build is about to use, `reserve_mb` for the disk space that uploads leave free."""
 
     def __init__(self, folder: Path, database: Database, *, limit_mb: int, kept_mb: int, reserve_mb: int) -> None:
         self._folder = folder
@@ -60,7 +59,7 @@ class Archives:
         self._reserve = reserve_mb << 20
 
     def open(self) -> None:
-        """Make the folder, and remove what a crash left half written."""
+        """Create the folder, and remove files that a crash left incomplete."""
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         for path in self._folder.glob(f"*{_PARTIAL}"):
             path.unlink(missing_ok=True)
@@ -71,25 +70,25 @@ class Archives:
         return self._path(files).exists()
 
     def size(self, files: str) -> int:
-        """In bytes; 0 when it is not here."""
+        """Return the size in bytes, or 0 if the archive does not exist."""
         path = self._path(files)
         return path.stat().st_size if path.exists() else 0
 
     def token(self, files: str) -> str:
-        """For one upload of these files."""
+        """Return a token for one upload of these files."""
         until = int(time.time()) + LINK_S
         return f"{until}-{self._sign(files, until)}"
 
     def check(self, files: str, token: str) -> None:
-        """ForbiddenError when it is not valid for these files, or not any more."""
+        """Raise ForbiddenError if the token is not valid for these files or has expired."""
         found = _TOKEN.fullmatch(token)
         if found is None or not hmac.compare_digest(self._sign(files, int(found[1])), found[2]):
-            raise ForbiddenError("The upload link is not valid. Ask for a new one.")
+            raise ForbiddenError("The upload link is not valid. Request a new one.")
         if int(found[1]) < time.time():
-            raise ForbiddenError("The upload link is older than an hour. Ask for a new one.")
+            raise ForbiddenError("The upload link has expired after one hour. Request a new one.")
 
     async def receive(self, files: str, body: AsyncIterator[bytes], announced: int | None) -> None:
-        """Store an archive; one that is there is replaced. Nothing is left of one that breaks off."""
+        """Store an archive and replace an existing one. An interrupted upload leaves nothing behind."""
         if announced is not None and announced > self._limit:
             raise self._too_large()
         self._require_room(announced or 0)
@@ -97,28 +96,28 @@ class Archives:
         try:
             size = await self._write(partial, body)
             if announced is not None and size != announced:
-                raise InvalidInputError(f"The upload broke off after {size} of {announced} bytes.")
+                raise InvalidInputError(f"The upload was interrupted after {size} of {announced} bytes. Try again.")
             await asyncio.to_thread(_check_archive, partial)
             partial.replace(self._path(files))
         except OSError as error:
             if error.errno in {errno.ENOSPC, errno.EDQUOT}:
-                raise NoSpaceError("There is no space left for the upload.") from error
-            raise SandyardError(f"The upload could not be stored: {error.strerror}.") from error
+                raise NoSpaceError("Could not store the upload: the disk is full.") from error
+            raise SandyardError(f"Could not store the upload: {error.strerror}.") from error
         finally:
             partial.unlink(missing_ok=True)
         log.info("build_files_uploaded", files=files, size=size)
         await asyncio.to_thread(self.shrink)
 
     async def read(self, files: str) -> AsyncIterator[bytes]:
-        """The archive in pieces; it counts as used now. FileNotFoundError."""
+        """Yield the archive in chunks and mark it as used. Raises FileNotFoundError."""
         path = self._path(files)
         os.utime(path)
-        with path.open("rb") as file:  # a replacement or removal meanwhile does not touch what is open
+        with path.open("rb") as file:  # replacing or removing the file does not affect an open descriptor
             while piece := await asyncio.to_thread(file.read, CHUNK):
                 yield piece
 
     def shrink(self) -> None:
-        """Remove the longest unused archives beyond what is kept, none that is young."""
+        """Remove the least recently used archives above the limit, except recent ones."""
         found = []
         for path in self._folder.iterdir():
             with contextlib.suppress(FileNotFoundError):
@@ -147,11 +146,11 @@ class Archives:
 
     def _require_room(self, size: int) -> None:
         if shutil.disk_usage(self._folder).free - size < self._reserve:
-            raise NoSpaceError("There is no space left for the upload beside the engine's reserve (disk_reserve_mb).")
+            raise NoSpaceError("Could not store the upload: only the engine's disk reserve is left (disk_reserve_mb).")
 
     def _too_large(self) -> TooLargeError:
         return TooLargeError(
-            f"The files of one COPY may have {self._limit >> 20} MiB, compressed. Leave some out (.dockerignore), "
+            f"The files of one COPY may have at most {self._limit >> 20} MiB, compressed. Exclude some (.dockerignore), "
             "copy them in several steps, or raise build_upload_mb."
         )
 
@@ -167,6 +166,6 @@ def _check_archive(path: Path) -> None:
     with path.open("rb") as file:
         head = file.read(_TAR_AT + len(_TAR))
     if not head.startswith(_GZIP) and not head.endswith(_TAR) and head.strip(b"\0"):
-        raise InvalidInputError("What was uploaded is no tar archive, gzipped or plain.")
+        raise InvalidInputError("The upload is not a tar archive (gzipped or uncompressed).")
     if not head:
         raise InvalidInputError("The upload is empty.")

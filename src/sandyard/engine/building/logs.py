@@ -1,4 +1,4 @@
-"""What a build says: kept in memory while it runs, and written to the database in batches."""
+"""Build logs: kept in memory while a build runs, and written to the database in batches."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f]")
 
 
 class BuildLog:
-    """Of one build. After `limit` lines, or OUTPUT_LIMIT characters, output is left out; what the engine itself says is
-    always kept."""
+    """The log of one build. After `limit` lines, or OUTPUT_LIMIT characters, command output is dropped; the engine's
+    own messages are always kept."""
 
     def __init__(self, repository: BuildRepository, clock: Clock, build_id: str, limit: int) -> None:
         self._repository = repository
@@ -38,11 +38,11 @@ class BuildLog:
             self.flush()
 
     def output(self, prefix: str, stream: str, text: str, step: str) -> None:
-        """A line that a command wrote."""
+        """Add a line of a command's output."""
         if self.is_full:
             if not self._full:
                 self._full = True
-                self.say("The output is too long to be kept; the rest of it is left out.", level=LogLevel.WARN)
+                self.say("The output exceeds the limit; the rest is not logged.", level=LogLevel.WARN)
             return
         self._size += min(len(text), LINE_LIMIT)
         level = LogLevel.INFO if stream == "stdout" else LogLevel.WARN
@@ -50,7 +50,7 @@ class BuildLog:
 
     @property
     def is_full(self) -> bool:
-        """Whether output is left out from now on."""
+        """Whether further output is dropped."""
         return len(self._lines) >= self._limit or self._size > OUTPUT_LIMIT
 
     def flush(self) -> None:
@@ -66,7 +66,7 @@ class BuildLog:
 
 
 class Lines:
-    """Bytes of one stream, cut into lines. A carriage return overwrites what was before it, as on a terminal."""
+    """Splits the bytes of one stream into lines. A carriage return discards what was before it, as on a terminal."""
 
     def __init__(self) -> None:
         self._rest = b""
@@ -88,7 +88,7 @@ def _shown(line: bytes) -> str:
 
 
 def at_least(lines: Sequence[LogLine], level: LogLevel | None) -> Sequence[LogLine]:
-    """Those that are as severe as this."""
+    """Return the lines with at least this level."""
     if level is None:
         return lines
     return [line for line in lines if _SEVERITY[line.level] >= _SEVERITY[level]]

@@ -1,6 +1,6 @@
-"""The nouns of building: a recipe and its steps, a build, what it made, and the names and tags it is found under.
+"""The types for builds: a recipe and its steps, a build, its result, and the names and tags that refer to it.
 
-Every type is frozen. Times are seconds since the epoch (UTC) as floats.
+All types are frozen. Times are seconds since the epoch (UTC) as floats.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sandyard.kit.errors import SandyardError
 
 DEFAULT_TAG = "default"
 BASE, FINALIZE = "base", "finalize"
-"""The names clients know of what comes before the first step and after the last one."""
+"""The names that clients use for the phases before the first step and after the last one."""
 
 
 class Kind(enum.StrEnum):
@@ -29,7 +29,7 @@ class Kind(enum.StrEnum):
 
 
 class Status(enum.StrEnum):
-    WAITING = "waiting"  # asked for, or in the queue
+    WAITING = "waiting"  # requested or queued
     BUILDING = "building"
     READY = "ready"
     ERROR = "error"
@@ -43,8 +43,8 @@ class Status(enum.StrEnum):
 class Step:
     kind: Kind
     args: tuple[str, ...] = ()
-    files: str | None = None  # the hash under which the client uploaded what a COPY copies
-    force: bool = False  # this one and all after it are done, whatever is cached
+    files: str | None = None  # the hash of the files that the client uploaded for a COPY
+    force: bool = False  # run this step and all after it, even if they are cached
 
     def __str__(self) -> str:
         return " ".join((self.kind.value, *(arg for arg in self.args if arg)))
@@ -52,8 +52,8 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What a client wants built. Exactly one of `image` and `template` is set. `registry` holds credentials, which live
-    as long as the build and are stored nowhere."""
+    """A client's request for a build. Exactly one of `image` and `template` is set. `registry` holds credentials, which
+    exist only during the build and are never stored."""
 
     image: str | None = None
     template: str | None = None
@@ -66,7 +66,7 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """What sandboxes of a build get. None is the engine's default."""
+    """The resources of sandboxes of a build. None means the engine's default."""
 
     cpu_count: int | None = None
     memory_mb: int | None = None
@@ -75,7 +75,7 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What a step hands to the next one besides files."""
+    """What a step passes on to the next one in addition to files."""
 
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
     user: str = "user"
@@ -88,19 +88,19 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """The file system and the state after a step. `key` says of what it is made: two with the same key are
+    """The file system and the state after a step. `key` identifies what it was made of: layers with the same key are
     interchangeable."""
 
     key: str
     layers: Layers
     snapshots: tuple[str, ...]  # that the layers need
     state: State
-    start: Start | None = None  # that was seen to become ready on it
+    start: Start | None = None  # verified to become ready on this layer
 
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why a build failed; `step` is `base`, `finalize`, or the number of the step, counted from 1."""
+    """Why a build failed. `step` is `base`, `finalize`, or the number of the step, counted from 1."""
 
     message: str
     step: str | None = None
@@ -114,17 +114,17 @@ class Build:
     created_at: float
     updated_at: float
     size: Size = Size()
-    tags: tuple[str, ...] = (DEFAULT_TAG,)  # that it gets when it is ready
+    tags: tuple[str, ...] = (DEFAULT_TAG,)  # assigned when it is ready
     finished_at: float | None = None
-    started: bool = False  # its recipe has come
+    started: bool = False  # its recipe has been received
     reason: Reason | None = None
-    product: Layer | None = None  # what it has made, when it is ready
+    product: Layer | None = None  # the result, when it is ready
     seq: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """A tag was given to a build. The latest one of a tag counts; the earlier ones are its history."""
+    """The assignment of a tag to a build. The latest one of a tag applies; earlier ones are its history."""
 
     id: str  # a UUID
     template_id: str
@@ -136,7 +136,7 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True)
 class BuiltTemplate:
-    """A name, and all that was ever built under it."""
+    """A template name with all its builds."""
 
     id: str
     name: str
@@ -164,7 +164,7 @@ class BuildFailedError(SandyardError):
 
 
 def as_template(template: BuiltTemplate, build: Build) -> Template:
-    """A build that is ready, as new sandboxes want it."""
+    """Return a ready build as a template for new sandboxes."""
     assert build.product is not None
     layer = build.product
     return Template(

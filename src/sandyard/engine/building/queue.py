@@ -1,4 +1,4 @@
-"""Builds that were started: a few at a time, the others wait; each ends as ready or with a reason."""
+"""The queue of started builds: a few run at a time and the others wait; each ends as ready or with a reason."""
 
 from __future__ import annotations
 
@@ -35,11 +35,12 @@ from sandyard.kit.tasks import TaskSet
 log = get_logger(__name__)
 
 SOON_S = 0.05
-"""How long a start waits for the end: of a build that is cached, the first look at its status then shows it."""
+"""How long a start waits for the build to end, so that the first status request of a fully cached build shows it as
+done."""
 LOGS_IN_MEMORY = 8
-CRASHED = "The engine ended while the build was under way. Build again: steps that were done are cached."
-STOPPED = "The engine was stopped while the build was under way. Build again: steps that were done are cached."
-FAILED = "The engine failed at this build; its log says why. Try again, or report it."
+CRASHED = "The engine ended during the build. Build again: completed steps are cached."
+STOPPED = "The engine was stopped during the build. Build again: completed steps are cached."
+FAILED = "The build failed because of an internal error; see the engine's log. Try again, or report it."
 
 
 class Queue:
@@ -66,7 +67,7 @@ class Queue:
         self._slots = asyncio.Semaphore(settings.build_concurrency)
         self._tasks = TaskSet("builds")
         self._under_way: dict[str, asyncio.Task[None]] = {}
-        self._reasons: dict[str, str] = {}  # of those that are being cancelled
+        self._reasons: dict[str, str] = {}  # for builds that are being cancelled
         self._logs: dict[str, BuildLog] = {}
 
     def open(self) -> None:
@@ -81,12 +82,12 @@ class Queue:
         await self._tasks.cancel()
 
     async def start(self, template: BuiltTemplate, build: Build, recipe: Recipe) -> None:
-        """Returns when it is queued; one that has nothing to do has ended then."""
+        """Queue the build and return. A build that has nothing to do has ended by then."""
         rivals = [one for one in self._built.builds(template.id) if one.id in self._under_way]
         older = [one for one in rivals if set(one.tags) & set(build.tags)]
         build = self._built.change_build(build, started=True)
         self._logs[build.id] = BuildLog(self._repository, self._clock, build.id, self._settings.build_log_lines)
-        # under way before anything is waited for: a newer one, or whoever cancels it, has to find it
+        # register it before waiting for anything, so that a newer build or a cancellation can find it
         before = [self._under_way[one.id] for one in older]
         task = self._under_way[build.id] = self._tasks.spawn(self._run(template, build, recipe, before))
         task.add_done_callback(lambda _: self._ended(build))
@@ -96,7 +97,7 @@ class Queue:
             raise NotFoundError(f"The template '{template.name}' was deleted.")
 
     async def cancel(self, builds: Iterable[Build], reason: str) -> None:
-        """Return when they have ended; those that have not been started fail too."""
+        """Cancel the builds and return when they have ended; builds that have not started fail too."""
         ending = []
         for build in builds:
             task = self._under_way.get(build.id)
@@ -116,7 +117,7 @@ class Queue:
     async def _run(
         self, template: BuiltTemplate, build: Build, recipe: Recipe, before: Sequence[asyncio.Task[None]]
     ) -> None:
-        """`before` are those it replaces: it begins when they have ended."""
+        """Run the build after those in `before`, which it replaces, have ended."""
         said = self._logs[build.id]
         began = self._clock.now()
         try:
@@ -138,10 +139,10 @@ class Queue:
                 raise
         except TimeoutError:
             limit = self._settings.build_timeout_s
-            self._fail(build, said, Reason(f"The build timed out: it may take {limit:g} s (build_timeout_s)."))
+            self._fail(build, said, Reason(f"The build timed out after {limit:g} s (build_timeout_s)."))
         except BuildFailedError as error:
             if isinstance(error.__cause__, NoSpaceError):
-                self._cache.shrink(0)  # what nobody needs makes room for the next one
+                self._cache.shrink(0)  # free the unused layers for the next build
             self._fail(build, said, Reason(error.message, error.step))
         except SandyardError as error:
             self._fail(build, said, Reason(error.message))
@@ -168,7 +169,7 @@ class Queue:
 
     def _fail(self, build: Build, said: BuildLog, reason: Reason) -> None:
         if self._built.build(build.template_id, build.id) is None:
-            return  # its template is gone, and all that was said with it
+            return  # its template and its log are deleted
         said.say(f"Build failed: {reason.message}", step=reason.step, level=LogLevel.ERROR)
         try:
             said.flush()
@@ -180,7 +181,7 @@ class Queue:
         self, build: Build, *, product: Layer | None = None, reason: Reason | None = None, started: bool = True
     ) -> None:
         if self._built.build(build.template_id, build.id) is None:
-            return  # its template is gone
+            return  # its template is deleted
         status = Status.ERROR if product is None else Status.READY
         changes: dict[str, Any] = {"product": product, "reason": reason, "finished_at": self._clock.now()}
         try:
@@ -188,14 +189,14 @@ class Queue:
         except SandyardError as error:
             if product is not None:
                 raise
-            # of a failure the row may wait: the next engine finds a build that did not end, and says so
+            # a failed row may stay: the next engine finds the unfinished build and marks it as failed
             log.warning("build_end_not_recorded", build=build.id, reason=error.message)
             self._built.change_build(build, written=False, status=status, started=started, **changes)
         log.info("build_ended", build=build.id, status=status.value, reason=reason.message if reason else None)
 
     def _ended(self, build: Build) -> None:
         last = self._built.build(build.template_id, build.id)
-        if last is not None and not last.status.final:  # a task that is cancelled before its first step takes none
+        if last is not None and not last.status.final:  # a task that is cancelled before its first step runs no code
             self._fail(last, self._logs[build.id], Reason(self._reasons.get(build.id, STOPPED)))
         self._under_way.pop(build.id, None)
         self._reasons.pop(build.id, None)

@@ -1,4 +1,4 @@
-"""Built templates in memory: what a name and a tag mean now, and what may not be forgotten for it."""
+"""Built templates in memory: what a name and a tag refer to, and which builds must be kept for that."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from sandyard.engine.building.repository import BuildRepository
 from sandyard.engine.sandboxes.model import Template, Templates
 from sandyard.kit.clock import Clock
 
-BUILDS_KEPT = 100  # per template, besides those with a tag
+BUILDS_KEPT = 100  # per template, in addition to those with a tag
 HISTORY_KEPT = 100  # assignments per tag
 
 
 class BuiltTemplates:
-    """Rows and memory change together. `resolve` is on the path of every create."""
+    """Keeps rows and memory in sync. Every create calls `resolve`."""
 
     def __init__(self, repository: BuildRepository, clock: Clock) -> None:
         self._repository = repository
@@ -39,7 +39,7 @@ class BuiltTemplates:
     # Reading ---------------------------------------------------------------------------------------------------------
 
     def resolve(self, name: str) -> Template | None:
-        """By id or name; without `:tag` it is the tag `default`."""
+        """Return the template by id or name; without `:tag`, the tag `default` is used."""
         plain, _, tag = name.strip().lower().partition(":")
         template_id = self._names.get(plain, plain)
         if template_id not in self._templates:
@@ -54,17 +54,17 @@ class BuiltTemplates:
         return found
 
     def lacking(self, name: str) -> str | None:
-        """What a name that does not resolve lacks, if there is a template of that name."""
+        """Return what is missing for a name that does not resolve, if a template of that name exists."""
         template = self.find(name)
         if template is None:
             return None
         tags = sorted(self._tags[template.id])
         if not tags:
             return "none of its builds has succeeded"
-        return f"it has no tag '{name.partition(':')[2][:100] or DEFAULT_TAG}', but {', '.join(tags[:20])}"
+        return f"it has no tag '{name.partition(':')[2][:100] or DEFAULT_TAG}'; its tags are {', '.join(tags[:20])}"
 
     def find(self, name: str) -> BuiltTemplate | None:
-        """By id or name, with or without a tag."""
+        """Return the template by id or name, with or without a tag."""
         plain = name.strip().lower().partition(":")[0]
         return self._templates.get(self._names.get(plain, plain))
 
@@ -72,7 +72,7 @@ class BuiltTemplates:
         return sorted(self._templates.values(), key=lambda one: one.id)
 
     def builds(self, template_id: str) -> list[Build]:
-        """Newest first."""
+        """Return the builds, newest first."""
         return list(reversed(self._builds[template_id].values()))
 
     def build(self, template_id: str, build_id: str) -> Build | None:
@@ -87,11 +87,11 @@ class BuiltTemplates:
         return None if not history else self._builds[template_id].get(history[-1].build_id)
 
     def tags(self, template_id: str) -> dict[str, list[Assignment]]:
-        """The assignments of each tag, oldest first."""
+        """Return the assignments of each tag, oldest first."""
         return self._tags[template_id]
 
     def snapshots(self) -> set[str]:
-        """On which builds stand that can be asked for."""
+        """Return the snapshots that available builds need."""
         needed: set[str] = set()
         for template_id, tags in self._tags.items():
             for tag in tags:
@@ -101,7 +101,7 @@ class BuiltTemplates:
         return needed
 
     def stands_on(self, layer: str) -> bool:
-        """True when a build that can be asked for needs this layer."""
+        """Return whether an available build needs this layer."""
         return any(
             build is not None and build.product is not None and layer in build.product.layers
             for template_id, tags in self._tags.items()
@@ -134,8 +134,8 @@ class BuiltTemplates:
         return stored
 
     def change_build(self, build: Build, *, written: bool = True, **changes: Any) -> Build:
-        """A build that is ready gets its tags in the same transaction. One that is not `written` is as before for the
-        next engine."""
+        """Change a build. A build that becomes ready gets its tags in the same transaction. If not `written`, the
+        change is only in memory and the next engine sees the old row."""
         changed = replace(build, updated_at=self._clock.now(), **changes)
         given: list[Assignment] = []
         if written:
@@ -176,7 +176,7 @@ class BuiltTemplates:
         self._forget_resolved(template_id)
 
     def _prune(self, template_id: str) -> None:
-        """Forget old builds that nothing names."""
+        """Remove old builds that no tag refers to."""
         builds = self._builds[template_id]
         named = {history[-1].build_id for history in self._tags[template_id].values()}
         spare = [one for one in builds.values() if one.status.final and one.id not in named]
@@ -196,7 +196,8 @@ class BuiltTemplates:
 
 
 class WithBuilt:
-    """Templates of the machine, then built ones: what `Sandboxes` resolves names with. Those that yield come last."""
+    """The templates of the machine, then built ones: what `Sandboxes` uses to resolve names. Those with `yields` come
+    last."""
 
     def __init__(self, machine: Templates, built: BuiltTemplates) -> None:
         self._machine = machine

@@ -1,4 +1,4 @@
-"""Templates, builds, tags, cached layers and logs of builds as rows. Synchronous, in the loop's thread."""
+"""Templates, builds, tags, cached layers and build logs as database rows. Synchronous, in the event loop's thread."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _BUILD = "seq, id, template_id, status, created_at, updated_at, finished_at, spe
 
 
 class BuildRepository:
-    """Several calls belong into one `database.transaction()`."""
+    """Group related calls in one `database.transaction()`."""
 
     def __init__(self, database: Database) -> None:
         self.database = database
@@ -44,7 +44,7 @@ class BuildRepository:
         )
 
     def delete_template(self, template_id: str) -> None:
-        """With its builds, their logs, and its tags."""
+        """Delete a template with its builds, their logs, and its tags."""
         self.database.execute(
             "DELETE FROM build_logs WHERE build_id IN (SELECT id FROM builds WHERE template_id = ?)", (template_id,)
         )
@@ -55,7 +55,7 @@ class BuildRepository:
     # builds
 
     def builds(self) -> list[Build]:
-        """Oldest first."""
+        """Return all builds, oldest first."""
         return [_build(row) for row in self.database.query(f"SELECT {_BUILD} FROM builds ORDER BY seq")]  # noqa: S608
 
     def insert_build(self, build: Build) -> Build:
@@ -79,7 +79,7 @@ class BuildRepository:
     # tags
 
     def assignments(self) -> list[Assignment]:
-        """Oldest first."""
+        """Return all assignments, oldest first."""
         rows = self.database.query("SELECT seq, id, template_id, tag, build_id, at FROM template_tags ORDER BY seq")
         return [Assignment(row[1], row[2], row[3], row[4], row[5], row[0]) for row in rows]
 
@@ -99,7 +99,7 @@ class BuildRepository:
     # cached layers
 
     def layers(self) -> list[tuple[Layer, float]]:
-        """Each with when it was last used, longest ago first."""
+        """Return all layers with the time of their last use, least recently used first."""
         rows = self.database.query("SELECT spec, used_at FROM build_layers ORDER BY used_at")
         return [(_layer(json.loads(spec)), used_at) for spec, used_at in rows]
 

@@ -1,4 +1,5 @@
-"""What runs in the sandbox of a build, as root, for steps that are no commands of the user's. Any POSIX shell will do."""
+"""Shell scripts that run as root in the sandbox of a build, for steps that are not user commands. They work in any
+POSIX shell."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ _HOME = """
 home_of() {{
     (getent passwd "$1" 2>/dev/null || grep "^$1:" /etc/passwd || echo "::::::/:") | head -n 1 | cut -d: -f6
 }}
-# a directory and those above it; what is new belongs to the user
+# create a directory and its parents; new ones belong to the user
 new=
 make() {{
     [ -d "$1" ] && return 0
@@ -28,13 +29,13 @@ cd "$path" && pwd
 [ -z "$new" ] || echo new
 """
 )
-"""Says the absolute path, and in a second line whether it is new."""
+"""Prints the absolute path, and `new` on a second line if it was created."""
 
 ADD_USER = """
 set -e
 user={user}
 if id -u "$user" >/dev/null 2>&1; then exit 0; fi
-case $user in *[!0-9]*) ;; *) echo "there is no user with the number $user" >&2; exit 1 ;; esac
+case $user in *[!0-9]*) ;; *) echo "user id $user does not exist" >&2; exit 1 ;; esac
 if command -v useradd >/dev/null; then
     useradd --create-home --shell /bin/bash "$user"
 else
@@ -42,7 +43,7 @@ else
 fi >&2
 echo new
 """
-"""Says whether the user is new."""
+"""Prints `new` if the user was created."""
 
 PATH_FILE = """
 set -e
@@ -65,12 +66,12 @@ mkdir "$work/files"
 tar -xf "$work/archive" -C "$work/files"
 rm "$work/archive"
 entry=$work/files/$source
-[ -e "$entry" ] || [ -L "$entry" ] || {{ echo "nothing was uploaded that matches $source" >&2; exit 1; }}
+[ -e "$entry" ] || [ -L "$entry" ] || {{ echo "no uploaded file matches $source" >&2; exit 1; }}
 chown -hR "$owner" "$entry"
 if [ -d "$entry" ] && [ ! -L "$entry" ]; then
     [ -z "$mode" ] || chmod -R "$mode" "$entry"
     make "$target" "$owner"
-    # as Docker does it: directories that are there are filled, also through links; files are replaced, never written through
+    # like Docker: existing directories are merged, also through links; files are replaced, never written through
     careful=
     if tar --version 2>/dev/null | grep -q GNU; then careful="--keep-directory-symlink --no-overwrite-dir"; fi
     (cd "$entry" && tar -cf - .) | tar -xpf - -C "$target" $careful

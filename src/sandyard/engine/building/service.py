@@ -1,4 +1,4 @@
-"""Every verb of building that a protocol may call. What happens to a build after it was started is in `queue.py`."""
+"""All operations on builds that a protocol may call. `queue.py` handles a build after it was started."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ _TAG = re.compile(r"[a-z0-9][a-z0-9_.-]{0,127}")
 
 
 class Builds:
-    """`machine` are the templates that came with the machine: their names are taken. Make it before `sandboxes` is
-    opened, so that no layer is swept; `open` it afterwards."""
+    """`machine` are the machine's own templates, whose names are reserved. Create it before `sandboxes` is opened, so
+    that no layer is removed as a leftover; `open` it afterwards."""
 
     def __init__(
         self,
@@ -73,16 +73,16 @@ class Builds:
         sandboxes.workshop.keeps(lambda: built.snapshots() | self._cache.snapshots())
 
     async def open(self) -> None:
-        """Say of builds that the last engine did not finish that it did not."""
+        """Mark builds that the last engine did not finish as failed."""
         self._archives.open()
         self._queue.open()
 
     async def close(self) -> None:
-        """End the builds that are under way. Idempotent."""
+        """Cancel the running builds. Idempotent."""
         await self._queue.close()
 
     def stands_on(self, layer: str) -> bool:
-        """True when a built template or a cached layer needs this one: whoever owns it must not remove it yet."""
+        """Return whether a built template or a cached layer needs this layer; then its owner must not remove it yet."""
         return self._built.stands_on(layer) or self._cache.stands_on(layer)
 
     # Templates -------------------------------------------------------------------------------------------------------
@@ -91,26 +91,28 @@ class Builds:
         return self._built.all()
 
     def find(self, name: str) -> BuiltTemplate | None:
-        """By id or name, with or without a tag."""
+        """Return the template by id or name, with or without a tag, or None."""
         return self._built.find(name)
 
     def get(self, name: str) -> BuiltTemplate:
-        """NotFoundError; ForbiddenError for one of the machine's own."""
+        """Return the template. Raises NotFoundError, or ForbiddenError for one of the machine's own."""
         found = self._built.find(name)
         if found is not None:
             return found
         if self._machine.resolve(name) is not None:
-            raise ForbiddenError(f"The template {name} belongs to the machine: it can't be changed through the API.")
+            raise ForbiddenError(f"The template {name} belongs to the machine and can't be changed through the API.")
         raise NotFoundError(f"template '{name[:200]}' not found")
 
     def publish(self, name: str, public: bool) -> BuiltTemplate:
         return self._built.change(self.get(name), public=public)
 
     async def delete(self, name: str) -> None:
-        """With all its tags. A build that is under way ends; sandboxes that stand on it live on."""
+        """Delete a template with all its tags. A running build is cancelled; sandboxes created from it keep running."""
         template = self.get(name)
         if ":" in name and name.partition(":")[2] != DEFAULT_TAG:
-            raise InvalidInputError("A template is deleted as a whole: leave out the tag, or remove just the tag.")
+            raise InvalidInputError(
+                "A template can only be deleted as a whole. Leave out the tag, or remove only the tag."
+            )
         builds = self._built.builds(template.id)
         self._built.remove(template)
         log.info("template_deleted", template=template.id, name=template.name)
@@ -119,54 +121,55 @@ class Builds:
     # Builds ----------------------------------------------------------------------------------------------------------
 
     def request(self, name: str, tags: Iterable[str], size: Size) -> tuple[BuiltTemplate, Build]:
-        """A new build of a new template or one that is there; it waits for its recipe. `name` may carry a tag."""
+        """Create a build of a new or existing template; it waits for its recipe. `name` may contain a tag."""
         _check_size(size)
         plain, tag = split_name(name)
         wanted = tuple(dict.fromkeys([*([tag] if tag else []), *(checked_tag(one, plain) for one in tags)]))
         if len(wanted) > MOST_TAGS:
-            raise InvalidInputError(f"A build can have {MOST_TAGS} tags.")
+            raise InvalidInputError(f"A build can have at most {MOST_TAGS} tags.")
         template = self._built.find(plain) or self._new_template(plain)
         now = self._clock.now()
         build = Build(str(uuid.uuid4()), template.id, Status.WAITING, now, now, size, wanted or (DEFAULT_TAG,))
         return template, self._built.add_build(build)
 
     async def start(self, name: str, build_id: str, recipe: Recipe) -> None:
-        """ConflictError when it was started before. An earlier build for one of the same tags is cancelled."""
+        """Start a build. An earlier build for one of the same tags is cancelled. Raises ConflictError if it was already
+        started."""
         template, build = self.build(name, build_id)
         if build.started:
-            raise ConflictError(f"The build '{build_id}' was started already. Ask for a new one.")
+            raise ConflictError(f"The build '{build_id}' was already started. Request a new one.")
         if (recipe.image is None) == (recipe.template is None):
-            raise InvalidInputError("A build starts from fromImage or fromTemplate: give exactly one of them.")
+            raise InvalidInputError("A build needs exactly one of fromImage and fromTemplate.")
         if len(recipe.steps) > MOST_STEPS:
-            raise InvalidInputError(f"A build can have {MOST_STEPS} steps.")
+            raise InvalidInputError(f"A build can have at most {MOST_STEPS} steps.")
         await self._queue.start(template, build, recipe)
 
     def builds(self, template: BuiltTemplate) -> Sequence[Build]:
-        """Newest first."""
+        """Return the builds, newest first."""
         return self._built.builds(template.id)
 
     def build(self, name: str, build_id: str) -> tuple[BuiltTemplate, Build]:
-        """NotFoundError."""
+        """Return a build and its template. Raises NotFoundError."""
         template = self._built.find(name)
         build = None if template is None else self._built.build(template.id, build_id)
         if template is None or build is None:
-            raise NotFoundError(f"There is no build '{build_id[:100]}' of the template '{name[:200]}'.")
+            raise NotFoundError(f"Build '{build_id[:100]}' of the template '{name[:200]}' not found.")
         return template, build
 
     def log(self, build: Build) -> Sequence[LogLine]:
         return self._queue.log(build.id)
 
     async def cancel(self, name: str, build_id: str) -> None:
-        """ConflictError when it has ended."""
+        """Cancel a build. Raises ConflictError if it has ended."""
         _, build = self.build(name, build_id)
         if build.status.final:
-            raise ConflictError(f"The build '{build_id}' has ended: {build.status.value}.")
+            raise ConflictError(f"The build '{build_id}' has already ended: {build.status.value}.")
         await self._queue.cancel([build], "The build was cancelled.")
 
     # Files -----------------------------------------------------------------------------------------------------------
 
     def upload_token(self, name: str, files: str) -> tuple[bool, str]:
-        """Whether these files are here already, and a token with which they may be uploaded. NotFoundError."""
+        """Return whether these files are already stored, and a token for uploading them. Raises NotFoundError."""
         if self._built.find(name) is None:
             raise NotFoundError(f"template '{name[:200]}' not found")
         return self._archives.has(checked_hash(files)), self._archives.token(files)
@@ -178,15 +181,15 @@ class Builds:
     # Tags ------------------------------------------------------------------------------------------------------------
 
     def tags(self, template: BuiltTemplate) -> dict[str, list[Assignment]]:
-        """The assignments of each, oldest first."""
+        """Return the assignments of each tag, oldest first."""
         return self._built.tags(template.id)
 
     def assign(self, target: str, tags: Iterable[str]) -> tuple[Build, Sequence[str]]:
-        """Give more tags to the build that `name[:tag]` means; they leave the builds they had."""
+        """Assign tags to the build that `name[:tag]` refers to; they are removed from other builds."""
         template = self.get(target)
         wanted = [checked_tag(tag, template.name) for tag in tags]
         if not wanted:
-            raise InvalidInputError("tags is empty: name at least one.")
+            raise InvalidInputError("tags must not be empty.")
         tag = target.strip().lower().partition(":")[2] or DEFAULT_TAG
         build = self._built.tagged(template.id, tag)
         if build is None:
@@ -195,11 +198,11 @@ class Builds:
         return build, wanted
 
     def remove_tags(self, name: str, tags: Iterable[str]) -> None:
-        """NotFoundError when one of them is not there; then none is removed."""
+        """Remove tags. Raises NotFoundError if one of them does not exist; then none is removed."""
         template = self.get(name)
         wanted = [checked_tag(tag, template.name) for tag in tags]
         if not wanted:
-            raise InvalidInputError("tags is empty: name at least one.")
+            raise InvalidInputError("tags must not be empty.")
         if DEFAULT_TAG in wanted:
             raise InvalidInputError(f"The tag '{DEFAULT_TAG}' can't be removed. Delete the template instead.")
         there = self._built.tags(template.id)
@@ -210,9 +213,11 @@ class Builds:
 
     def _new_template(self, name: str) -> BuiltTemplate:
         if self._machine.resolve(name) is not None:
-            raise ForbiddenError(f"The template {name} belongs to the machine. Choose another name for yours.")
+            raise ForbiddenError(f"The template name {name} belongs to the machine. Choose another name.")
         if self._sandboxes.snapshots(SnapshotQuery(name=name, limit=1)).items:
-            raise ConflictError(f"There is a snapshot with the name {name!r}. Choose another one, or delete it.")
+            raise ConflictError(
+                f"A snapshot with the name {name!r} already exists. Choose another name, or delete the snapshot."
+            )
         now = self._clock.now()
         template = BuiltTemplate(random_id("", 20), name, public=False, created_at=now, updated_at=now)
         self._built.add(template)
@@ -221,11 +226,11 @@ class Builds:
 
 
 def checked_tag(text: str, name: str) -> str:
-    """A tag as clients write it: `tag`, or `name:tag` with the template's own name."""
+    """Return a tag from a client's `tag`, or `name:tag` with the template's own name. Raises InvalidInputError."""
     before, colon, after = text.strip().lower().rpartition(":")
     if (colon and before != name) or not _TAG.fullmatch(after):
         raise InvalidInputError(
-            f"Invalid tag: {text[:200]!r}. A tag has lowercase letters, digits, '-', '_' and '.', 128 at the most."
+            f"Invalid tag: {text[:200]!r}. Use at most 128 lowercase letters, digits, '-', '_' and '.'."
         )
     return after
 

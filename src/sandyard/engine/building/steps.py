@@ -1,4 +1,4 @@
-"""What each kind of step does in the sandbox of a build, and what it hands to the next one."""
+"""What each kind of step does in the sandbox of a build, and the state it passes on."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ _GLOB = re.compile(r"[*?\[{]")
 
 
 def check(step: Step) -> None:
-    """InvalidInputError when its arguments make no sense, whatever the sandbox."""
+    """Raise InvalidInputError if the step's arguments are invalid, regardless of the sandbox."""
     kind, args = step.kind, step.args
     least = {Kind.COPY: 2, Kind.ENV: 2}.get(kind, 1)
     if len(args) < least:
-        raise InvalidInputError(f"{kind.value} needs {least} argument{'s' if least > 1 else ''} at least.")
+        raise InvalidInputError(f"{kind.value} needs at least {least} argument{'s' if least > 1 else ''}.")
     if any("\0" in arg for arg in args):
-        raise InvalidInputError(f"An argument of {kind.value} holds a NUL character.")
+        raise InvalidInputError(f"An argument of {kind.value} contains a NUL character.")
     if kind is Kind.ENV:
         if len(args) % 2:
             raise InvalidInputError("ENV needs a value for each name.")
         for name in args[::2]:
             if not _VARIABLE.fullmatch(name):
-                raise InvalidInputError(f"ENV: {name[:100]!r} is not a valid name for a variable.")
+                raise InvalidInputError(f"ENV: {name[:100]!r} is not a valid variable name.")
     if kind is Kind.COPY:
         if not step.files:
             raise InvalidInputError("COPY needs the hash of the files (filesHash).")
@@ -45,25 +45,25 @@ def check(step: Step) -> None:
 
 
 def needs_sandbox(step: Step) -> bool:
-    """False for one that is done without running anything."""
+    """Return whether the step has to run something."""
     return step.kind is not Kind.ENV or any("$" in value for value in step.args[1::2]) or "PATH" in step.args[::2]
 
 
 def plain(step: Step, state: State) -> State:
-    """The state after a step that needs no sandbox."""
+    """Return the state after a step that needs no sandbox."""
     return replace(state, env={**state.env, **dict(zip(step.args[::2], step.args[1::2], strict=True))})
 
 
 class Executor:
-    """Of one build. `said` is the step's number, `prefix` what its output starts with."""
+    """Runs the steps of one build. `said` is the step's number, `prefix` the start of its output lines."""
 
     def __init__(self, archives: Archives, log: BuildLog) -> None:
         self._archives = archives
         self.log = log
 
     async def do(self, bench: Bench, step: Step, state: State, prefix: str, number: str) -> tuple[State, bool]:
-        """The state after it, and whether files may have changed. BuildFailedError, without a step, when it did not
-        succeed."""
+        """Run a step. Return the state after it, and whether files may have changed. Raises BuildFailedError, without a
+        step, if it fails."""
         match step.kind:
             case Kind.RUN:
                 user = step.args[1] if len(step.args) > 1 and step.args[1] else state.user
@@ -82,7 +82,7 @@ class Executor:
     async def run(
         self, bench: Bench, command: str, state: State, prefix: str, number: str, *, user: str | None = None
     ) -> None:
-        """A command as the recipe has it."""
+        """Run a command of the recipe."""
         try:
             code = await self.shell(bench, command, state, prefix, number, user=user or state.user, cwd=state.workdir)
         except SandyardError as error:
@@ -101,13 +101,13 @@ class Executor:
         user: str = ROOT,
         cwd: str | None = "/",
     ) -> int:
-        """Run it and log what it writes."""
+        """Run a command and log its output."""
         streams = {"stdout": Lines(), "stderr": Lines()}
 
         def output(stream: str, data: bytes) -> None:
             lines = (
                 [""] if self.log.is_full else streams[stream].feed(data)
-            )  # what is left out need not be cut into lines
+            )  # dropped output need not be split into lines
             for line in lines:
                 self.log.output(prefix, stream, line, number)
 
@@ -123,14 +123,14 @@ class Executor:
         for name, value in zip(step.args[::2], step.args[1::2], strict=True):
             env[name] = await self._expanded(bench, value, env)
         if "PATH" in step.args[::2]:
-            # a login shell sets PATH anew before it comes to what a template says
+            # a login shell resets PATH before it reads a template's settings
             script = PATH_FILE.format(line=quote(f"export PATH={quote(env['PATH'])}"))
             if await bench.agent.run(script, user=ROOT, cwd="/") != 0:
-                raise BuildFailedError("PATH could not be written to /etc/profile.d.")
+                raise BuildFailedError("Could not write PATH to /etc/profile.d.")
         return replace(state, env=env)
 
     async def _expanded(self, bench: Bench, value: str, env: Mapping[str, str]) -> str:
-        """With `$NAME` and `${NAME}` replaced as a shell in the sandbox does it, and nothing run."""
+        """Replace `$NAME` and `${NAME}` as a shell in the sandbox does, without running anything."""
         if "$" not in value:
             return value
         escaped = re.sub(r'([\\"`]|\$\()', r"\\\1", value)
@@ -142,7 +142,7 @@ class Executor:
 
         code = await bench.agent.run(f'printf %s "{escaped}"', user=ROOT, cwd="/", env=env, output=output)
         if code != 0 or len(taken) > VALUE_LIMIT:
-            raise BuildFailedError(f"{value[:200]!r} could not be expanded.")
+            raise BuildFailedError(f"Could not expand {value[:200]!r}.")
         return taken.decode(errors="replace")
 
     async def _workdir(self, bench: Bench, path: str, state: State, prefix: str, number: str) -> tuple[State, bool]:
@@ -156,20 +156,20 @@ class Executor:
     async def _user(self, bench: Bench, name: str, state: State, prefix: str, number: str) -> tuple[State, bool]:
         name = (await self._expanded(bench, name, state.env)).partition(":")[0]
         if not _USER.fullmatch(name):
-            raise BuildFailedError(f"failed to create user: {name[:100]!r} is not a valid name for a user")
+            raise BuildFailedError(f"failed to create user: {name[:100]!r} is not a valid user name")
         code, said = await self._ask(bench, ADD_USER.format(user=quote(name)), state, prefix, number)
         if code != 0:
             raise BuildFailedError(f"failed to create user '{name}'")
         return replace(state, user=name), "new" in said
 
     async def _ask(self, bench: Bench, script: str, state: State, prefix: str, number: str) -> tuple[int, list[str]]:
-        """Run a script of our own; the lines it answers. What it complains about is logged."""
+        """Run one of the engine's scripts and return the lines it prints. Its error output is logged."""
         answers, complaints = Lines(), Lines()
         said: list[str] = []
 
         def output(stream: str, data: bytes) -> None:
             if stream == "stdout":
-                if len(said) < ANSWER_LINES:  # its shell and its profile are the image's own, and may never be silent
+                if len(said) < ANSWER_LINES:  # the image's own shell and profile may print without end
                     said.extend(answers.feed(data))
             else:
                 for line in complaints.feed(data):
@@ -204,14 +204,14 @@ class Executor:
             raise BuildFailedError(f"failed to copy '{step.args[0]}' to '{target}': {exit_status(code, bench)}")
 
     async def _not_taken(self, bench: Bench, step: Step, error: SandyardError) -> BuildFailedError:
-        """Why an archive did not arrive: an agent whose disk is full hangs up before it is asked for the reason."""
+        """Find out why an archive was not accepted: an agent whose disk is full closes the connection without a reason."""
         full = isinstance(error, NoSpaceError)
         if not full:
             size, probe = self._archives.size(step.files or ""), f"/tmp/.probe-{random_id('', 12)}"  # noqa: S108
             attempt = f"head -c {size} /dev/zero > {probe}; code=$?; rm -f {probe}; exit $code"
             full = await bench.agent.run(attempt, user=ROOT, cwd="/") != 0
         if full:
-            return BuildFailedError(f"There is no space left for COPY {step.args[0]}: the disk of the build is full.")
+            return BuildFailedError(f"Could not run COPY {step.args[0]}: the disk of the build is full.")
         return BuildFailedError(error.message)
 
 
@@ -223,7 +223,7 @@ def exit_status(code: int, bench: Bench) -> str:
 
 
 def command_failed(message: str) -> str:
-    """Why a command could not even be started, in the words clients know."""
+    """Describe why a command could not be started, in the words that E2B clients know."""
     said = message.removeprefix("The sandbox could not run a command: ")
     if said == message:
         return message
@@ -231,7 +231,7 @@ def command_failed(message: str) -> str:
 
 
 def _source(path: str) -> str:
-    """Of `src/**/*.py` the part before the first pattern: clients have chosen the files already."""
+    """Return the part of `src/**/*.py` before the first pattern, because clients have already selected the files."""
     parts = posixpath.normpath(path.replace("\\", "/")).split("/")
     plain = [part for part in parts if part]
     for index, part in enumerate(plain):

@@ -1,4 +1,4 @@
-"""Whether a start command becomes ready: seen once, before its template may be used."""
+"""Verifies once that a start command becomes ready, before its template may be used."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sandyard.engine.sandboxes.workshop import Bench
 from sandyard.kit.errors import SandyardError
 
 SETTLED_S = 5.0
-"""A start command without a ready command has to go on for this long, or end well."""
+"""A start command without a ready command has to run for this long, or end successfully."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 2.0
 _SLEEP = re.compile(r"\s*sleep\s+(\d+(?:\.\d+)?)s?\s*")
 _LISTENING = re.compile(r":([0-9A-F]{4}) [0-9A-F]+:0000 0A ")
@@ -28,10 +28,13 @@ async def verify(
     *,
     patience_s: float,
 ) -> str | None:
-    """Start it, wait until it is ready, and say how sandboxes are to find out: by the ready command. One that only sleeps
-    says nothing: every sandbox would sleep that long. Instead, what listens after it is what sandboxes wait for.
+    """Run the start command, wait until it is ready, and return the ready command that sandboxes should use. A ready
+    command that only sleeps is replaced, because every sandbox would have to sleep that long: sandboxes wait for the
+    ports that are open afterwards instead.
 
-    BuildFailedError when it fails first, or is not ready in `patience_s`, which is all that sandboxes are given."""
+    Raises BuildFailedError if it fails first or is not ready within `patience_s`, which is also the limit for
+    sandboxes.
+    """
     sleeping = _SLEEP.fullmatch(ready or "")
     before = await _listening(bench) if sleeping else set()
     running: asyncio.Task[None] | None = None
@@ -43,14 +46,14 @@ async def verify(
         async with asyncio.timeout(patience_s + (float(sleeping[1]) if sleeping else 0.0)):
             await asyncio.wait({looking, running} if running else {looking}, return_when=asyncio.FIRST_COMPLETED)
             if running is not None and running.done():
-                running.result()  # one that has ended well may have left something that is yet to be ready
+                running.result()  # a command that ended successfully may have left something that is not ready yet
             await looking
         if sleeping:
             ready = _wait_for(await _listening(bench) - before)
     except TimeoutError:
         raise BuildFailedError(
             f"The template was not ready after {patience_s:g} s: the ready command '{ready}' never succeeded. "
-            "Sandboxes are given no longer either (start_patience_s)."
+            "Sandboxes have the same limit (start_patience_s)."
         ) from None
     finally:
         for task in filter(None, (looking, running)):
@@ -91,7 +94,7 @@ async def _wait(bench: Bench, executor: Executor, state: State, ready: str | Non
 
 
 async def _listening(bench: Bench) -> set[str]:
-    """The TCP ports of the sandbox on which something listens, in hexadecimal as the kernel writes them."""
+    """Return the TCP ports with a listener in the sandbox, in hexadecimal as the kernel writes them."""
     table = bytearray()
 
     def output(stream: str, data: bytes) -> None:

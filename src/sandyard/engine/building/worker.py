@@ -1,7 +1,7 @@
-"""One build, from its base to a template: what is cached is taken, the rest is done in a sandbox of its own.
+"""Runs one build, from its base to a template: cached layers are reused, and the rest runs in a separate sandbox.
 
-Nothing of it is visible before the end. A step that succeeded is kept as a layer at once, so a build that fails later, or
-that a crash ends, has not worked in vain.
+Nothing is visible before the end. The result of each successful step is immediately kept as a layer, so a build that
+fails later or is ended by a crash can be resumed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class Worker:
-    """Does one build and is thrown away."""
+    """Runs a single build."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Worker:
         self._used: list[str] = []
 
     async def work(self, hold: Hold) -> Layer:
-        """What is made is held until whoever called has recorded it. BuildFailedError, with the step."""
+        """Run the build. The result is held until the caller has recorded it. Raises BuildFailedError, with the step."""
         with _blaming(BASE):
             base = await self._base(hold)
         try:
@@ -73,7 +73,7 @@ class Worker:
     async def _build_steps(self, layer: Layer, hold: Hold) -> Layer:
         todo = list(enumerate(self._recipe.steps, 1))
         forced = self._recipe.force
-        while todo:  # what is cached, from the first step on
+        while todo:  # cached layers, from the first step on
             number, step = todo[0]
             forced = forced or step.force
             found = None if forced else self._cache.find(step_key(layer.key, step))
@@ -113,7 +113,7 @@ class Worker:
         return layer
 
     async def _finish(self, layer: Layer, base: Base) -> Layer:
-        """See the start command become ready, in a sandbox as clients get it."""
+        """Verify that the start command becomes ready, in a sandbox like those that clients get."""
         command, ready = self._recipe.start, self._recipe.ready
         if not command and not ready and base.start is not None:
             command, ready = _in_place(base), base.start.ready
@@ -150,14 +150,14 @@ class Worker:
         return self._workshop.bench(template)
 
     async def _unless_ended(self, bench: Bench, work: Awaitable[T]) -> T:
-        """The work's result; BuildFailedError as soon as the sandbox has ended."""
+        """Return the work's result. Raises BuildFailedError as soon as the sandbox has ended."""
         doing = asyncio.ensure_future(work)
         ended = asyncio.ensure_future(self._workshop.ended(bench))
         try:
             await asyncio.wait({doing, ended}, return_when=asyncio.FIRST_COMPLETED)
             if not doing.done():
                 raise BuildFailedError(
-                    f"The sandbox of the build ended: {ended.result()}. Perhaps it needed more than "
+                    f"The sandbox of the build ended: {ended.result()}. It may have needed more than "
                     f"{bench.limits.memory_mb} MiB of memory (memory_mb of the build)."
                 )
             return doing.result()
@@ -175,7 +175,8 @@ class Worker:
 
 
 def _in_place(base: Base) -> str:
-    """An inherited start command runs where it ran, whatever directory was chosen since."""
+    """Return a command that runs an inherited start command in its original directory, regardless of later WORKDIR
+    steps."""
     assert base.start is not None
     workdir = base.layer.state.workdir
     return base.start.command if workdir is None else f"cd {quote(workdir)} && {{ {base.start.command}\n}}"
@@ -183,7 +184,7 @@ def _in_place(base: Base) -> str:
 
 @contextlib.contextmanager
 def _blaming(step: str) -> Iterator[None]:
-    """What fails inside is that step's failure."""
+    """Attribute errors in the block to this step."""
     try:
         yield
     except SandyardError as error:

@@ -1,1 +1,2 @@
-"""The engine's own certificates: an authority per folder, the leaves it issues, and what the TLS port shows its clients."""
+"""The engine's own certificates: an authority per folder, the leaf certificates it issues, and the certificates of the
+TLS port."""

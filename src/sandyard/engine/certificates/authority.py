@@ -1,9 +1,10 @@
-"""A certificate authority of the engine's own, in a folder, and the certificates it issues to the engine itself.
+"""The engine's own certificate authority, stored in a folder, and the certificates it issues to the engine itself.
 
-- The authority is made once and kept: whoever trusts it goes on doing so after restarts. Only its key and certificate are
-  on the disk; leaves and their key live in memory, last a week and are renewed while they are in use.
-- `within` bounds what the authority can ever vouch for (critical name constraints): one that people put into their own
-  trust stores must not be able to speak for their bank, should its key be stolen.
+- The authority is created once and kept, so clients that trust it continue to do so after restarts. Only its key and
+  certificate are on disk; leaf certificates and their key live in memory, last a week and are renewed while they are in
+  use.
+- `within` limits what the authority can certify (critical name constraints): if the key of an authority in people's
+  trust stores is stolen, it must not be usable to impersonate other sites.
 """
 
 from __future__ import annotations
@@ -32,16 +33,16 @@ LIFE = dt.timedelta(days=3650)
 LEAF_LIFE = dt.timedelta(days=7)
 RENEWED_BEFORE = dt.timedelta(days=3)
 BACKDATED = dt.timedelta(days=1)
-"""A client's clock may be behind."""
+"""Tolerance for clients whose clock is behind."""
 KEPT = 512
-"""Contexts in memory; the one unused for longest goes first."""
+"""Contexts kept in memory; the least recently used one is dropped first."""
 
 
 class Authority:
-    """Safe to use from several threads. Every verb but `load` works in memory; issuing takes about 3 ms."""
+    """A certificate authority. Thread-safe. Every method except `load` works in memory; issuing takes about 3 ms."""
 
     def __init__(self, folder: Path, key: Key, certificate: x509.Certificate, clock: Clock) -> None:
-        """Use `load`."""
+        """Use `load` instead."""
         self.certificate = folder / CERTIFICATE
         self.pem = certificate.public_bytes(serialization.Encoding.PEM)
         self._root = certificate
@@ -53,10 +54,11 @@ class Authority:
 
     @classmethod
     def load(cls, folder: Path, *, within: Sequence[str] | None = None, clock: Clock | None = None) -> Authority:
-        """The authority of this folder, made when there is none. Blocks; raises CertificateError.
+        """Load the authority of this folder, or create it. Blocks; raises CertificateError.
 
-        `within` are domains, each with everything below it, and addresses or networks: the only names it vouches for. It
-        counts when the authority is made; CertificateError when the folder's was made for others.
+        `within` lists the only names it may certify: domains (each with all its subdomains), addresses and networks. It
+        takes effect when the authority is created; raises CertificateError if the existing authority was created for
+        other names.
         """
         clock = clock or SystemClock()
         with held(folder):
@@ -67,15 +69,15 @@ class Authority:
                 files.write(folder / CERTIFICATE, certificate.public_bytes(serialization.Encoding.PEM), 0o644)
         if _constraints(certificate) != _permitted(within):
             raise CertificateError(
-                f"The authority in {folder} was made for other names. Delete the folder for a new one."
+                f"The authority in {folder} was created for other names. Delete the folder to create a new one."
             )
         return cls(folder, key, certificate, clock)
 
     def server_context(self, names: Sequence[str]) -> ssl.SSLContext:
-        """For a server that answers to these host names (also `*.…`) and addresses; HTTP/1.1 by ALPN.
+        """Return a context for a server with these host names (also `*.…`) and addresses; HTTP/1.1 by ALPN.
 
-        The same names get the same context, until its certificate is due: then a new one. A context that somebody keeps
-        renews itself too. Raises CertificateError for what is no name.
+        The same names get the same context until its certificate is due for renewal. A context that the caller keeps
+        also renews itself. Raises CertificateError for invalid names.
         """
         with self._lock:
             wanted, now = tuple(names), _now(self._clock)
@@ -105,17 +107,17 @@ class Authority:
 
     def _leaf(self, names: tuple[str, ...], now: dt.datetime) -> x509.Certificate:
         if not names:
-            raise CertificateError("A certificate needs a name.")
+            raise CertificateError("A certificate needs at least one name.")
         try:
             alternatives = x509.SubjectAlternativeName([_general(name) for name in names])
         except ValueError as error:
-            raise CertificateError(f"{', '.join(names)} cannot be the names of a certificate: {error}.") from error
+            raise CertificateError(f"Could not issue a certificate for {', '.join(names)}: {error}.") from error
         end = min(now + LEAF_LIFE, self._root.not_valid_after_utc)
         usage = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
         return (
             _builder(_name("Sandyard"), self._root.subject, now - BACKDATED, end)
             .public_key(self._leaf_key.public_key())
-            .add_extension(alternatives, critical=True)  # critical, because the subject names nobody
+            .add_extension(alternatives, critical=True)  # critical, because the subject is empty
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(_key_usage(signs_certificates=False), critical=True)
             .add_extension(usage, critical=False)
@@ -126,7 +128,7 @@ class Authority:
 
 def _root(key: Key, within: Sequence[str] | None, now: dt.datetime) -> x509.Certificate:
     identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
-    # stores and browsers show this name: two authorities must be told apart by it
+    # trust stores and browsers show this name, so it must distinguish two authorities
     subject = _name(f"Sandyard authority {identifier.digest.hex()[:8]} of {os.uname().nodename[:30]}")
     builder = (
         _builder(subject, subject, now - BACKDATED, now + LIFE)
@@ -159,7 +161,7 @@ def _permitted(within: Sequence[str] | None) -> x509.NameConstraints | None:
         except ValueError:
             trees.append(x509.DNSName(_ascii(name)))
     if not any(isinstance(tree, x509.IPAddress) for tree in trees):
-        # a kind of name that is not mentioned would not be bounded at all
+        # a type of name that is not mentioned would be unrestricted
         nothing = (ipaddress.ip_network("0.0.0.0/0"), ipaddress.ip_network("::/0"))
         return x509.NameConstraints(trees, [x509.IPAddress(network) for network in nothing])
     return x509.NameConstraints(trees, None)
@@ -180,14 +182,14 @@ def _general(name: str) -> x509.GeneralName:
 
 
 def _ascii(name: str) -> str:
-    """A host name as it is in certificates: lower case, punycode, no final dot. Raises ValueError."""
+    """Return a host name as used in certificates: lower case, punycode, no final dot. Raises ValueError."""
     star, _, rest = name.rpartition("*.")
     if star or not rest or "*" in rest:
-        raise ValueError(f"{name!r} is no host name")
+        raise ValueError(f"{name!r} is not a host name")
     plain = rest.rstrip(".").lower()
     ascii_name = plain if plain.isascii() else plain.encode("idna").decode()
     if not all(1 <= len(label) <= 63 and set(label) <= _ALLOWED for label in ascii_name.split(".")):
-        raise ValueError(f"{name!r} is no host name")
+        raise ValueError(f"{name!r} is not a host name")
     return name[: len(name) - len(rest)] + ascii_name
 
 
@@ -219,7 +221,8 @@ def _now(clock: Clock) -> dt.datetime:
 
 @contextlib.contextmanager
 def _as_file(data: bytes) -> Iterator[str]:
-    """The path of a file in memory: OpenSSL's Python face reads keys from paths only, and a key has no business on a disk."""
+    """Yield the path of an in-memory file: Python's ssl module reads keys from paths only, and the key must not be on
+    disk."""
     fd = os.memfd_create("sandyard-certificate")
     try:
         os.write(fd, data)

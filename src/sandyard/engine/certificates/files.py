@@ -1,7 +1,7 @@
-"""An authority's two files: its key and its certificate.
+"""The two files of an authority: its key and its certificate.
 
-The key is written first, and each file appears whole or not at all. After a crash there is therefore nothing, a key alone,
-from which its certificate is made again, or both.
+The key is written first, and each file is written atomically. After a crash there is nothing, only a key (its
+certificate is then created again), or both.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ class CertificateError(SandyardError):
 
 @contextlib.contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """Make the folder, for its owner alone, and keep other processes from changing what is in it meanwhile."""
+    """Create the folder with access for its owner only, and lock it against other processes while the block runs."""
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         folder.chmod(0o700)
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
-        raise CertificateError(f"The folder {folder} for certificates cannot be made: {error.strerror}.") from error
+        raise CertificateError(f"Could not create the folder {folder} for certificates: {error.strerror}.") from error
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
         yield
@@ -46,7 +46,8 @@ def held(folder: Path) -> Iterator[None]:
 
 
 def read_key(folder: Path) -> Key | None:
-    """None when there is none. A key that cannot be read is never replaced: who trusts it would be cut off without a word."""
+    """Return the key, or None if there is none. An unreadable key is never replaced, because that would silently cut
+    off clients that trust it."""
     path = folder / KEY
     data = _read(path)
     if data is None:
@@ -54,16 +55,18 @@ def read_key(folder: Path) -> Key | None:
     try:
         key = serialization.load_pem_private_key(data, password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise CertificateError(_unreadable(path, "no key")) from error
+        raise CertificateError(_unreadable(path, "a valid key")) from error
     if not isinstance(key, Key):
-        raise CertificateError(_unreadable(path, "a key of another kind"))
+        raise CertificateError(_unreadable(path, "a key of the expected type"))
     if path.stat().st_mode & 0o077:
-        raise CertificateError(f"Others can read the key {path}: make it `chmod 600`, or delete it for a new one.")
+        raise CertificateError(
+            f"Other users can read the key {path}. Run `chmod 600` on it, or delete it to create a new one."
+        )
     return key
 
 
 def read_certificate(folder: Path, key: Key) -> x509.Certificate | None:
-    """The certificate of this very key; None when there is none yet."""
+    """Return the certificate of this key, or None if there is none yet."""
     path = folder / CERTIFICATE
     data = _read(path)
     if data is None:
@@ -71,7 +74,7 @@ def read_certificate(folder: Path, key: Key) -> x509.Certificate | None:
     try:
         certificate = x509.load_pem_x509_certificate(data)
     except ValueError as error:
-        raise CertificateError(_unreadable(path, "no certificate")) from error
+        raise CertificateError(_unreadable(path, "a valid certificate")) from error
     return certificate if certificate.public_key() == key.public_key() else None
 
 
@@ -88,7 +91,7 @@ def key_pem(key: Key) -> bytes:
 
 
 def write(path: Path, data: bytes, mode: int) -> None:
-    """Atomic, and on the disk when it returns."""
+    """Write a file atomically. It is on disk when this returns."""
     new = path.with_name(f".{path.name}.new")
     try:
         new.unlink(missing_ok=True)
@@ -105,7 +108,7 @@ def write(path: Path, data: bytes, mode: int) -> None:
         finally:
             os.close(fd)
     except OSError as error:
-        raise CertificateError(f"{path} cannot be written: {error.strerror}.") from error
+        raise CertificateError(f"Could not write {path}: {error.strerror}.") from error
 
 
 def _read(path: Path) -> bytes | None:
@@ -114,10 +117,8 @@ def _read(path: Path) -> bytes | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise CertificateError(f"{path} cannot be read: {error.strerror}.") from error
+        raise CertificateError(f"Could not read {path}: {error.strerror}.") from error
 
 
 def _unreadable(path: Path, what: str) -> str:
-    return (
-        f"{path} holds {what}. Restore it from a backup, or delete it for a new authority that has to be trusted anew."
-    )
+    return f"{path} does not contain {what}. Restore it from a backup, or delete it to create a new authority that clients have to trust again."

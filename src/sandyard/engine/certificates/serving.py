@@ -1,7 +1,7 @@
-"""What the engine's TLS port shows its clients: somebody else's certificate out of files, or one of its own authority.
+"""The certificate of the engine's TLS port: from files, or issued by the engine's own authority.
 
-Both are contexts that never go stale: each handshake may get a newer certificate than the one before, without a restart and
-without touching the connections that are open.
+Both are contexts that stay current: each handshake may use a newer certificate than the one before, without a restart
+and without affecting open connections.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from sandyard.kit.logging import get_logger
 log = get_logger(__name__)
 
 LOCAL = "localhost"
-"""Browsers and resolvers find every name below it on their own machine."""
+"""Browsers and resolvers map every name below it to the local machine."""
 LOOPBACK = ("127.0.0.1", "::1")
 _BOUNDS = ("127.0.0.0/8", "::1/128")
 HTTPS = 443
 LOOK_S = 1.0
-"""How often files are looked at, at most."""
+"""The minimum interval between checks of the files."""
 _Stamp = tuple[tuple[int, int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """`authority`: the certificate that clients have to trust, where it is the engine's own."""
+    """A TLS context. `authority` is the certificate that clients have to trust, if it is the engine's own."""
 
     context: ssl.SSLContext
     authority: Path | None
 
 
 def shown(settings: EngineSettings, folder: Path) -> Shown:
-    """As the settings want it. Blocks; raises CertificateError."""
+    """Return the certificate that the settings ask for. Blocks; raises CertificateError."""
     if settings.tls_cert is not None:
         return Shown(Files(settings.tls_cert, settings.tls_key).context, None)
     domain = bare(settings.domain)
@@ -50,8 +50,8 @@ def shown(settings: EngineSettings, folder: Path) -> Shown:
 
 
 def shown_to_sandboxes(settings: EngineSettings, folder: Path, public: Shown | None) -> Shown | None:
-    """What sandboxes see that ask for the engine by its public names: what everybody sees, or a certificate of the engine's
-    own where something in front of it ends TLS. None without a domain. Blocks; raises CertificateError."""
+    """Return the certificate for sandboxes that connect to the engine by its public names: the public one, or one of
+    the engine's own if a proxy in front of it terminates TLS. None without a domain. Blocks; raises CertificateError."""
     if settings.domain is None or public is not None:
         return public if settings.domain is not None else None
     domain = bare(settings.domain)
@@ -60,8 +60,8 @@ def shown_to_sandboxes(settings: EngineSettings, folder: Path, public: Shown | N
 
 
 def authority(folder: Path, domain: str) -> Authority:
-    """The engine's own for this domain: each domain has one, below `folder`, that vouches for names below the domain and
-    for this machine's own alone. Blocks; raises CertificateError."""
+    """Return the engine's own authority for this domain. Each domain has one below `folder`, which may only certify
+    names below the domain and this machine's own names. Blocks; raises CertificateError."""
     return Authority.load(folder / domain, within=(*_domains(domain), *_BOUNDS))
 
 
@@ -71,13 +71,14 @@ def domains_with_authority(folder: Path) -> list[str]:
 
 
 def bare(domain: str | None) -> str:
-    """A setting's domain as it is in certificates."""
+    """Return the domain of a setting as used in certificates, without its port."""
     return domain.partition(":")[0] if domain is not None else LOCAL
 
 
 def domain_told(settings: EngineSettings, port: int, tls_port: int | None) -> str | None:
-    """Under which clients are told to look for sandboxes and previews: `{port}-{id}.{domain}`. Without a domain of its own
-    `localhost` leads here without a name server. A port that the setting names is the one in front of the engine."""
+    """Return the domain that clients use for sandboxes and previews: `{port}-{id}.{domain}`. Without a configured
+    domain, `localhost` works without a name server. A port in the setting is the port of the proxy in front of the
+    engine."""
     host = settings.host if tls_port is None else settings.tls_host or settings.host
     if settings.domain is not None:
         name, _, given = settings.domain.partition(":")
@@ -90,10 +91,10 @@ def domain_told(settings: EngineSettings, port: int, tls_port: int | None) -> st
 
 
 def own(issuer: Authority, domain: str) -> ssl.SSLContext:
-    """A certificate for the domain and the names below it, and for this machine.
+    """Return a context with a certificate for the domain, the names below it and this machine.
 
-    Clients take no `*` right below a name without a dot (`*.localhost`), some not even beside another name they would
-    take: whoever asks for such a name gets a certificate for that very one.
+    Clients reject `*` directly below a name without a dot (`*.localhost`), some even if another name in the certificate
+    matches. A client that asks for such a name gets a certificate for exactly that name.
     """
     domains = _domains(domain)
     names = (*domains, *(f"*.{name}" for name in domains if "." in name), *LOOPBACK)
@@ -120,11 +121,12 @@ def _choose(
 
 
 class Files:
-    """A certificate with its chain, and its key, which may be in the same file. Who renews them (certbot) writes new ones:
-    the next client gets those. Files that do not fit together, or cannot be read, change nothing until they do."""
+    """A certificate with its chain, and its key, which may be in the same file. When the files are renewed (for example
+    by certbot), the next client gets the new ones. Files that do not match or cannot be read are ignored until they are
+    valid."""
 
     def __init__(self, certificate: Path, key: Path | None) -> None:
-        """Raises CertificateError."""
+        """Load the files. Raises CertificateError."""
         self._certificate, self._key = certificate, key
         self._paths = (certificate,) if key is None else (certificate, key)
         self._looked_at = time.monotonic()
@@ -133,7 +135,7 @@ class Files:
             self._current = self._load()
         except (OSError, CertificateError) as error:
             where = " and ".join(str(path) for path in self._paths)
-            raise CertificateError(f"The certificate in {where} cannot be used: {_reason(error)}.") from error
+            raise CertificateError(f"Could not use the certificate in {where}: {_reason(error)}.") from error
         self.context = _context()
         self.context.sni_callback = self._refresh
 
@@ -150,7 +152,7 @@ class Files:
             if stamp == self._stamp:
                 return
             self._current = self._load()
-        except (OSError, CertificateError) as error:  # renewed in part: it is looked at again
+        except (OSError, CertificateError) as error:  # partly renewed: checked again later
             log.warning("certificate_unusable", certificate=str(self._certificate), reason=_reason(error))
             return
         self._stamp = stamp
@@ -170,7 +172,7 @@ def _context() -> ssl.SSLContext:
 
 
 def _domains(domain: str) -> tuple[str, ...]:
-    """`sandyard.localhost` has a star of its own beside that of `localhost`."""
+    """Return the wildcard parents: `sandyard.localhost` has its own in addition to that of `localhost`."""
     return (domain,) if domain == LOCAL else (domain, LOCAL)
 
 
@@ -179,8 +181,8 @@ def _stamp(paths: Sequence[Path]) -> _Stamp:
 
 
 def _no_password() -> str:
-    """Without this, OpenSSL would ask for one on the terminal."""
-    raise CertificateError("the key has a password: give one without")
+    """Fail instead of letting OpenSSL prompt for a password on the terminal."""
+    raise CertificateError("the key is encrypted; provide one without a password")
 
 
 def _reason(error: Exception) -> str:
@@ -188,5 +190,9 @@ def _reason(error: Exception) -> str:
         return error.message
     if isinstance(error, ssl.SSLError):
         mismatch = error.reason == "KEY_VALUES_MISMATCH"
-        return "the key is another certificate's" if mismatch else "a certificate and its key, in PEM, are expected"
+        return (
+            "the key belongs to another certificate"
+            if mismatch
+            else "it is not a PEM file with a certificate and its key"
+        )
     return f"{error.strerror}: {error.filename}" if isinstance(error, OSError) else str(error)

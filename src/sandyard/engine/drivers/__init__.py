@@ -1,4 +1,5 @@
-"""Where sandboxes run. `load` gives the driver that the settings name; nothing else of the engine knows one by name."""
+"""Drivers run sandboxes. `load` returns the driver that the settings select; no other part of the engine refers to one
+by name."""
 
 from __future__ import annotations
 
@@ -7,29 +8,30 @@ from typing import TYPE_CHECKING
 
 from sandyard.kit.errors import InvalidInputError
 
-if TYPE_CHECKING:  # the processes that unpack images come through here, one for every layer, and need none of it
+if TYPE_CHECKING:  # the processes that unpack images import this package, one for every layer, and need none of it
     from sandyard.engine.contract import Driver, Outbound, PublicNames
     from sandyard.engine.settings import EngineSettings
 
 NAMES = ("namespace", "fake")
 IMAGES, TRUST = "images", "trust"
-"""In the data directory: where layers of images lie, and those that make sandboxes trust this engine's authority."""
+"""Folders in the data directory: layers of images, and layers that make sandboxes trust this engine's authority."""
 SPARE_SLOTS = 1024
-"""Paused sandboxes do not count as running, but each keeps its place on the machine."""
+"""Paused sandboxes do not count as running, but each keeps its slot on the machine."""
 
 
 def load(
     settings: EngineSettings, data_dir: Path, outbound: Outbound | None = None, public_names: PublicNames | None = None
 ) -> Driver:
-    """`auto` is the namespace driver. The fake one isolates nothing and must be asked for by name. Without `outbound` no
-    network policy may have rules; without `public_names` sandboxes cannot reach the engine."""
+    """Return the configured driver. `auto` is the namespace driver. The fake driver isolates nothing and must be
+    selected explicitly. Without `outbound` no network policy may have rules; without `public_names` sandboxes cannot
+    reach the engine."""
     if settings.driver in ("auto", "namespace"):
         return _namespace(settings, data_dir, outbound, public_names)
     if settings.driver == "fake":
         from sandyard.engine.drivers.fake.driver import FakeDriver  # noqa: PLC0415 - only tests ask for it
 
         return FakeDriver(data_dir)
-    raise InvalidInputError(f"There is no driver {settings.driver!r}: choose auto, {' or '.join(NAMES)}.")
+    raise InvalidInputError(f"Unknown driver {settings.driver!r}. Choose auto, {' or '.join(NAMES)}.")
 
 
 def _namespace(

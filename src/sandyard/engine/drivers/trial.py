@@ -1,4 +1,4 @@
-"""What the driver of this machine can do, found out by opening it for a moment. For `sandyard doctor`."""
+"""Find out what the driver can do on this machine by opening it briefly. For `sandyard doctor`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sandyard.engine.drivers.namespace.driver import NamespaceDriver
 from sandyard.engine.settings import EngineSettings
 
 TRIAL_SECONDS = 1.5
-"""Suspending to disk is tried with a process of our own, which takes a second where it works."""
+"""Suspending to disk is tried with a small process, which takes a second where it works."""
 
 
 async def open_briefly(folder: Path) -> Capabilities:
@@ -27,7 +27,7 @@ async def open_briefly(folder: Path) -> Capabilities:
                 return await driver.all_capabilities()
         except TimeoutError:
             able = driver.capabilities
-            unknown = f"not known within {TRIAL_SECONDS} s; an engine finds out after its start"
+            unknown = f"unknown after {TRIAL_SECONDS} s; an engine finds out after its start"
             return replace(able, missing={**able.missing, "suspend": unknown})
     finally:
         await driver.close()

@@ -1,4 +1,4 @@
-"""Plain HTTP on port 80, for people and programs that leave out the `https://`: every request is redirected to HTTPS."""
+"""Plain HTTP on port 80, for clients that omit `https://`: every request is redirected to HTTPS."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _NAME = re.compile(r"[a-z0-9_.-]{1,253}")
 
 
 class Redirect:
-    """An ASGI application. `domain` is what clients are told, with the port of HTTPS where that is not 443."""
+    """An ASGI application. `domain` is the public domain, with the HTTPS port if that is not 443."""
 
     def __init__(self, domain: str) -> None:
         self._domain, _, port = domain.partition(":")
@@ -23,12 +23,10 @@ class Redirect:
         await discard_body(receive)
         name = (header(scope["headers"], b"host") or "").partition(":")[0].lower().removesuffix(".")
         if not self._serves(name):
-            await pages.answer(
-                pages.plain(404, f"There is no server of this name: use one below {self._domain}."), scope, send
-            )
+            await pages.answer(pages.plain(404, f"Unknown host name. Use a name below {self._domain}."), scope, send)
             return
         query = b"?" + scope["query_string"] if scope["query_string"] else b""
-        # 308: a client that follows it repeats the request as it was, with its method and its body
+        # 308: a client that follows it repeats the request with its method and its body
         location = f"https://{name}{self._port}".encode() + scope["raw_path"] + query
         headers = [(b"location", location), (b"content-length", b"0"), (b"connection", b"close")]
         await send({"type": "http.response.start", "status": 308, "headers": headers})

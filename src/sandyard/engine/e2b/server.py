@@ -1,10 +1,10 @@
-"""The engine's HTTP protocol: the bounded one with five things added.
+"""The engine's HTTP protocol: the bounded protocol with five additions.
 
-- Every kind of upgrade goes to the tunnel, not WebSockets only: what a server in a sandbox speaks is its own affair.
-- An application may cut its client's connection (`asgi.CLOSE`), because a reply that broke off must not look complete.
-- An application may ask when what it sent has left this process (`asgi.DELIVERY`).
-- An application may let a request's body take its time (`asgi.SLOW_BODY`).
-- An engine that stops waits no longer than a moment for a client over TLS to say its farewell.
+- All upgrades go to the tunnel, not only WebSockets: a server in a sandbox may speak any protocol.
+- An application may close its client's connection (`asgi.CLOSE`), because an interrupted reply must not look complete.
+- An application can find out when the data it sent has left this process (`asgi.DELIVERY`).
+- An application may allow a request's body to arrive slowly (`asgi.SLOW_BODY`).
+- A stopping engine waits only briefly for TLS clients to complete the closing handshake.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class EngineProtocol(server.BoundedProtocol):
         self.scope["extensions"] |= {CLOSE: {"close": self.close}, DELIVERY: delivery, SLOW_BODY: slow}
 
     def _write_through(self) -> None:
-        """From now on a write is a system call, and what the kernel does not take at once stops the writer."""
-        # over TLS, uvloop pauses a writer that has reached the limit, not passed it: with 0 it would never go on
+        """From now on each write is a system call, and data that the kernel does not accept at once pauses the writer."""
+        # over TLS, uvloop pauses a writer when it reaches the limit, not when it exceeds it: with 0 it would never resume
         self.transport.set_write_buffer_limits(high=1 if self.scheme == "https" else 0)
 
     def _write_behind(self) -> None:
@@ -50,5 +50,5 @@ class EngineProtocol(server.BoundedProtocol):
             self.loop.call_later(FAREWELL_SECONDS, self.transport.abort)
 
     def _should_upgrade(self) -> bool:
-        # h2c is an offer, not a wish: a client that makes it (curl --http2) goes on in HTTP/1.1 when it is passed over
+        # h2c is only an offer: a client that makes it (curl --http2) continues with HTTP/1.1 if it is ignored
         return self.ws_protocol_class is not None and self._get_upgrade() not in (None, b"h2c")

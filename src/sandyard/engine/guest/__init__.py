@@ -1,7 +1,7 @@
-"""The guest agent: runs inside a sandbox and speaks E2B's envd protocol on a socket it is given. Standard library only.
+"""The guest agent: runs inside a sandbox and serves E2B's envd protocol on a given socket. Standard library only.
 
-`prepare()` in the process agents are forked from, then `serve(socket, config)` in each forked one, which never returns.
-`python -m sandyard.engine.guest --socket PATH` runs one on its own.
+Call `prepare()` in the process that agents are forked from, then `serve(socket, config)` in each fork, which never
+returns. `python -m sandyard.engine.guest --socket PATH` runs a single agent.
 """
 
 from sandyard.engine.guest.agent import prepare, serve

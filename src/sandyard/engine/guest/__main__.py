@@ -1,5 +1,4 @@
-"""An agent on its own, for the fake driver and for tests: `python -m sandyard.engine.guest --socket PATH [--root
-DIR]`."""
+"""Run a single agent, for the fake driver and for tests: `python -m sandyard.engine.guest --socket PATH [--root DIR]`."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from sandyard.engine.guest.config import GuestConfig
 def main() -> NoReturn:
     parser = argparse.ArgumentParser(prog="python -m sandyard.engine.guest", description=__doc__)
     parser.add_argument("--socket", required=True, help="path of the unix socket to listen on, or 127.0.0.1:PORT")
-    parser.add_argument("--root", default="/", help="directory that stands for / (default: /)")
+    parser.add_argument("--root", default="/", help="directory to use as / (default: /)")
     parser.add_argument("--user", default="user", help="default user")
     options = parser.parse_args()
     prepare()

@@ -1,4 +1,4 @@
-"""The guest agent, put together: everything it serves, and how its process begins and ends."""
+"""The guest agent: assembles its services, and starts and stops its process."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ _WARM_UP_DELAY = 0.02
 
 
 def prepare() -> None:
-    """Everything that can be done once for all agents, in the process they will be forked from (or in the one that will
-    be an agent). Starts a few short programs; to be called while this process has one thread."""
+    """Do everything that can be done once for all agents, in the process they will be forked from (or in the one that
+    will be an agent). Starts a few short programs; call it while this process has one thread."""
     here = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     loop = Loop()
     try:
-        # A root that is not called "/", so that everybody's account is the caller's.
+        # A root other than "/", so that every account is the caller's.
         sandbox = Sandbox(GuestConfig(root="/usr/.."))
         server = build(loop, sandbox, OwnChildren(loop), same_file_limit())
         loop.run(rehearse(loop, server.converse, _ROUNDS))
@@ -48,12 +48,12 @@ def prepare() -> None:
         os.fchdir(here)
         os.close(here)
     gc.collect()
-    gc.freeze()  # so that collections in a forked agent leave the pages it shares alone
+    gc.freeze()  # so that garbage collections in a forked agent do not touch the shared pages
 
 
 def serve(listen_socket: socket.socket, config: GuestConfig) -> NoReturn:
-    """Serve until the end of this process, which is all that remains of the caller. To be called in a process of its
-    own (forked, or pid 1 of a namespace), single-threaded, after everything about it has been set up."""
+    """Serve until the end of this process; never returns. Call it in a separate process (forked, or pid 1 of a
+    namespace), single-threaded, after everything about it has been set up."""
     sandbox = Sandbox(config)
     os.umask(0o022)
     os.chdir("/")
@@ -62,7 +62,7 @@ def serve(listen_socket: socket.socket, config: GuestConfig) -> NoReturn:
         kernel.set_undumpable()
     else:
         kernel.become_subreaper()
-    # A loop of our own: one made before the fork would be shared with the parent.
+    # A new loop, because one created before the fork would be shared with the parent.
     loop = Loop()
     stop = asyncio.Event()
     server = build(loop, sandbox, Reaper(loop, stop.set), raise_file_limit())
@@ -70,18 +70,18 @@ def serve(listen_socket: socket.socket, config: GuestConfig) -> NoReturn:
     if config.warm_up:
         loop.call_later(_WARM_UP_DELAY, lambda: loop.create_task(rehearse(loop, server.converse, 1)))
     gc.freeze()
-    gc.set_threshold(10_000, 20, 20)  # little here is cyclic; looking for it less often is cheaper
+    gc.set_threshold(10_000, 20, 20)  # there are few reference cycles, so collecting less often is cheaper
     try:
         loop.run(_until(stop))
-    except BaseException:  # whatever it is, this process must not go on as its parent
+    except BaseException:  # in any case, this process must not continue as its parent
         sys.excepthook(*sys.exc_info())
         os._exit(1)
     os._exit(0)
 
 
 async def _until(stop: asyncio.Event) -> None:
-    """Serve until asked to stop, then let nobody live on. As pid 1 everybody here is asked to end, has a moment to do
-    so, and goes with the agent; on its own the agent ends at once what it has started."""
+    """Serve until asked to stop, then end all processes. As pid 1, ask all processes to end, give them a moment, and
+    end them with the agent; otherwise the agent immediately ends what it has started."""
     await stop.wait()
     number = signal.SIGTERM if os.getpid() == 1 else signal.SIGKILL
     _signal_all(number)
@@ -90,7 +90,7 @@ async def _until(stop: asyncio.Event) -> None:
             return
         await asyncio.sleep(0.02)
         if number == signal.SIGKILL:
-            _signal_all(number)  # those that were orphaned by it
+            _signal_all(number)  # processes that were orphaned in the meantime
 
 
 def _signal_all(number: int) -> None:
@@ -100,7 +100,7 @@ def _signal_all(number: int) -> None:
 
 
 def _others() -> list[int]:
-    """Everybody else here: in the whole namespace as pid 1, else the agent's children."""
+    """Return all other processes: of the whole namespace as pid 1, otherwise the agent's children."""
     with contextlib.suppress(OSError):
         if os.getpid() == 1:
             return [int(name) for name in os.listdir("/proc") if name.isdigit() and name != "1"]
@@ -111,7 +111,7 @@ def _others() -> list[int]:
 
 
 def build(loop: Loop, sandbox: Sandbox, waiter: Waiter, file_limits: FileLimits) -> Server:
-    """The agent's services and where they are reached."""
+    """Create the agent's services and their routes."""
     host = Host(loop, sandbox)
     downloads, uploads = Downloads(sandbox), Uploads(sandbox)
     files, watchers = FilesystemService(sandbox), Watchers(loop, sandbox)
@@ -155,7 +155,7 @@ def build(loop: Loop, sandbox: Sandbox, waiter: Waiter, file_limits: FileLimits)
 
 
 def _close_inherited(keep: set[int]) -> None:
-    """Whatever this process inherited from those who set it up is no business of the sandbox."""
+    """Close inherited descriptors, which must not be accessible in the sandbox."""
     highest = max(keep | {2})
     for fd in range(3, highest):
         if fd not in keep:

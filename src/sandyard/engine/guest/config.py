@@ -1,4 +1,4 @@
-"""What an agent is told before it serves, and what `POST /init` may change afterwards."""
+"""The agent's configuration, and the defaults that `POST /init` may change later."""
 
 from __future__ import annotations
 
@@ -10,19 +10,17 @@ DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 @dataclass(frozen=True, slots=True)
 class GuestConfig:
-    """`root` is a directory that stands for `/` in every path of the protocol. With another root than `/` (the fake
-    driver, tests) processes run on the host as whoever runs the agent, with their home and working directory below
-    `root`.
+    """`root` is the directory used as `/` in all paths of the protocol. With a root other than `/` (the fake driver,
+    tests) processes run on the host as the agent's user, with their home and working directory below `root`.
 
-    Without `switch_user` everything runs as and belongs to the agent's own user, whatever user a request names: for a
-    user namespace in which there is no other.
+    Without `switch_user` everything runs as and belongs to the agent's own user, whatever user a request specifies: for
+    a user namespace with only one user.
 
-    With `warm_up` an agent runs one trivial command by itself soon after it has begun to serve. It then answers its
-    first real one a millisecond earlier, and has about 0.9 MB more of its memory to itself: for sandboxes that wait
-    in a pool.
+    With `warm_up` an agent runs one trivial command by itself soon after it started to serve. It then answers its first
+    real command a millisecond earlier, but uses about 0.9 MB more private memory: for sandboxes that wait in a pool.
 
     `keep_fds` are descriptors the driver wants kept: every other inherited one above 2 is closed when serving starts.
-    The three sizes are what `/metrics` reports as totals; what is None is read from the system.
+    The three sizes are the totals that `/metrics` reports; a value of None is read from the system.
     """
 
     root: str = "/"
@@ -43,7 +41,7 @@ class GuestConfig:
 
 
 class Defaults:
-    """Who runs a process, where and with which environment when the request does not say so. Changed by `/init`."""
+    """The user, directory and environment of a process if the request does not specify them. Changed by `/init`."""
 
     __slots__ = ("env", "user", "workdir")
 

@@ -1,5 +1,5 @@
-"""The agent's plain endpoints beside files: health, environment, metrics, `/init` and the engine's way to ports
-inside."""
+"""The agent's plain endpoints other than files: health, environment, metrics, `/init` and the engine's connections to
+ports inside."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Host:
         await exchange.reply_json(200, self._sandbox.defaults.env, _NO_STORE)
 
     async def init(self, exchange: Exchange) -> None:
-        """Set defaults for what is started from now on. Variables are added to those there are."""
+        """Set defaults for processes started from now on. Variables are added to the existing ones."""
         try:
             message = protojson.parse(await exchange.request.body.read_all(16 << 20))
             env = protojson.text_map(message, "envVars")
@@ -55,13 +55,13 @@ class Host:
         await exchange.reply(204, headers=_NO_STORE)
 
     def _write_identity(self) -> None:
-        """Who this sandbox is, as files too: where E2B's own images have it. One that does not let us stays without."""
+        """Write the sandbox's identity to files, where E2B's own images have it. Failures are ignored."""
         folder = self._sandbox.host(_IDENTITY_FOLDER)
         with contextlib.suppress(OSError):
             os.makedirs(folder, exist_ok=True)
             for name, value in self._sandbox.defaults.env.items():
                 if name in _IDENTITY:
-                    # A tenant may have put a pipe or a link there since the last time.
+                    # A program in the sandbox may have put a pipe or a link there since the last time.
                     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
                     fd = self._sandbox.open_file(f"{folder}/.{name}", flags, 0o644)
                     try:
@@ -70,8 +70,8 @@ class Host:
                         os.close(fd)
 
     def _write_variables(self) -> None:
-        """All variables, for root alone: what was started before they were known, such as a code interpreter in a sandbox
-        that was kept ready, looks them up there."""
+        """Write all variables to a file that only root can read: programs that were started before the variables were
+        known, such as a code interpreter in a pooled sandbox, read them there."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
         with contextlib.suppress(OSError):
             fd = self._sandbox.open_file(self._sandbox.host(_VARIABLES), flags, 0o600)
@@ -102,13 +102,13 @@ class Host:
         await exchange.reply_json(200, values, _NO_STORE)
 
     async def dial(self, exchange: Exchange) -> None:
-        """A TCP connection to a port of this network namespace's loopback, as a descriptor beside the answer's first
-        byte."""
+        """Open a TCP connection to a port on this network namespace's loopback interface, and send its descriptor with
+        the response's first byte."""
         port = exchange.request.query("port") or ""
         if not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
             raise HttpError(400, "port: not a port number")
         if not exchange.conn.passes_fds:
-            raise HttpError(400, "this connection cannot carry descriptors")
+            raise HttpError(400, "this connection cannot pass descriptors")
         peer = await self._dial(int(port))
         if peer is None:
             raise HttpError(502, f"port {port} is not open")
@@ -147,7 +147,7 @@ class Host:
 
 
 def _cpu_seconds() -> float:
-    """Of all processes here: the living ones, and those that were waited for."""
+    """Return the CPU time of all processes here: running ones, and those that were waited for."""
     gone = resource.getrusage(resource.RUSAGE_CHILDREN)
     total = gone.ru_utime + gone.ru_stime
     tick = os.sysconf("SC_CLK_TCK")
@@ -159,7 +159,7 @@ def _cpu_seconds() -> float:
 
 
 def _resident_bytes() -> int:
-    """What the processes here have in memory for themselves; pages they share with files are not theirs."""
+    """Return the private memory of the processes here, without pages that they share with files."""
     page = os.sysconf("SC_PAGE_SIZE")
     total = 0
     for pid in _pids():

@@ -1,7 +1,7 @@
-"""System calls Python 3.11 does not offer: openat2, inotify, signalfd, statfs, prctl. Each raises OSError like `os`
-does.
+"""System calls that Python 3.11 does not offer: openat2, inotify, signalfd, statfs, prctl. Each raises OSError like
+`os` does.
 
-libc is looked up once, at import, which is in the zygote: a forked agent finds everything resolved.
+libc is looked up once, at import in the zygote, so everything is already resolved in a forked agent.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
-# The same number on every architecture that has the call (it is younger than the unified table).
+# The number is the same on every architecture, because the call is newer than the unified table.
 _SYS_OPENAT2 = 437
 _AT_FDCWD = -100
 _RESOLVE_NO_MAGICLINKS = 0x02
@@ -59,14 +59,14 @@ def _checked(result: int, path: str | None = None) -> int:
 def open_no_magic(path: str, flags: int, mode: int = 0) -> int:
     """Open like `os.open`, but never through a magic link of procfs (/proc/PID/{fd,root,cwd,exe}).
 
-    The agent may follow its own magic links where nobody else may, so a path that a client names must not use them.
+    The agent can follow its own magic links where nobody else may, so a path from a client must not use them.
     """
     how = _OPEN_HOW.pack(
         flags | os.O_CLOEXEC, mode if flags & (os.O_CREAT | os.O_TMPFILE) else 0, _RESOLVE_NO_MAGICLINKS
     )
     encoded = os.fsencode(path)
     if b"\0" in encoded:
-        raise OSError(errno.EINVAL, "the path has a NUL byte in it", path)
+        raise OSError(errno.EINVAL, "the path contains a NUL byte", path)
     result = _libc.syscall(_SYS_OPENAT2, _AT_FDCWD, encoded, how, len(how))
     if result < 0 and ctypes.get_errno() == errno.ENOSYS:
         return os.open(path, flags | os.O_CLOEXEC, mode)
@@ -74,7 +74,7 @@ def open_no_magic(path: str, flags: int, mode: int = 0) -> int:
 
 
 def signalfd(signals: list[int]) -> int:
-    """A non-blocking descriptor from which the given (blocked) signals are read as `SIGINFO_SIZE` records."""
+    """Return a non-blocking descriptor from which the given (blocked) signals are read as `SIGINFO_SIZE` records."""
     mask = 0
     for number in signals:
         mask |= 1 << (number - 1)
@@ -84,7 +84,7 @@ def signalfd(signals: list[int]) -> int:
 
 
 def siginfo(record: bytes) -> tuple[int, int]:
-    """(signal number, sender's pid as this pid namespace sees it: 0 when it is outside) of a signalfd record."""
+    """Parse a signalfd record: (signal number, sender's pid in this pid namespace, 0 if it is outside)."""
     number, _errno, _code, sender = struct.unpack_from("IiiI", record)
     return number, sender
 
@@ -109,10 +109,10 @@ def on_network_filesystem(path: str) -> bool:
 
 
 def become_subreaper() -> None:
-    """Orphans below this process become its children, as everybody's do with pid 1."""
+    """Make orphans below this process its children, as pid 1 does."""
     _checked(_libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0))
 
 
 def set_undumpable() -> None:
-    """Nobody without capabilities over this process's memory may trace it or look into its /proc directory."""
+    """Prevent processes without capabilities from tracing this process or reading its /proc directory."""
     _checked(_libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0))

@@ -1,6 +1,6 @@
-"""The agent's event loop: just what coroutines, timers and non-blocking descriptors need, in one epoll.
+"""The agent's event loop: only what coroutines, timers and non-blocking descriptors need, in one epoll.
 
-asyncio's own loop would do, but its selector objects, handles and contexts are most of the work of running a short
+asyncio's own loop would work, but its selector objects, handles and contexts are most of the work of running a short
 command (a registration costs ten times as much), and merely creating it makes a megabyte of a forked agent's memory
 private. Tasks, futures, `asyncio.timeout`, `asyncio.Event` and `asyncio.sleep` are asyncio's and work as usual.
 Callbacks run in no particular context: nothing here uses context variables. There are no threads, so nothing is
@@ -25,12 +25,12 @@ Callback = Callable[..., object]
 _T = TypeVar("_T")
 _READ, _WRITE = select.EPOLLIN, select.EPOLLOUT
 _LOG = 2
-_REPORT_LIMIT = 4000  # what a pipe that is ready is sure to take
-_TIDY = 256  # timers, above which those that were cancelled long before their time are looked for
+_REPORT_LIMIT = 4000  # what a writable pipe is guaranteed to accept
+_TIDY = 256  # number of timers above which cancelled ones are removed early
 
 
 class Timer:
-    """A call that is due, now or later."""
+    """A scheduled call."""
 
     __slots__ = ("_args", "_callback")
 
@@ -39,7 +39,7 @@ class Timer:
         self._args = args
 
     def cancel(self) -> None:
-        """Idempotent; also when the call has been made."""
+        """Cancel the call. Idempotent; does nothing if it has been made."""
         self._callback = None
         self._args = ()
 
@@ -53,7 +53,7 @@ class Timer:
         try:
             callback(*self._args)
         except Exception:
-            # Whatever it is, one callback has failed and not the agent.
+            # A failing callback must not end the agent.
             report()
 
 
@@ -61,7 +61,7 @@ class Loop:
     """A descriptor has at most one callback for reading and one for writing; remove both before closing it."""
 
     def __init__(self) -> None:
-        # What asyncio needs of a loop is here; most of what its base class promises is not.
+        # Has what asyncio needs from a loop, but not most of what its base class declares.
         self._for_asyncio: Any = self
         self._epoll = select.epoll()
         self._readers: dict[int, Callback] = {}
@@ -74,7 +74,7 @@ class Loop:
     # descriptors -----------------------------------------------------------------------------------------------------
 
     def add_reader(self, fd: int, callback: Callback) -> None:
-        """Call when `fd` can be read, or its other end is gone. A callback that was there is replaced."""
+        """Call when `fd` is readable, or its other end is gone. Replaces an existing callback."""
         if fd in self._readers:
             pass
         elif fd in self._writers:
@@ -84,7 +84,7 @@ class Loop:
         self._readers[fd] = callback
 
     def remove_reader(self, fd: int) -> bool:
-        """Idempotent."""
+        """Remove the callback. Idempotent."""
         if self._readers.pop(fd, None) is None:
             return False
         if fd in self._writers:
@@ -94,7 +94,7 @@ class Loop:
         return True
 
     def add_writer(self, fd: int, callback: Callback) -> None:
-        """Call when `fd` can be written, or its other end is gone. A callback that was there is replaced."""
+        """Call when `fd` is writable, or its other end is gone. Replaces an existing callback."""
         if fd in self._writers:
             pass
         elif fd in self._readers:
@@ -104,7 +104,7 @@ class Loop:
         self._writers[fd] = callback
 
     def remove_writer(self, fd: int) -> bool:
-        """Idempotent."""
+        """Remove the callback. Idempotent."""
         if self._writers.pop(fd, None) is None:
             return False
         if fd in self._readers:
@@ -167,7 +167,7 @@ class Loop:
         self._epoll.close()
 
     def _turn(self) -> None:
-        """Wait for something to do, and do all of it once."""
+        """Wait for events and run all pending callbacks once."""
         later, soon = self._later, self._soon
         while later and later[0][2].cancelled():
             heapq.heappop(later)
@@ -181,7 +181,7 @@ class Loop:
         elif later:
             wait = max(0.0, later[0][0] - time.monotonic())
         for fd, happened in self._epoll.poll(wait, 64):
-            # An error or a hang-up is for whoever waits: the call they are about to make will tell them.
+            # Errors and hang-ups go to the waiting side: its next call returns the error.
             if happened & ~_WRITE:
                 self._call(self._readers.get(fd))
             if happened & ~_READ:
@@ -203,8 +203,8 @@ class Loop:
 
 
 def report(message: str = "") -> None:
-    """A fault of the agent itself, with its traceback, to the log the driver gave it: without waiting for whoever reads
-    that, and without minding when nobody does."""
+    """Write an error of the agent itself, with its traceback, to the log that the driver provided. Never blocks, and
+    ignores a missing reader."""
     text = message or traceback.format_exc()[-_REPORT_LIMIT:]
     with contextlib.suppress(OSError):
         if select.select([], [_LOG], [], 0)[1]:

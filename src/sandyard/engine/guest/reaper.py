@@ -1,8 +1,8 @@
-"""The duties of pid 1: every child that ends is waited for, whoever started it, and only the outside can end the
-agent.
+"""The duties of pid 1: wait for every child that ends, whoever started it, and let only the outside end the agent.
 
-Signals are read from a signalfd, not handled: a record says who sent it, so that a SIGTERM from a process of the
-sandbox is told from one of the engine (whose pid this namespace cannot see, and reads as 0).
+Signals are read from a signalfd instead of being handled: a record contains the sender, so that a SIGTERM from a
+process in the sandbox can be distinguished from one of the engine (whose pid is not visible in this namespace and reads
+as 0).
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Protocol
 from sandyard.engine.guest import kernel
 from sandyard.engine.guest.loop import Loop
 
-# Everything that can be sent, but for what the kernel sends about a fault (which blocked would be fatal anyway) and two
-# signals of the C library. What is not waited for here is read and forgotten: no handler of a parent must ever run.
+# All signals except those that the kernel sends for a fault (which would be fatal if blocked) and two of the C library.
+# Signals that are not used here are read and ignored: no handler of a parent may ever run.
 _FAULTS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP, signal.SIGSYS}
 _CATCHABLE = [int(n) for n in range(1, 65) if n not in {signal.SIGKILL, signal.SIGSTOP, 32, 33} | _FAULTS]
 
@@ -25,7 +25,7 @@ ExitHandler = Callable[[int], None]
 
 
 class Waiter(Protocol):
-    """Someone who waits for children."""
+    """Waits for children."""
 
     def expect(self, pid: int, on_exit: ExitHandler) -> None: ...
 
@@ -40,7 +40,7 @@ class Reaper:
         loop.add_reader(self._fd, self._read)
 
     def expect(self, pid: int, on_exit: ExitHandler) -> None:
-        """Call `on_exit` with the wait status when this child has ended. To be called right after it was started."""
+        """Call `on_exit` with the wait status when this child has ended. Call it right after the child was started."""
         self._waiting[pid] = on_exit
 
     def _read(self) -> None:
@@ -56,7 +56,7 @@ class Reaper:
         self.reap()
 
     def reap(self) -> None:
-        """Wait for everything that has ended."""
+        """Wait for all children that have ended."""
         with contextlib.suppress(ChildProcessError):
             while True:
                 pid, status = os.waitpid(-1, os.WNOHANG)

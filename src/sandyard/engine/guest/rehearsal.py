@@ -1,8 +1,7 @@
 """A dry run of an agent, in the process that agents are forked from.
 
-CPython rewrites the code it runs as it learns what it deals with, and fills caches on first use. Done once here,
-before the fork, a new agent's first command is answered by code that has settled, and writes to fewer pages it shares
-with the others.
+CPython specialises the code it runs and fills caches on first use. By doing this once before the fork, a new agent's
+first command runs code that is already specialised, and writes to fewer pages that it shares with others.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ Converse = Callable[[Connection], Coroutine[None, None, None]]
 
 
 class OwnChildren:
-    """In the reaper's place: waits for the processes of the rehearsal, and for no other child of this process."""
+    """Replaces the reaper: waits for the processes of the rehearsal, and for no other child of this process."""
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
@@ -35,7 +34,7 @@ class OwnChildren:
         def look() -> None:
             try:
                 done, status = os.waitpid(pid, os.WNOHANG)
-            except ChildProcessError:  # whoever set this process up has its children waited for by the kernel
+            except ChildProcessError:  # the kernel already waits for this process's children
                 done, status = pid, 0
             if done:
                 on_exit(status)
@@ -46,7 +45,7 @@ class OwnChildren:
 
 
 async def rehearse(loop: Loop, converse: Converse, rounds: int) -> None:
-    """Send requests to the agent in this very process; `converse` serves a connection. What fails does no harm."""
+    """Send requests to the agent in this process; `converse` serves a connection. Failures are harmless."""
     server, client = socket.socketpair()
     serving = loop.create_task(converse(Connection(loop, server)))
     conn = Connection(loop, client)

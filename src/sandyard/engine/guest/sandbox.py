@@ -1,8 +1,7 @@
-"""The place an agent serves: its root directory, its accounts, and who and where a request is when it does not say
-so.
+"""The environment of an agent: its root directory, its accounts, and the default user and directory of requests.
 
-Paths of the protocol are absolute in the sandbox ("/home/user/x"). `host` says where such a path is for the agent:
-the same, or below `config.root` when the agent's own root is another one.
+Paths of the protocol are absolute in the sandbox ("/home/user/x"). `host` returns where such a path is for the agent:
+the same, or below `config.root` if the agent's own root is another one.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ from sandyard.engine.guest.wire.http1 import HttpError, Request
 
 
 class PathError(ValueError):
-    """A path that cannot be meant."""
+    """An invalid path."""
 
 
 class NotAFileError(OSError):
-    """Not a regular file: opening it might block for ever, or do things."""
+    """Not a regular file: opening it might block forever, or have side effects."""
 
 
 class Sandbox:
@@ -44,7 +43,7 @@ class Sandbox:
     # who -------------------------------------------------------------------------------------------------------------
 
     def rpc_user(self, request: Request) -> User:
-        """The user an RPC runs as: from `Authorization: Basic user:`, else the default one."""
+        """Return the user an RPC runs as: from `Authorization: Basic user:`, otherwise the default one."""
         named = basic_user(request)
         try:
             return self.accounts.lookup(self.defaults.user if named is None else named)
@@ -53,12 +52,12 @@ class Sandbox:
             raise RpcError("unauthenticated", f"{what}: '{named or self.defaults.user}'") from None
 
     def check_named_user(self, request: Request) -> None:
-        """A request that names a user must name one that exists, also where no user is needed."""
+        """Check that the user in a request exists, even if no user is needed."""
         if "authorization" in request.headers:
             self.rpc_user(request)
 
     def file_user(self, name: str | None) -> User:
-        """The user of a plain HTTP request for files."""
+        """Return the user of a plain HTTP request for files."""
         name = self.defaults.user if name is None else name
         try:
             return self.accounts.lookup(name)
@@ -68,11 +67,11 @@ class Sandbox:
     # where -----------------------------------------------------------------------------------------------------------
 
     def resolve(self, path: str, user: User) -> str:
-        """An absolute path: relative ones and `~` are taken from the user's home, an empty one is the default
+        """Return an absolute path: relative ones and `~` are relative to the user's home, an empty one is the default
         directory."""
         path = path or self.defaults.workdir or ""
         if "\0" in path:
-            raise PathError("the path has a NUL byte in it")
+            raise PathError("the path contains a NUL byte")
         if path.startswith("~"):
             if len(path) > 1 and path[1] != "/":
                 raise PathError(
@@ -87,7 +86,7 @@ class Sandbox:
         return self._root + path if self._root else path
 
     def guest(self, path: str) -> str:
-        """The inverse of `host`; a path outside the root stays what it is."""
+        """The inverse of `host`; a path outside the root is returned unchanged."""
         if self._root and (path == self._root or path.startswith(self._root + "/")):
             return path[len(self._root) :] or "/"
         return path
@@ -95,9 +94,9 @@ class Sandbox:
     # what ------------------------------------------------------------------------------------------------------------
 
     def open_file(self, path: str, flags: int, mode: int = 0o666) -> int:
-        """Open a regular file (a host path) without ever waiting for it. Whatever else it is raises NotAFileError.
+        """Open a regular file (a host path) without ever blocking. Raises NotAFileError for anything else.
 
-        The agent's own directory in /proc is out of bounds: its memory and its descriptors are no tenant's business.
+        The agent's own directory in /proc is not accessible, because it exposes the agent's memory and descriptors.
         """
         fd = self._open(path, flags | os.O_NONBLOCK | os.O_NOCTTY, mode)
         status = os.fstat(fd)
@@ -127,12 +126,12 @@ class Sandbox:
         return path == self._own_proc or path.startswith(self._own_proc + "/")
 
     def give(self, fd: int, user: User) -> None:
-        """Make the user own an open file."""
+        """Give an open file to the user."""
         if self.is_root:
             os.fchown(fd, user.uid, user.gid)
 
     def ensure_directory(self, path: str, user: User) -> None:
-        """Make a directory (a host path) and its parents where they are missing; the new ones belong to the user."""
+        """Create a directory (a host path) and its missing parents; new ones belong to the user."""
         missing: list[str] = []
         while True:
             try:
@@ -156,7 +155,7 @@ class Sandbox:
 
 
 def basic_user(request: Request) -> str | None:
-    """The name in an `Authorization: Basic` header; None without one."""
+    """Return the name in an `Authorization: Basic` header, or None."""
     scheme, _, encoded = request.headers.get("authorization", "").partition(" ")
     if scheme.lower() != "basic":
         return None

@@ -1,4 +1,4 @@
-"""Accepting connections and giving each request to its handler. What goes wrong is answered once, here."""
+"""Accept connections and dispatch each request to its handler. All errors are turned into responses here."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from sandyard.engine.guest.wire.connection import Connection, PeerGoneError
 from sandyard.engine.guest.wire.http1 import BodyError, Exchange, HttpError, Request, read_request
 
 HttpHandler = Callable[[Exchange], Awaitable[None]]
-Unary = Callable[[Request, protojson.Message], Awaitable[protojson.Message | bytes]]  # bytes: encoded already
+Unary = Callable[[Request, protojson.Message], Awaitable[protojson.Message | bytes]]  # bytes: already encoded
 Streaming = Callable[[Exchange, protojson.Message], Awaitable[None]]
 
-_BACKLOG = 1024  # on a unix socket a client beyond it is not queued, but refused
+_BACKLOG = 1024  # on a unix socket, further clients are refused instead of queued
 
 _PREFLIGHT = {
     "Access-Control-Allow-Origin": "*",
@@ -29,7 +29,7 @@ _PREFLIGHT = {
 
 
 class Server:
-    """`http` maps (method, path) to handlers, the others map paths of the Connect protocol to calls of their kind."""
+    """`http` maps (method, path) to handlers; the others map paths of the Connect protocol to calls of their kind."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class Server:
             task.add_done_callback(self._tasks.discard)
 
     async def converse(self, conn: Connection) -> None:
-        """Answer the requests of one connection, one after the other, until either side ends it."""
+        """Handle the requests of one connection, one after the other, until either side ends it."""
         try:
             while True:
                 try:
@@ -89,7 +89,7 @@ class Server:
                     return
         except PeerGoneError:
             pass
-        except Exception:  # whatever it is, one connection is lost and not the agent
+        except Exception:  # a failing connection must not end the agent
             report()
         finally:
             conn.close()
@@ -127,12 +127,12 @@ class Server:
             await _answer(exchange, 400, str(error))
         except PeerGoneError:
             raise
-        except Exception as error:  # an answer is owed
+        except Exception as error:  # the client must get a response
             report()
             await _answer(exchange, 500, f"internal error: {type(error).__name__}")
 
     async def _call(self, exchange: Exchange, call: HttpHandler, *, stream: bool) -> None:
-        """Run a call of the Connect protocol, and answer what it raises."""
+        """Run a call of the Connect protocol, and send an error response if it raises."""
         if exchange.request.method == "OPTIONS":
             asked = exchange.request.headers.get("access-control-request-headers", "*")
             await exchange.reply(204, headers={**_PREFLIGHT, "Access-Control-Allow-Headers": asked})
@@ -149,7 +149,7 @@ class Server:
             failure = RpcError("invalid_argument", str(error))
         except PeerGoneError:
             raise
-        except Exception as error:  # an answer is owed
+        except Exception as error:  # the client must get a response
             report()
             failure = RpcError("internal", f"internal error: {type(error).__name__}")
         else:
@@ -168,7 +168,7 @@ class Server:
 
 
 async def _answer(exchange: Exchange, status: int, message: str) -> None:
-    """envd's error body, or the end of the connection when half an answer is out already."""
+    """Send envd's error body, or close the connection if a partial response was already sent."""
     if exchange.started:
         raise PeerGoneError
     await exchange.reply_json(status, {"code": status, "message": protojson.printable(message)})

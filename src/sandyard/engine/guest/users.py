@@ -1,5 +1,5 @@
-"""The sandbox's accounts, from its own /etc/passwd and /etc/group. Not from `pwd`: that would load the image's NSS
-modules into the agent. Both files are read again when they change."""
+"""The sandbox's accounts, from its own /etc/passwd and /etc/group. `pwd` is not used, because it would load the image's
+NSS modules into the agent. Both files are read again when they change."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class User:
 
 
 class UnknownUserError(LookupError):
-    """There is no such user."""
+    """The user does not exist."""
 
 
 class _Table:
-    """Lines of a colon-separated file, parsed once per version of the file. A missing file is an empty one."""
+    """The rows of a colon-separated file, parsed once per version of the file. A missing file is treated as empty."""
 
     __slots__ = ("_path", "_stamp", "rows")
 
@@ -34,7 +34,7 @@ class _Table:
         self.rows: list[list[str]] = []
 
     def refresh(self) -> bool:
-        """Read the file if it changed. Says whether `rows` is new."""
+        """Read the file if it changed. Return whether `rows` is new."""
         try:
             status = os.stat(self._path)
         except OSError:
@@ -54,8 +54,8 @@ class _Table:
 
 
 class Accounts:
-    """Look-ups by name and by number. `owned_by_caller` is for an agent that is not root in its own root: there every
-    account is the one that runs the agent, and `user` and `root` exist without any file."""
+    """Lookups by name and by number. `owned_by_caller` is for an agent whose root is not `/`: there every account is
+    the agent's user, and `user` and `root` exist without any file."""
 
     def __init__(self, etc: str, *, owned_by_caller: bool = False) -> None:
         self._passwd = _Table(os.path.join(etc, "passwd"))
@@ -73,11 +73,11 @@ class Accounts:
             raise UnknownUserError(f"user: unknown user {name}") from None
 
     def user_name(self, uid: int) -> str:
-        """As of the last `refresh`."""
+        """Return the name as of the last `refresh`."""
         return self._names.get(uid) or str(uid)
 
     def group_name(self, gid: int) -> str:
-        """As of the last `refresh`."""
+        """Return the name as of the last `refresh`."""
         return self._group_names.get(gid) or str(gid)
 
     def refresh(self) -> None:
@@ -103,7 +103,7 @@ class Accounts:
             self._adopt_caller()
 
     def _add(self, user: User) -> None:
-        """The first of a name, and the first of a number, is the one."""
+        """Add a user; the first entry of a name or number counts."""
         self._users.setdefault(user.name, user)
         self._names.setdefault(user.uid, user.name)
 

@@ -1,1 +1,2 @@
-"""OCI and Docker images as root file systems: pulled or read, checked, unpacked layer by layer, and made fit for a sandbox."""
+"""OCI and Docker images as root file systems: pulled or read, verified, unpacked layer by layer, and adapted to
+sandboxes."""

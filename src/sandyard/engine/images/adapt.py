@@ -1,8 +1,8 @@
-"""`python -m sandyard.engine.images.adapt`: the layer that makes a stack of image layers a sandbox.
+"""`python -m sandyard.engine.images.adapt`: create the layer that turns a stack of image layers into a sandbox root.
 
-The layers are put together by the kernel, as they will be in a sandbox: an overlay in a mount namespace of this process alone, whose
-writable part is a tmpfs. A confined worker that has it as its root makes the changes (`fitting.py`, `confined.py`), so that every link
-leads where it leads in a sandbox; what the overlay then has in its writable part is the layer.
+The kernel combines the layers as it will in a sandbox: an overlay in a mount namespace of this process alone, whose
+writable part is a tmpfs. A confined worker with the overlay as its root makes the changes (`fitting.py`,
+`confined.py`), so that links resolve as they do in a sandbox. The writable part of the overlay then becomes the layer.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _SCRATCH = f"mode=755,size={_SCRATCH_BYTES}"
 
 
 def order(layers: Sequence[str], implied: Sequence[Sequence[str]], work: Path, wishes: Wishes) -> dict[str, Any]:
-    """What this process is told. `layers` topmost first, with the implied directories of each. In `work` is an empty directory
-    `scratch`; the layer becomes `fs` in it."""
+    """Return the order for this process. `layers` are topmost first, with the implied directories of each. `work`
+    contains an empty directory `scratch`; the layer is created as `fs` in it."""
     return {
         "layers": list(layers),
         "implied": [list(one) for one in implied],
@@ -41,16 +41,16 @@ def order(layers: Sequence[str], implied: Sequence[Sequence[str]], work: Path, w
 
 
 def adapt(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Raises LayerError."""
+    """Create the layer. Raises LayerError."""
     wishes = wishes_from(given["wishes"])
     scratch = given["scratch"]
     try:
         _be_alone(privileged=wishes.privileged)
         layers = [
             os.open(path, os.O_PATH | os.O_DIRECTORY) for path in given["layers"]
-        ]  # of these mounts, not of the old ones
+        ]  # in these mounts, not the old ones
         kernel.mount("sandyard", scratch, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, _SCRATCH)
-        os.chdir(scratch)  # no name of ours among the options, in which ':' and ',' have a meaning
+        os.chdir(scratch)  # keeps paths out of the mount options, where ':' and ',' are special
         for name in ("upper", "work", "root", "none"):
             Path(name).mkdir(mode=0o755)
         lower = ":".join([*(f"/proc/self/fd/{fd}" for fd in layers), "none"])
@@ -58,7 +58,7 @@ def adapt(given: Mapping[str, Any]) -> dict[str, Any]:
         data = f"lowerdir={lower},upperdir=upper,workdir=work,index=off,xino=off{kind}"
         kernel.mount("sandyard", "root", "overlay", kernel.MS_NODEV, data)
     except OSError as error:
-        raise LayerError(f"can't be put together on this machine: {error.strerror}") from None
+        raise LayerError(f"cannot be assembled on this machine: {error.strerror}") from None
     folders = tuple(_described(layers, given["implied"], privileged=wishes.privileged))
     outcome = _in_root("root", replace(wishes, folders=folders))
     _keep(Path("upper"), Path(given["target"]), privileged=wishes.privileged)
@@ -77,8 +77,9 @@ def _be_alone(*, privileged: bool) -> None:
 
 
 def _described(layers: Sequence[int], implied: Sequence[Sequence[str]], *, privileged: bool) -> Iterator[Owned]:
-    """Directories that a layer has something in without describing them would get a mode of our own making: they are to have the one
-    that a lower layer gives them. LayerError when in that one it is a link: what is below would be out of reach."""
+    """Yield directories that a layer has entries in but does not describe: they must keep the mode of a lower layer
+    instead of a default one. Raises LayerError if such a directory is a link in a lower layer, because the entries
+    would be unreachable."""
     said = [frozenset(one) for one in implied]
     for path in sorted({one for layer in said for one in layer}, key=lambda one: (one.count("/"), one)):
         guessed = False
@@ -88,7 +89,7 @@ def _described(layers: Sequence[int], implied: Sequence[Sequence[str]], *, privi
                 continue
             if stat.S_ISLNK(found.st_mode) and guessed:
                 raise LayerError(
-                    f"has a layer with something below /{path}, which is a link in a lower one. Rebuild it on a directory"
+                    f"has a layer with entries below /{path}, which is a link in a lower layer. Rebuild the image with a directory there"
                 )
             if not stat.S_ISDIR(found.st_mode):
                 break
@@ -125,7 +126,8 @@ def _is_opaque(layer: int, path: str, *, privileged: bool) -> bool:
 
 
 def _in_root(root: str, wishes: Wishes) -> dict[str, Any]:
-    """What `fit` says, which a worker does whose root is the image's. Ids are plain in it: overlayfs has no idmapped mounts."""
+    """Run `fit` in a worker whose root is the image, and return its outcome. Ids are not mapped, because overlayfs has
+    no idmapped mounts."""
     rules = confined.Rules(
         seccomp.program(),
         _MEMORY,
@@ -153,7 +155,8 @@ def _fit(wishes: Wishes) -> dict[str, Any]:
 
 
 def _keep(source: Path, target: Path, *, privileged: bool) -> None:
-    """Copy what the overlay wrote: what `fitting` made, and the directories it is in. It lies on another file system."""
+    """Copy what the overlay wrote: what `fitting` created, and the directories that contain it. The source is on
+    another file system."""
     status = source.lstat()
     if stat.S_ISLNK(status.st_mode):
         target.symlink_to(source.readlink())

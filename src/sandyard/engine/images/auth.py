@@ -1,4 +1,4 @@
-"""Who asks a registry: nobody, a user with a password, or the bearer of a token from the server that the registry names."""
+"""Authentication with a registry: anonymous, user name and password, or a token from the server that the registry names."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ class Login:
 
 @dataclass(frozen=True, slots=True)
 class Challenge:
-    """Of a `WWW-Authenticate` header: the scheme in lower case, and its parameters."""
+    """A challenge of a `WWW-Authenticate` header: the scheme in lower case, and its parameters."""
 
     scheme: str
     parameters: dict[str, str]
 
 
 def challenges(header: str) -> list[Challenge]:
-    """All that a header has; what makes no sense is left out."""
+    """Return all challenges of a header; malformed ones are skipped."""
     found: list[Challenge] = []
     rest = header[:_LONGEST_HEADER]
     while match := re.match(r"\s*+,?\s*+([A-Za-z][A-Za-z0-9-]*+)(?:\s++|$)(?!=)", rest):
@@ -54,7 +54,8 @@ def challenges(header: str) -> list[Challenge]:
 
 
 class Authority:
-    """What goes into the `Authorization` header of one repository's requests. `login` is asked once, when the registry wants one."""
+    """Provides the `Authorization` header for one repository's requests. `login` is called once, when the registry
+    requires one."""
 
     def __init__(self, web: Web, repository: str, login: Callable[[], Awaitable[Login | None]]) -> None:
         self._web = web
@@ -64,9 +65,9 @@ class Authority:
         self.header: str | None = None
 
     async def answer(self, challenge: str, refused: str | None) -> str | None:
-        """The header to try next after a 401 to the one in `refused`. None when there is nothing better: the registry means it."""
+        """Return the header to try next after a 401 for the one in `refused`, or None if there is no better one."""
         async with self._lock:
-            if self.header != refused:  # somebody else has been here
+            if self.header != refused:  # another task has already replaced it
                 return self.header
             self.header = await self._answer(challenges(challenge), refused)
             return self.header
@@ -81,13 +82,13 @@ class Authority:
                 return header if header != refused else None
         names = ", ".join(challenge.scheme for challenge in offered)[:100] or "nothing"
         raise UnsupportedError(
-            f"The registry wants a way of logging in that is not known here ({names}); Basic and Bearer are."
+            f"The registry requires an unsupported login method ({names}). Supported methods are Basic and Bearer."
         )
 
     async def _token(self, challenge: Challenge, login: Login | None) -> str:
         realm = urlsplit(challenge.parameters.get("realm", ""))
         if not realm.netloc:
-            raise InvalidInputError("The registry does not say where its tokens come from.")
+            raise InvalidInputError("The registry does not say which server issues its tokens.")
         query = {"scope": challenge.parameters.get("scope") or f"repository:{self._repository}:pull"}
         if "service" in challenge.parameters:
             query["service"] = challenge.parameters["service"]
@@ -95,14 +96,12 @@ class Authority:
         answer = await self._web.ask(url, {"Authorization": login.header} if login else {}, _LARGEST)
         if answer.status in (401, 403):
             who = "these credentials" if login else "requests without credentials"
-            raise ForbiddenError(f"The token server {realm.hostname} refuses {who} for {self._repository}.")
+            raise ForbiddenError(f"The token server {realm.hostname} denied {who} for {self._repository}.")
         try:
             document = bounded_json.parse(answer.body, largest=_LARGEST, values=_VALUES)
             token = document.get("token") or document.get("access_token")
         except (ValueError, AttributeError):
             token = None
         if answer.status != 200 or not isinstance(token, str) or not re.fullmatch(r"[\x21-\x7e]+", token):
-            raise InvalidInputError(
-                f"The token server {realm.hostname} gave no token (it answered with {answer.status})."
-            )
+            raise InvalidInputError(f"The token server {realm.hostname} returned no token (status {answer.status}).")
         return f"Bearer {token}"

@@ -1,4 +1,4 @@
-"""Starting the processes that take images apart, and hearing what became of it."""
+"""Start the processes that unpack images, and collect their results."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ _ERRORS: Mapping[str, type[SandyardError]] = {"full": NoSpaceError, "unconfined"
 
 
 async def run(module: str, order: Mapping[str, Any], what: str, source: int | None = None) -> dict[str, Any]:
-    """The outcome of `python -m sandyard.engine.images.<module>` with descriptor `source` as its input. It is told nothing of the
-    engine's environment but where Python is. Raises InvalidInputError, NoSpaceError, or UnsupportedError where it can't be confined, a
-    sentence that begins with `what`. Killed, and waited for, when this is cancelled."""
+    """Run `python -m sandyard.engine.images.<module>` with descriptor `source` as its input and return its result. It
+    gets nothing of the engine's environment except the path of Python. Raises InvalidInputError, NoSpaceError, or
+    UnsupportedError if it cannot be confined, with a message that starts with `what`. If cancelled, the process is
+    killed and waited for."""
     pipe, stdin = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL if source is None else source
     told = os.memfd_create("order")  # longer than an argument may be
     try:
@@ -47,7 +48,7 @@ async def run(module: str, order: Mapping[str, Any], what: str, source: int | No
         outcome = json.loads(output)
     except ValueError:
         tail = said.decode(errors="replace").strip().splitlines()[-1:] or [f"it ended with {process.returncode}"]
-        raise SandyardError(f"{what} could not be used: {tail[0][:300]}") from None
+        raise SandyardError(f"{what} could not be processed: {tail[0][:300]}") from None
     if "error" in outcome:
         raise _ERRORS.get(outcome["kind"], InvalidInputError)(f"{what} {outcome['error']}.")
     return dict(outcome)

@@ -1,6 +1,7 @@
-"""Logins for the registries of two clouds, made of the keys a client sent: Amazon's by a signed request, Google's by a signed claim.
+"""Logins for the registries of two clouds, created from keys that a client sent: a signed request for Amazon, a signed
+claim for Google.
 
-The keys themselves are told only to the cloud's own servers, never to the registry that the image's name leads to.
+The keys themselves are sent only to the cloud's own servers, never to the registry in the image's name.
 """
 
 from __future__ import annotations
@@ -33,21 +34,22 @@ _JSON = "application/x-amz-json-1.1"
 
 @dataclass(frozen=True, slots=True)
 class Clouds:
-    """Where the clouds' own servers are. Tests put theirs here."""
+    """The addresses of the clouds' own servers. Tests replace them."""
 
     ecr: str = "https://api.ecr.{region}.amazonaws.com/"
     google: str = "https://oauth2.googleapis.com/token"
 
 
 async def login_of(auth: RegistryAuth, web: Web, clouds: Clouds) -> Login:
-    """Raises ForbiddenError when the cloud refuses the key, InvalidInputError for what is no key."""
+    """Return a registry login. Raises ForbiddenError if the cloud rejects the key, InvalidInputError if it is not a
+    valid key."""
     if isinstance(auth, PasswordAuth):
         return Login(auth.username, auth.password)
     if isinstance(auth, AwsAuth):
         return await _amazon(auth, web, clouds.ecr)
     if isinstance(auth, GcpAuth):
         return await _google(auth, web, clouds.google)
-    raise InvalidInputError("These are no credentials for a registry.")
+    raise InvalidInputError("These are not valid credentials for a registry.")
 
 
 # Amazon -----------------------------------------------------------------------------------------------------------------------
@@ -62,7 +64,7 @@ async def _amazon(auth: AwsAuth, web: Web, server: str) -> Login:
     if answer.status in (400, 401, 403):
         kind = str(_document(answer).get("__type", "")).rpartition("#")[2][:100]
         raise ForbiddenError(
-            f"Amazon refuses the access key for registries in {auth.aws_region}{f' ({kind})' if kind else ''}."
+            f"Amazon rejected the access key for registries in {auth.aws_region}{f' ({kind})' if kind else ''}."
         )
     data = _document(answer).get("authorizationData")
     try:
@@ -71,14 +73,12 @@ async def _amazon(auth: AwsAuth, web: Web, server: str) -> Login:
     except (LookupError, TypeError, ValueError):
         colon = ""
     if not colon:
-        raise SandyardError(
-            f"Amazon gave no login for registries in {auth.aws_region} (it answered with {answer.status})."
-        )
+        raise SandyardError(f"Amazon returned no login for registries in {auth.aws_region} (status {answer.status}).")
     return Login(username, Secret(password))
 
 
 def sign(auth: AwsAuth, host: str, content: bytes, now: datetime.datetime) -> dict[str, str]:
-    """The headers of a POST to `/`, signed as AWS's Signature Version 4 has it."""
+    """Return the headers of a POST to `/`, signed with AWS Signature Version 4."""
     moment, day = now.strftime("%Y%m%dT%H%M%SZ"), now.strftime("%Y%m%d")
     signed = {"content-type": _JSON, "host": host, "x-amz-date": moment, "x-amz-target": _TARGET}
     names = ";".join(signed)
@@ -114,15 +114,15 @@ async def _google(auth: GcpAuth, web: Web, server: str) -> Login:
     answer = await web.ask(server, headers, _LARGEST, method="POST", content=form)
     if answer.status in (400, 401, 403):
         said = str(_document(answer).get("error_description", ""))[:200]
-        raise ForbiddenError(f"Google refuses the service account{f': {said}' if said else ''}.")
+        raise ForbiddenError(f"Google rejected the service account{f': {said}' if said else ''}.")
     token = _document(answer).get("access_token")
     if not isinstance(token, str):
-        raise SandyardError(f"Google gave no token for the service account (it answered with {answer.status}).")
+        raise SandyardError(f"Google returned no token for the service account (status {answer.status}).")
     return Login("oauth2accesstoken", Secret(token))
 
 
 def _claim(auth: GcpAuth, server: str) -> str:
-    """A JWT in which the service account asks for the right to read."""
+    """Return a JWT in which the service account requests read access."""
     try:
         account = bounded_json.parse(auth.service_account_json.reveal(), largest=_LARGEST, values=_VALUES)
         email, pem, key_id = account["client_email"], account["private_key"], account.get("private_key_id", "")
@@ -131,7 +131,7 @@ def _claim(auth: GcpAuth, server: str) -> str:
         key = None
     if not isinstance(key, rsa.RSAPrivateKey):
         raise InvalidInputError(
-            "serviceAccountJson is not the key of a service account: it is the JSON file that Google gives out, with client_email and "
+            "serviceAccountJson is not the key of a service account. It must be the JSON file that Google provides, with client_email and "
             "private_key."
         )
     now = int(time.time())

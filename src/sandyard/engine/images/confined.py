@@ -1,27 +1,30 @@
-"""Processes that read what strangers made, and can do nothing but that.
+"""Confined processes that read untrusted data and can do nothing else.
 
-What takes an image apart (decompression, tar, the image's own files) runs in a worker that `Confinement.start` forks. Whoever
-takes over a worker through a hole in a parser has:
+Everything that unpacks an image (decompression, tar, the image's own files) runs in a worker that `Confinement.start`
+forks. An attacker who takes over a worker through a bug in a parser has:
 
-- **no privilege of the host.** It is root of a user namespace whose ids are nobody's outside. The layer's directory is shown to it
-  through an idmapped mount, as layers are shown to sandboxes: ids 0 to 65535 on the disk are those of its namespace, so it can give a
-  file to any of them and owns nothing else. The range is one that no sandbox has (`FIRST_ID`).
-- **no files** but the directory it fills, which is the root of its mount namespace. Not even Python's: all it needs was loaded before
-  the fork, and nothing can be imported afterwards, as it would come out of the layer. A decompressor has an empty root.
-- **no network, no processes, no signals to others**: network, pid, ipc, uts and cgroup namespaces of its own, all owned by the host's
-  user namespace, since its own is entered last (decision 2).
-- **few capabilities, few system calls**: only those to own and change files, in its own namespace; no_new_privs; a seccomp filter, for
-  parsers one that knows file operations and nothing else; no descriptors but those it is given; bounded memory and file size.
+- **no privilege on the host.** The worker is root of a user namespace whose ids are unused outside. It sees the layer's
+  directory through an idmapped mount, like sandboxes see layers: ids 0 to 65535 on disk are those of its namespace, so
+  it can give a file to any of them and owns nothing else. No sandbox uses the same range (`FIRST_ID`).
+- **no files** except the directory it fills, which is the root of its mount namespace. Not even Python's: everything it
+  needs was loaded before the fork, and nothing can be imported afterwards, because it would come from the layer. A
+  decompressor has an empty root.
+- **no network, no processes, no signals to others**: separate network, pid, ipc, uts and cgroup namespaces, all owned
+  by the host's user namespace, because its own is entered last (decision 2).
+- **few capabilities, few system calls**: only those to own and change files, in its own namespace; no_new_privs; a
+  seccomp filter, which for parsers allows only file operations; only the descriptors it is given; limited memory and
+  file size.
 
-What needs more is done by whoever started it, which trusts nothing it says: digests are taken of the bytes that pass between
-workers, the mark of an opaque directory (`trusted.overlay.opaque`, which takes the host's root) is set on descriptors that the worker
-hands over, and what it reports is bounded and checked.
+Whatever needs more is done by the parent, which does not trust the worker: digests are computed over the bytes that
+pass between workers, the mark of an opaque directory (`trusted.overlay.opaque`, which requires the host's root) is set
+on descriptors that the worker hands over, and its reports are bounded and checked.
 
-What adapts an image works on an overlay, which can't be idmapped: it has the host's plain ids (`Rules.plain_ids`) in a user namespace
-that has no power outside of it, and sees nothing but the image.
+The worker that adapts an image works on an overlay, which cannot be idmapped: it has the host's plain ids
+(`Rules.plain_ids`) in a user namespace that has no power outside of it, and sees only the image.
 
-Without root there is one id, the engine's user's. A worker is in a user namespace that has only that, without any capability; the
-rest is the same. Where namespaces can't be made, nothing is read: ConfinementError. There is no way to go on unconfined.
+Without root there is only one id, the engine user's. A worker then runs in a user namespace with only that id and
+without any capability; the rest is the same. If namespaces cannot be created, nothing is read and ConfinementError is
+raised. Images are never processed unconfined.
 """
 
 from __future__ import annotations
@@ -43,7 +46,8 @@ from sandyard.engine.drivers.namespace import kernel
 from sandyard.engine.drivers.namespace.zygote import confine, script, userns
 
 FIRST_ID = 0x7F00_0000
-"""Of the host, behind the ids of the last sandbox that any engine of the machine may have (drivers/namespace/instance.py)."""
+"""The first host id, after the ids of the last sandbox that any engine of the machine may have
+(drivers/namespace/instance.py)."""
 IDS = 65_536
 
 NO_CAPABILITY = 0
@@ -59,7 +63,7 @@ _NAMESPACES = (
     | kernel.CLONE_NEWCGROUP
 )
 _QUIET = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
-_ANY_FOLDER = "/proc"  # one that is always there, to mount something on
+_ANY_FOLDER = "/proc"  # always exists, to mount something on
 _OPEN_FILES = 256
 _MOST_SAID = 64 << 20
 _LONGEST_WORDS = 500
@@ -68,13 +72,13 @@ _TICK_S = 0.5
 
 
 class ConfinementError(Exception):
-    """Why a worker can't be confined on this machine: a sentence's second half."""
+    """Why a worker cannot be confined on this machine, as the second half of a sentence."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What one worker may do. `root`: the directory that is all it sees, None for an empty one; `attributes` of that mount.
-    `plain_ids`: it sees ids as the host does, instead of through an idmapped mount (which overlayfs does not have)."""
+    """What one worker may do. `root`: the only directory it sees, None for an empty one; `attributes` of that mount.
+    `plain_ids`: it sees ids as the host does, instead of through an idmapped mount (which overlayfs does not support)."""
 
     program: bytes
     memory: int
@@ -87,14 +91,14 @@ class Rules:
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """`report`: where it says its outcome."""
+    """A running worker. It writes its outcome to `report`."""
 
     pid: int
     pidfd: int
     report: int
 
     def end(self) -> int:
-        """Kill it if it runs, and wait for it. Gives its exit code, negative for a signal."""
+        """Kill the worker if it runs, and wait for it. Return its exit code, negative for a signal."""
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
         return self.wait()
@@ -106,8 +110,8 @@ class Worker:
 
 
 class Confinement:
-    """For a process with one thread, which has loaded by now whatever its workers need. `privileged`: as the host's root; found out
-    where it is not said."""
+    """Starts workers. Use it in a process with one thread that has already loaded everything its workers need.
+    `privileged`: whether it runs as the host's root; detected if not given."""
 
     def __init__(self, *, privileged: bool | None = None) -> None:
         self.privileged = kernel.is_root() if privileged is None else privileged
@@ -115,7 +119,7 @@ class Confinement:
         self._self = os.pidfd_open(os.getpid())
 
     def start(self, work: Callable[[], Mapping[str, Any]], rules: Rules, keep: Collection[int] = ()) -> Worker:
-        """Fork a worker that has the descriptors `keep`, and no other, and says what `work` returns. Raises ConfinementError."""
+        """Fork a worker that has only the descriptors `keep` and reports what `work` returns. Raises ConfinementError."""
         read, write = os.pipe()
         try:
             ids = userns.make(0 if rules.plain_ids else FIRST_ID, IDS) if self.privileged else -1
@@ -159,8 +163,8 @@ class Confinement:
         if ids >= 0:
             script.run(confine.enter_userns(ids, IDS))
         os.umask(0)
-        kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)  # not earlier: a change of ids takes it back
-        if select.select([self._self], [], [], 0)[0]:  # whoever started it has ended before that
+        kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)  # not earlier: a change of ids resets it
+        if select.select([self._self], [], [], 0)[0]:  # the parent has ended before that
             os._exit(1)
         for fd in {0, 1, 2} - keep:
             os.dup2(null, fd)
@@ -180,10 +184,12 @@ class Confinement:
 def outcomes(
     workers: Sequence[Worker], serve: Mapping[int, Callable[[], bool]], tick: Callable[[], None]
 ) -> list[dict[str, Any]]:
-    """What all of them say, when all of them have ended. Calls what `serve` has for a descriptor whenever there is something to read
-    from it, until that gives False, and `tick` about twice a second; either may raise, which ends the workers.
+    """Return the outcomes of all workers when all have ended. Calls the function in `serve` for a descriptor whenever
+    it is readable, until the function returns False, and `tick` about twice a second; either may raise, which ends the
+    workers.
 
-    Raises ConfinementError, and RuntimeError for a worker that ended without an outcome."""
+    Raises ConfinementError, and RuntimeError for a worker that ended without an outcome.
+    """
     said = {worker.report: bytearray() for worker in workers}
     poll, waiting = select.poll(), set(said)
     for fd in (*said, *serve):
@@ -197,7 +203,7 @@ def outcomes(
                     chunk = os.read(fd, _CHUNK)
                     said[fd] += chunk
                     if len(said[fd]) > _MOST_SAID:
-                        raise RuntimeError("the process that reads it says too much")
+                        raise RuntimeError("the worker process sent too much output")
                     over = not chunk
                 else:
                     over = not serve[fd]()
@@ -220,18 +226,18 @@ def _outcome(said: bytes, code: int) -> dict[str, Any]:
     except (ValueError, RecursionError):
         outcome = None
     if not isinstance(outcome, dict):
-        raise RuntimeError(f"the process that reads it ended with {code} and no outcome")  # noqa: TRY004 - of the other process
+        raise RuntimeError(f"the worker process ended with {code} and no outcome")  # noqa: TRY004 - of the other process
     if "unconfined" in outcome:
         raise ConfinementError(str(outcome["unconfined"])[:_LONGEST_WORDS])
     if "crash" in outcome or code:
-        raise RuntimeError(str(outcome.get("crash", f"the process that reads it ended with {code}"))[:_LONGEST_WORDS])
+        raise RuntimeError(str(outcome.get("crash", f"the worker process ended with {code}"))[:_LONGEST_WORDS])
     return outcome
 
 
 def _refusal(error: OSError) -> str:
     return (
-        f"can't be read: this machine can't confine the process that would do it ({error.strerror}). "
-        "`sandyard doctor` says what is missing"
+        f"cannot be read: this machine cannot confine the process that would read it ({error.strerror}). "
+        "Run `sandyard doctor` to see what is missing"
     )
 
 
@@ -239,7 +245,7 @@ def _refusal(error: OSError) -> str:
 
 
 def _import_nothing_more() -> None:
-    """The paths of Python's modules will be paths in the layer."""
+    """Disable imports, because the paths of Python's modules will be paths in the layer."""
     sys.path.clear()
     sys.path_hooks.clear()
     sys.path_importer_cache.clear()

@@ -1,4 +1,4 @@
-"""The JSON documents of images: indexes, manifests and configurations, read as hostile input. Nothing here asks anybody."""
+"""The JSON documents of images: indexes, manifests and configurations, parsed as hostile input. Makes no requests."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from sandyard.kit import bounded_json
 from sandyard.kit.errors import InvalidInputError, NotFoundError, UnsupportedError
 
 LARGEST, MOST_VALUES = 8 << 20, 50_000
-"""Bytes and JSON values of one document."""
+"""Maximum number of bytes and JSON values in one document."""
 MOST_LAYERS = 100
-"""A sandbox stands on at most 119 directories, and whoever builds on an image wants some for itself."""
+"""A sandbox can have at most 119 layers, and builds on top of an image need some of them."""
 ACCEPTED = (
     "application/vnd.oci.image.index.v1+json",
     "application/vnd.docker.distribution.manifest.list.v2+json",
@@ -34,7 +34,7 @@ ARCHITECTURE = {
 
 @dataclass(frozen=True, slots=True)
 class Descriptor:
-    """A blob by its content. `size` is what it must have."""
+    """A blob identified by its content. `size` is its required size."""
 
     digest: str
     size: int
@@ -49,7 +49,8 @@ class Manifest:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """Of an image's configuration, what matters to a sandbox. `diff_ids` are the layers' digests without compression, lowest first."""
+    """The parts of an image's configuration that matter to a sandbox. `diff_ids` are the uncompressed layers' digests,
+    lowest first."""
 
     diff_ids: tuple[str, ...]
     env: Mapping[str, str] = field(default_factory=dict)
@@ -76,7 +77,7 @@ def is_index(document: Mapping[str, Any]) -> bool:
 
 
 def choose(document: Mapping[str, Any], what: str) -> Descriptor:
-    """Of an index, the manifest for this machine. Raises UnsupportedError, which says for which machines there is one."""
+    """Return an index's manifest for this machine. Raises UnsupportedError, which lists the available platforms."""
     seen = []
     for entry in document["manifests"]:
         platform = entry.get("platform") if isinstance(entry, dict) else None
@@ -87,14 +88,14 @@ def choose(document: Mapping[str, Any], what: str) -> Descriptor:
             return _descriptor(entry, f"The index of {what}")
         if system != "unknown":  # attestations
             seen.append(f"{system}/{architecture}")
-    offered = ", ".join(dict.fromkeys(seen))[:300] or "no machine at all"
+    offered = ", ".join(dict.fromkeys(seen))[:300] or "no platform"
     raise UnsupportedError(
-        f"{what} is not made for linux/{ARCHITECTURE}, which this machine is. It is made for {offered}."
+        f"{what} is not available for linux/{ARCHITECTURE}, which this machine needs. It is available for {offered}."
     )
 
 
 def named(document: Mapping[str, Any], name: str | None, what: str) -> Descriptor:
-    """Of the index of a layout, the entry with that tag, or the only one. NotFoundError lists the tags there are."""
+    """Return the entry of a layout's index with that tag, or the only one. NotFoundError lists the existing tags."""
     entries = [entry for entry in document.get("manifests", ()) if isinstance(entry, dict)]
     tags = [(entry.get("annotations") or {}).get("org.opencontainers.image.ref.name") for entry in entries]
     fitting = [entry for entry, tag in zip(entries, tags, strict=True) if tag == name] if name else entries
@@ -102,7 +103,7 @@ def named(document: Mapping[str, Any], name: str | None, what: str) -> Descripto
         return _descriptor(fitting[0], f"The index of {what}")
     known = ", ".join(str(tag) for tag in tags if tag)[:300] or "none"
     said = (
-        f"holds {len(entries)} images; say which one"
+        f"contains {len(entries)} images; specify one"
         if not name
         else f"has {len(fitting) or 'no'} images tagged {name!r}"
     )
@@ -114,24 +115,27 @@ def read_manifest(content: bytes, what: str) -> Manifest:
     layers = document.get("layers")
     if document.get("schemaVersion") == 1:
         raise UnsupportedError(
-            f"{what} has a manifest of the first version, which registries gave up in 2017. Push the image again."
+            f"{what} has a manifest of schema version 1, which registries dropped in 2017. Push the image again."
         )
     if not isinstance(layers, list) or not isinstance(document.get("config"), dict):
-        raise UnsupportedError(f"{what} is no image: its manifest has no layers and no configuration.")
+        raise UnsupportedError(f"{what} is not an image: its manifest has no layers and no configuration.")
     if any(isinstance(layer, dict) and layer.get("urls") for layer in layers):
         raise UnsupportedError(
-            f"{what} has layers that are kept elsewhere than in its registry; only images of Windows do."
+            f"{what} has layers that are not stored in its registry, as Windows images do. This is not supported."
         )
     found = tuple(_descriptor(layer, f"The manifest of {what}") for layer in layers)
     return Manifest(digest_of(content), _descriptor(document["config"], f"The manifest of {what}"), found)
 
 
 def read_config(content: bytes, what: str, layers: int) -> Config:
-    """`layers`: how many the manifest has. Raises UnsupportedError for an image of another kind of machine."""
+    """Parse a configuration. `layers` is the number of layers in the manifest. Raises UnsupportedError for an image of
+    another platform."""
     document = parse_json(content, f"The configuration of {what}")
     system, architecture = document.get("os", "linux"), document.get("architecture", ARCHITECTURE)
     if system != "linux" or architecture != ARCHITECTURE:
-        raise UnsupportedError(f"{what} is made for {system}/{architecture}; this machine is linux/{ARCHITECTURE}.")
+        raise UnsupportedError(
+            f"{what} is built for {system}/{architecture}, but this machine is linux/{ARCHITECTURE}."
+        )
     root = document.get("rootfs")
     diff_ids = root.get("diff_ids") if isinstance(root, dict) else None
     if not _texts(diff_ids) or not all(DIGEST.fullmatch(one) for one in diff_ids or ()):
@@ -139,11 +143,11 @@ def read_config(content: bytes, what: str, layers: int) -> Config:
     assert diff_ids is not None
     if len(diff_ids) != layers:
         raise InvalidInputError(
-            f"{what} contradicts itself: {layers} layers in its manifest, {len(diff_ids)} in its configuration."
+            f"{what} is inconsistent: its manifest has {layers} layers and its configuration {len(diff_ids)}."
         )
     if not diff_ids or len(diff_ids) > MOST_LAYERS:
         raise UnsupportedError(
-            f"{what} has {len(diff_ids)} layers; between 1 and {MOST_LAYERS} can be used. Squash it."
+            f"{what} has {len(diff_ids)} layers, but 1 to {MOST_LAYERS} are supported. Squash the image."
         )
     settings = document.get("config")
     if not isinstance(settings, dict):
@@ -171,7 +175,7 @@ def _texts(raw: Any) -> bool:
 def _descriptor(raw: Any, where: str) -> Descriptor:
     digest, size = (raw.get("digest"), raw.get("size")) if isinstance(raw, dict) else (None, None)
     if not isinstance(digest, str) or not DIGEST.fullmatch(digest):
-        raise UnsupportedError(f"{where} names something by another digest than sha256.")
+        raise UnsupportedError(f"{where} contains a digest that is not sha256.")
     if not isinstance(size, int) or isinstance(size, bool) or size < 0:
-        raise InvalidInputError(f"{where} does not say how large something is.")
+        raise InvalidInputError(f"{where} contains an entry without a valid size.")
     return Descriptor(digest, size)

@@ -1,8 +1,8 @@
-"""What is changed in an image so that it can be a sandbox, by a confined process whose `/` is the image: every path here is one of
-the image.
+"""The changes that adapt an image to sandboxes, made by a confined process whose `/` is the image: every path here is a
+path in the image.
 
-No image is a Debian by assumption: what is asked of one is /bin/sh and that /etc is a directory. Nothing of the image is run. Files
-are hostile, so only regular ones are read, and what is written replaces whatever was there by that name.
+No distribution is assumed: an image only needs /bin/sh and a directory /etc. Nothing from the image is executed. Its
+files are hostile, so only regular ones are read, and writing replaces whatever had that name.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _PASSWD, _GROUP, _SHADOW = "/etc/passwd", "/etc/group", "/etc/shadow"
 
 @dataclass(frozen=True, slots=True)
 class Owned:
-    """A directory, and what it has to have."""
+    """A directory and its required owner and mode."""
 
     path: str
     mode: int
@@ -48,7 +48,8 @@ class Owned:
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """`user` and `path` as the image's author set them; `host_bundle`: this machine's public authorities, for an image without any."""
+    """`user` and `path` as the image's author set them; `host_bundle`: this machine's public authorities, for an image
+    that has none."""
 
     user: str
     path: str | None
@@ -59,17 +60,17 @@ class Wishes:
 
 
 def wishes_of(user: str, path: str | None, trust: Trust) -> Wishes:
-    """In the engine, where paths are those of this machine. Reads one file."""
+    """Return the wishes. Runs in the engine, where paths are those of this machine. Reads one file."""
     bundle = next((Path("/", name) for name in HOST_BUNDLES if Path("/", name).is_file()), None)
     return Wishes(user, path, (), trust, bundle.read_text() if bundle and trust.certificates else "", is_root())
 
 
 def fit(wishes: Wishes) -> str | None:
-    """Change the image. Gives the name of the user that its author wants, None without one. Raises LayerError, OSError."""
+    """Adapt the image. Return the name of the user that its author set, or None. Raises LayerError, OSError."""
     if not os.access("/bin/sh", os.X_OK):
-        raise LayerError("has no /bin/sh, and a sandbox runs its commands in a shell. Choose an image that has one")
+        raise LayerError("has no /bin/sh, but sandboxes run commands in a shell. Choose an image that has one")
     if not stat.S_ISDIR(_status("/etc").st_mode):
-        raise LayerError("has a link in the place of /etc")
+        raise LayerError("has a link instead of the directory /etc")
     for folder in wishes.folders:
         _restore(folder, privileged=wishes.privileged)
     for path, mode in _FOLDERS:
@@ -82,7 +83,7 @@ def fit(wishes: Wishes) -> str | None:
         0o440,
     )
     if wishes.path:
-        # Login shells, in which the SDKs run every command, begin with a PATH of the distribution's own.
+        # The SDKs run every command in a login shell, which starts with the distribution's own PATH.
         _ensure_folder("/etc/profile.d", 0o755)
         quoted = wishes.path.replace("'", "'\\''")
         _put("/etc/profile.d/00-image-path.sh", f"export PATH='{quoted}'\n", 0o644)
@@ -99,7 +100,7 @@ def _restore(folder: Owned, *, privileged: bool) -> None:
 
 
 def _ensure_folder(path: str, mode: int) -> None:
-    """Made where there is nothing; one for temporary files is everybody's."""
+    """Create a directory if there is nothing; directories for temporary files are writable by everybody."""
     place = Path(path)
     if not place.is_dir():
         if os.path.lexists(path):
@@ -138,7 +139,7 @@ def _add_user(*, privileged: bool) -> None:
 
 
 def _add_shadow(name: str) -> None:
-    """No password is right. Without a line, PAM takes an account for one that has ended, and sudo says so."""
+    """Add a shadow entry without a valid password. Without it, PAM treats the account as expired, and sudo fails."""
     text = _read(_SHADOW)
     if not any(line.startswith(f"{name}:") for line in text.splitlines()):
         status = _status(_SHADOW)
@@ -166,7 +167,7 @@ def _make_home(uid: int, gid: int, *, privileged: bool) -> None:
 
 
 def _name_of(wanted: str) -> str | None:
-    """Of `name`, `uid`, `name:group` or `uid:gid`, the name of an account that exists."""
+    """Return the name of an existing account for `name`, `uid`, `name:group` or `uid:gid`, or None."""
     user = wanted.partition(":")[0]
     rows = [row for row in _rows(_PASSWD) if len(row) > 2]
     return next((row[0] for row in rows if row[0] == user), None) or next(
@@ -186,7 +187,7 @@ def _text(rows: list[list[str]]) -> str:
 
 
 def _carry(trust: Trust, host_bundle: str) -> None:
-    """This machine's own certificate authorities and package clients' settings, where the image has no settings of its own."""
+    """Add this machine's certificate authorities and package client settings, unless the image has its own settings."""
     if trust.empty:
         return
     if trust.certificates:
@@ -223,7 +224,7 @@ def _status(path: str) -> os.stat_result:
 
 
 def _read(path: str) -> str:
-    """A regular file's text, nothing for whatever else it is."""
+    """Return the text of a regular file, or an empty string for anything else."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     except OSError:
@@ -249,7 +250,7 @@ def _put(path: str, text: str, mode: int) -> None:
 
 
 def wishes_from(raw: Mapping[str, Any]) -> Wishes:
-    """From JSON."""
+    """Parse from JSON."""
 
     def pairs(name: str) -> tuple[tuple[str, str], ...]:
         return tuple((key, value) for key, value in raw["trust"][name])

@@ -1,4 +1,5 @@
-"""`python -m sandyard.engine.images.index`: where each file of an archive (descriptor 0) lies in it, found by a confined worker."""
+"""`python -m sandyard.engine.images.index`: find the position of each file in an archive (descriptor 0), using a
+confined worker."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ _LONGEST_HEADER = 4 << 20
 
 
 def index(archive: int) -> dict[str, Any]:
-    """Raises LayerError, ConfinementError. Blocks."""
+    """Return the positions. Blocks; raises LayerError, ConfinementError."""
     rules = confined.Rules(seccomp.files_program(), _MEMORY)
     worker = confined.Confinement().start(lambda: outcome_of(lambda: _members(archive)), rules, keep=(archive,))
     (outcome,) = confined.outcomes([worker], {}, lambda: None)
@@ -30,7 +31,7 @@ def index(archive: int) -> dict[str, Any]:
 
 
 class _Seekable:
-    """A file for `tarfile` that does not go backwards, whatever a header says."""
+    """A file for `tarfile` that never seeks backwards, whatever a header says."""
 
     def __init__(self, fd: int) -> None:
         self._fd, self._at, self._ends = fd, 0, 0
@@ -40,22 +41,23 @@ class _Seekable:
 
     def seek(self, place: int) -> None:
         if place < self._at:
-            raise LayerError("has a header that leads backwards")
+            raise LayerError("has a header that points backwards")
         self._at = place
 
     def read(self, size: int) -> bytes:
         if size > _LONGEST_HEADER:
-            raise LayerError("has a header of more than 4 MiB")
+            raise LayerError("has a header larger than 4 MiB")
         data = os.pread(self._fd, size, self._at)
         self._at += len(data)
         self._ends += not data
         if self._ends > 8:
-            raise LayerError("ends in the middle")
+            raise LayerError("is truncated")
         return data
 
 
 def _members(fd: int) -> dict[str, Any]:
-    """Offset and size of each file. Links, which older `docker save`s write for equal layers, are followed."""
+    """Return offset and size of each file. Links, which older `docker save` versions write for equal layers, are
+    followed."""
     found: dict[str, tuple[int, int]] = {}
     links: dict[str, str] = {}
     end = os.fstat(fd).st_size
@@ -69,7 +71,7 @@ def _members(fd: int) -> dict[str, Any]:
                 links[name] = posixpath.normpath(f"{posixpath.dirname(name)}/{member.linkname}")
             forget_members(tar)
     except (tarfile.TarError, LayerError, ValueError, OSError, RecursionError, MemoryError, OverflowError) as error:
-        raise LayerError(f"can't be read: {error}") from None
+        raise LayerError(f"cannot be read: {error}") from None
     return {"members": found | {name: found[target] for name, target in links.items() if target in found}}
 
 

@@ -1,8 +1,9 @@
-"""The layers on this machine: `layers/<diff id>/{layer.json,fs/}`, shared by all images, and `adapted/<key>/…`, one for each image.
+"""The layers on this machine: `layers/<diff id>/{layer.json,fs/}`, shared by all images, and `adapted/<key>/…`, one for
+each image.
 
-A directory is filled under another name and renamed when it is whole and on the disk, so that a kill at any instant leaves no half
-layer. A published one is never changed. It is removed when nothing stands on it and nobody has asked for it for a while; that span
-is also what keeps one that was just resolved until its first sandbox has a record.
+A directory is filled under a temporary name and renamed when it is complete and on disk, so that a kill at any time
+leaves no partial layer. A published layer is never changed. It is removed when nothing uses it and it was not requested
+for a while; that delay also protects a layer that was just resolved until its first sandbox has a record.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from sandyard.kit.logging import get_logger
 
 log = get_logger(__name__)
 
-FORMAT = 1  # counts changes of what `unpack` and `fitting` make
+FORMAT = 1  # increase it when the output of `unpack` or `fitting` changes
 FS, MANIFEST, PARTIAL, SPOOL = "fs", "layer.json", ".partial-", "spool"
 _SHORTEST_KEEP = 3600.0
 _PATIENCE = 300.0
@@ -38,7 +39,7 @@ _PATIENCE = 300.0
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What one image may take, and what is left free on the disk."""
+    """What one image may use, and what must stay free on the disk."""
 
     bytes: int
     entries: int
@@ -47,7 +48,7 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One that is unpacked."""
+    """An unpacked layer."""
 
     path: str
     entries: int
@@ -60,7 +61,7 @@ class Layer:
 
 @dataclass(slots=True)
 class _Lock:
-    """There as long as somebody has it or waits for it."""
+    """Exists as long as a task holds it or waits for it."""
 
     it: asyncio.Lock = field(default_factory=asyncio.Lock)
     wanted: int = 0
@@ -75,7 +76,8 @@ class LayerFolder:
         self._locks: dict[str, _Lock] = {}
 
     def prepare(self) -> None:
-        """Only the engine's own user may enter: the trees hold set-user-id programs. What a killed engine left half-made goes."""
+        """Create the folder with access for the engine's own user only, because the trees contain set-user-id programs.
+        Removes what a killed engine left incomplete."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self.folder.chmod(0o700)
         for folder in (self._layers, self._adapted, self.spool):
@@ -84,7 +86,8 @@ class LayerFolder:
                 remove_tree(leftover)
 
     async def ensure(self, diff_id: str, blob: Blob, source: Source, budget: Budget, what: str) -> Layer:
-        """The layer with this content, brought and unpacked unless it is here. Two that want the same one wait for each other."""
+        """Return the layer with this content, fetched and unpacked if needed. Tasks that need the same layer wait for
+        each other."""
         async with self._alone(diff_id):
             place = self._layers / f"{diff_id.removeprefix('sha256:')}.{FORMAT}"
             if (known := _read(place)) is not None:
@@ -111,7 +114,8 @@ class LayerFolder:
             return layer
 
     async def adapt(self, layers: Sequence[Layer], wishes: Wishes, what: str) -> tuple[str, str | None]:
-        """The layer that makes a sandbox of these, topmost first, and the name of the user their author wants."""
+        """Return the layer that adapts these layers (topmost first) to sandboxes, and the name of the user their author
+        set."""
         names = [Path(layer.path).parent.name for layer in layers]
         parts = json.dumps([FORMAT, names, wishes.user, wishes.path, wishes.trust.digest, wishes.privileged])
         key = hashlib.sha256(parts.encode()).hexdigest()[:32]
@@ -137,7 +141,7 @@ class LayerFolder:
             return str(place / FS), json.loads((place / MANIFEST).read_text())["user"]
 
     async def collect(self, stands_on: Callable[[str], bool]) -> int:
-        """Remove what nothing stands on and nobody wanted for a while. Says how many went."""
+        """Remove layers that nothing uses and that were not requested for a while. Return how many were removed."""
         now, gone = time.time(), 0
         for folder in (self._adapted, self._layers):
             for place in [entry for entry in folder.iterdir() if not entry.name.startswith(".")]:
@@ -179,7 +183,7 @@ class LayerFolder:
 
 
 def _checked(found: Mapping[str, Any], what: str) -> dict[str, Any]:
-    """What was found in a layer, as a process says that a stranger's bytes may have taken over."""
+    """Validate the report about a layer, because the reporting process may have been taken over by hostile data."""
     try:
         numbers = {name: found[name] for name in ("entries", "bytes", "devices", "strangers")}
         implied = list(found["implied"])
@@ -187,7 +191,7 @@ def _checked(found: Mapping[str, Any], what: str) -> dict[str, Any]:
         numbers, implied = {}, []
     counted = all(type(number) is int and number >= 0 for number in numbers.values())
     if not numbers or not counted or not all(_is_inside(path) for path in implied):
-        raise InvalidInputError(f"{what} was unpacked with an outcome that makes no sense.")
+        raise InvalidInputError(f"Unpacking {what} returned an invalid result.")
     return {**numbers, "implied": implied, "opaque_root": found.get("opaque_root") is True}
 
 

@@ -1,7 +1,8 @@
-"""Images on the engine's own machine: an OCI layout, the same in a tar, and what `docker save` writes.
+"""Images on the engine's own machine: an OCI layout, the same in a tar file, and the output of `docker save`.
 
-Clients name paths here, so only what lies below a folder that the operator named (`images_dirs`) is opened, and no link leads out of
-it. Archives are read where they lie: a layer is a part of the file. Where its parts are, a confined process says (`index.py`).
+Clients specify paths here, so only files below a folder that the operator configured (`images_dirs`) are opened, and no
+link may lead out of it. Archives are read in place: a layer is a part of the file. A confined process finds the
+positions of its parts (`index.py`).
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ _GZIP = b"\x1f\x8b"
 
 
 def open_allowed(reference: Local, folders: Sequence[Path]) -> int:
-    """A descriptor of the layout or archive. Raises ForbiddenError, NotFoundError or InvalidInputError."""
+    """Return a descriptor of the layout or archive. Raises ForbiddenError, NotFoundError or InvalidInputError."""
     if not folders:
         raise ForbiddenError(
-            "Images on the engine's machine are read only from folders that its operator has named, and there are none: "
+            "Images on the engine's machine are read only from folders that its operator configured, and there are none: "
             "SANDYARD_IMAGES_DIRS=/path/to/images"
         )
     wanted = os.path.normpath(reference.path)
@@ -40,7 +41,7 @@ def open_allowed(reference: Local, folders: Sequence[Path]) -> int:
             return _open(base, os.path.relpath(wanted, base), reference)
     named = ", ".join(str(folder) for folder in folders)
     raise ForbiddenError(
-        f"{reference.path} is not below a folder that the engine's operator has named for images: {named}."
+        f"{reference.path} is not below a folder that the engine's operator configured for images: {named}."
     )
 
 
@@ -54,20 +55,20 @@ def _open(base: str, below: str, reference: Local) -> int:
     except OSError as error:
         if error.errno == errno.EXDEV:
             raise ForbiddenError(
-                f"{reference.path} leads out of the folder that the engine's operator has named."
+                f"{reference.path} leads out of the folder that the engine's operator configured."
             ) from None
-        raise NotFoundError(f"{reference.path} can't be opened on the engine's machine: {error.strerror}.") from None
+        raise NotFoundError(f"Could not open {reference.path} on the engine's machine: {error.strerror}.") from None
     mode = os.fstat(fd).st_mode
     fitting = stat.S_ISDIR(mode) if reference.kind == "oci" else stat.S_ISREG(mode)
     if not fitting:
         os.close(fd)
-        wanted = "a directory, an OCI layout" if reference.kind == "oci" else "a tar file"
+        wanted = "a directory with an OCI layout" if reference.kind == "oci" else "a tar file"
         raise InvalidInputError(f"{reference.path} is not {wanted}.")
     return fd
 
 
 class Layout:
-    """An OCI layout directory, by its open descriptor."""
+    """An OCI layout directory, accessed by its open descriptor."""
 
     def __init__(self, fd: int, reference: Local) -> None:
         self._fd, self._reference = fd, reference
@@ -93,7 +94,7 @@ class Layout:
             raise NotFoundError(f"The layout {self._reference.path} has no file {path}: {error.strerror}.") from None
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             os.close(fd)
-            raise InvalidInputError(f"{path} in {self._reference.path} is no file.")
+            raise InvalidInputError(f"{path} in {self._reference.path} is not a regular file.")
         return fd
 
     @contextlib.asynccontextmanager
@@ -106,7 +107,7 @@ class Layout:
 
 
 class Archive:
-    """A tar with an OCI layout in it, or one of `docker save`, by its open descriptor."""
+    """A tar file with an OCI layout or the output of `docker save`, accessed by its open descriptor."""
 
     def __init__(self, fd: int, reference: Local) -> None:
         self._fd, self._reference = fd, reference
@@ -115,7 +116,7 @@ class Archive:
     async def find(self) -> Found:
         path = self._reference.path
         if _is_compressed(self._fd):
-            raise UnsupportedError(f"The archive {path} is compressed; decompress it first: gunzip {path}")
+            raise UnsupportedError(f"The archive {path} is compressed. Decompress it first: gunzip {path}")
         found = await child.run("index", {}, f"The archive {path}", self._fd)
         end = os.fstat(self._fd).st_size
         members = found["members"] if isinstance(found["members"], dict) else {}
@@ -146,17 +147,19 @@ class Archive:
             images = [(list(one.get("RepoTags") or ()), one["Config"], list(one["Layers"])) for one in entries]
         except (ValueError, LookupError, TypeError, AttributeError):
             raise InvalidInputError(
-                f"{reference.path} is not what `docker save` writes: its manifest.json makes no sense."
+                f"{reference.path} is not an archive of `docker save`: its manifest.json is not valid."
             ) from None
         name = reference.name
         fitting = [image for image in images if name is None or _full(name) in map(_full, image[0])]
         if len(fitting) != 1:
             known = ", ".join(str(tag) for image in images for tag in image[0])[:300] or "none"
-            raise NotFoundError(f"{reference} is {len(fitting)} images; say which one. Names in the archive: {known}.")
+            raise NotFoundError(
+                f"{reference} contains {len(fitting)} images; specify one. Names in the archive: {known}."
+            )
         _, config, layers = fitting[0]
         if not isinstance(config, str) or not all(isinstance(layer, str) for layer in layers):
             raise InvalidInputError(
-                f"{reference.path} is not what `docker save` writes: its manifest.json makes no sense."
+                f"{reference.path} is not an archive of `docker save`: its manifest.json is not valid."
             )
         content = read(config)
         blobs = tuple(Blob(layer, self._place(layer)[1], None) for layer in layers)
@@ -164,7 +167,7 @@ class Archive:
 
 
 def _full(name: Any) -> str:
-    """A name as all its spellings mean it."""
+    """Return the full form of a name, which is the same for all its spellings."""
     with contextlib.suppress(InvalidInputError):
         return str(parse(str(name)))
     return str(name)
@@ -191,7 +194,7 @@ def _blob(digest: str) -> str:
 def _checked(read: Any, digest: str, what: str) -> bytes:
     content = cast("bytes", read(_blob(digest)))
     if documents.digest_of(content) != digest:
-        raise InvalidInputError(f"{what} is damaged: {digest} does not have that digest.")
+        raise InvalidInputError(f"{what} is damaged: {digest} does not match its content.")
     return content
 
 
@@ -200,7 +203,7 @@ def _is_compressed(fd: int) -> bool:
 
 
 def _place_of(value: Any, end: int) -> tuple[int, int] | None:
-    """Where a file lies in an archive of that size, as `index.py` says; None if that makes no sense."""
+    """Return where a file is in an archive of that size, as reported by `index.py`, or None if that is invalid."""
     if isinstance(value, list) and len(value) == 2 and all(type(number) is int and number >= 0 for number in value):
         offset, size = value
         if offset + size <= end:

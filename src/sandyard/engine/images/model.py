@@ -1,4 +1,4 @@
-"""What an image is to whoever builds on one, and the credentials a client may send with its name."""
+"""An image as seen by builds, and the credentials that a client may send with its name."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from sandyard.kit.errors import InvalidInputError
 from sandyard.kit.secret import Secret
 
 Report = Callable[[str], None]
-"""Told, in sentences for a person, what happens. Called in the event loop; must not block."""
+"""Called with progress messages for users, in the event loop; must not block."""
 
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """An image that is on this machine. `layers` are complete: a sandbox can be made of them as they are.
+    """An image that is on this machine. `layers` are complete: a sandbox can be created from them directly.
 
-    `digest` is that of the manifest (of the image's configuration for an archive of `docker save`, which has none): it names the
-    content. `env` holds the image's variables and what this machine's network needs. `user` is a name of the image's own
-    /etc/passwd and `workdir` an absolute path, as its author set them; None where there is none."""
+    `digest` is that of the manifest (for an archive of `docker save`, which has none, of the image's configuration): it
+    identifies the content. `env` contains the image's variables and what this machine's network needs. `user` is a name
+    in the image's /etc/passwd and `workdir` an absolute path, as its author set them; None if not set.
+    """
 
     layers: Layers
     digest: str
@@ -40,7 +41,7 @@ SecretText = Annotated[Secret, BeforeValidator(_secret)]
 
 
 class RegistryAuth(BaseModel):
-    """Credentials for a registry, as the SDKs send them: one of the three below. Never logged, never kept."""
+    """Credentials for a registry as the SDKs send them: one of the three types below. Never logged, never stored."""
 
     model_config = ConfigDict(
         frozen=True, arbitrary_types_allowed=True, alias_generator=to_camel, populate_by_name=True
@@ -48,14 +49,14 @@ class RegistryAuth(BaseModel):
 
     @staticmethod
     def parse(raw: Mapping[str, Any]) -> RegistryAuth:
-        """From what stands in `fromImageRegistry`. InvalidInputError says which field is wrong, and nothing of its value."""
+        """Parse the value of `fromImageRegistry`. InvalidInputError names the wrong field, but never its value."""
         try:
             return cast("RegistryAuth", _ANY.validate_python(dict(raw)))
         except ValidationError as error:
             wrong = error.errors(include_input=False, include_url=False, include_context=False)[0]
             name = ".".join(str(part) for part in wrong["loc"] if part not in ("registry", "aws", "gcp")) or "type"
             raise InvalidInputError(
-                f"The credentials in fromImageRegistry are not valid: {name}: {wrong['msg'].lower()}. They have the type "
+                f"The credentials in fromImageRegistry are not valid: {name}: {wrong['msg'].lower()}. The type must be "
                 "registry (username, password), aws (awsAccessKeyId, awsSecretAccessKey, awsRegion) or gcp (serviceAccountJson)."
             ) from None
 

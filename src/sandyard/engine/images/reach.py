@@ -1,9 +1,10 @@
-"""Whom the engine asks for an image. A client names the registry, and the engine speaks to it from where the engine is: on the
-operator's machine, in the operator's network.
+"""Restricts which hosts the engine contacts for an image. A client chooses the registry, but the engine connects to it
+from the operator's machine and network.
 
-Public addresses may always be asked. Others (this machine itself, its networks, a cloud's metadata service) only for hosts that the
-operator named in `images_registries`; private networks also where sandboxes may reach them anyway (`lan`). The address that was
-checked is the one that is connected to, so that a name can't change its mind in between; it holds for redirects and token servers too.
+Public addresses are always allowed. Others (this machine itself, its networks, a cloud's metadata service) are allowed
+only for hosts that the operator listed in `images_registries`; private networks also if sandboxes may reach them anyway
+(`lan`). The connection uses exactly the address that was checked, so that a name cannot resolve differently in between;
+this applies to redirects and token servers too.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ _TRANSLATED = (ipaddress.IPv6Network("64:ff9b::/96"), ipaddress.IPv6Network("64:
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """`registries` and `insecure` hold `host` or `host:port`."""
+    """`registries` and `insecure` contain `host` or `host:port`."""
 
     registries: frozenset[str] = frozenset()
     insecure: frozenset[str] = frozenset()
     private: bool = False
 
     def plain(self, host: str, port: int | None) -> bool:
-        """Whether http will do: on this machine nobody listens in, elsewhere the operator must have said so."""
+        """Return whether plain HTTP may be used: on this machine always, elsewhere only if the operator allowed it."""
         return _is_loopback_name(host) or _listed(self.insecure, host, port)
 
     def allows(self, host: str, port: int | None, address: Address) -> bool:
@@ -50,13 +51,13 @@ class Reach:
         return self.private and not ours
 
     def check(self, host: str, port: int | None, addresses: Iterable[Address]) -> list[Address]:
-        """Those that may be connected to. ForbiddenError, with what would change that, when there is none."""
+        """Return the addresses that may be connected to. Raises ForbiddenError, with a remedy, if there are none."""
         fitting = [address for address in addresses if self.allows(host, port, address)]
         if not fitting:
             named = f"{host}:{port}" if port else host
             raise ForbiddenError(
-                f"The host {named} is on this machine or in its own network, where images are fetched from only when the operator of "
-                f"the engine has named it: SANDYARD_IMAGES_REGISTRIES={named}"
+                f"The host {named} is on this machine or in its own network. Images are fetched from there only if the engine's operator "
+                f"allows it: SANDYARD_IMAGES_REGISTRIES={named}"
             )
         return fitting
 
@@ -73,7 +74,7 @@ def _is_loopback_name(host: str) -> bool:
 
 
 def _meant(address: Address) -> list[Address]:
-    """With those of IPv4 that are within it, to which a gateway would translate it."""
+    """Return the address and the IPv4 addresses embedded in it, to which a gateway would translate it."""
     if isinstance(address, ipaddress.IPv4Address):
         return [address]
     within: list[Address | None] = [address.ipv4_mapped, address.sixtofour, *(address.teredo or ())]
@@ -83,8 +84,8 @@ def _meant(address: Address) -> list[Address]:
 
 
 class Doors(httpx.AsyncBaseTransport):
-    """Out by the machine's proxies where it has some, else straight to an address that `reach` allows. The system's own trust store
-    says which certificates are good."""
+    """Connects through the machine's proxies if there are any, otherwise directly to an address that `reach` allows.
+    Certificates are verified with the system's trust store."""
 
     def __init__(self, reach: Reach) -> None:
         self._reach = reach
@@ -94,13 +95,15 @@ class Doors(httpx.AsyncBaseTransport):
 
     @functools.cached_property
     def _context(self) -> ssl.SSLContext:
-        """When the first server with a certificate is asked: the store takes a while to read, and images on this machine ask nobody."""
+        """Created on the first TLS connection, because the trust store takes a while to read and local images need no
+        connection."""
         return ssl.create_default_context()
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         host = request.url.host
         if proxy := self._proxy(request.url.scheme, host):
-            # The proxy looks names up, and is where an operator says who may be asked. An address needs no looking up.
+            # The proxy resolves names and is where an operator restricts access. Literal addresses need no lookup and
+            # are checked here.
             with contextlib.suppress(ValueError):
                 self._reach.check(host, request.url.port, [ipaddress.ip_address(host.strip("[]"))])
             if proxy not in self._proxied:
@@ -161,7 +164,7 @@ class _Body(httpx.AsyncByteStream):
 
 
 class _Checked(httpcore.AsyncNetworkBackend):
-    """Looks a name up, checks what it means, and connects to exactly that."""
+    """Resolves a name, checks the addresses, and connects to exactly those."""
 
     def __init__(self, reach: Reach) -> None:
         self._reach = reach
@@ -179,7 +182,7 @@ class _Checked(httpcore.AsyncNetworkBackend):
             addresses = await look_up(host)
         except OSError:
             raise UnreachableError(
-                f"The host {host[:200]} cannot be found. Look whether the engine's machine resolves names and needs a proxy; "
+                f"Could not resolve the host {host[:200]}. Check whether the engine's machine can resolve names or needs a proxy; "
                 "without a registry, an image can be read from a folder (setting images_dirs)."
             ) from None
         failure: Exception | None = None
@@ -192,7 +195,7 @@ class _Checked(httpcore.AsyncNetworkBackend):
         raise failure
 
     async def connect_unix_socket(self, path: str, timeout: float | None = None, socket_options: Any = None) -> Any:  # noqa: ASYNC109
-        raise ForbiddenError("No registry is asked through a socket of this machine.")
+        raise ForbiddenError("Registries cannot be accessed through a Unix socket of this machine.")
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)

@@ -1,4 +1,4 @@
-"""Names of images, as Docker and skopeo spell them.
+"""Image names, in the notation of Docker and skopeo.
 
 python:3.12   ghcr.io/owner/name:tag   localhost:5000/name@sha256:…   a registry; without one, Docker Hub
 oci:/path[:tag]   oci-archive:/path.tar[:tag]   docker-archive:/path.tar[:name:tag]   on the engine's machine
@@ -26,7 +26,7 @@ _KINDS: tuple[Kind, ...] = ("oci", "oci-archive", "docker-archive")
 
 @dataclass(frozen=True, slots=True)
 class Remote:
-    """In a registry. `host` is the one to ask, with its port; with a digest the tag says nothing."""
+    """An image in a registry. `host` is the host to contact, with its port; the tag is ignored if there is a digest."""
 
     host: str
     repository: str
@@ -44,7 +44,7 @@ class Remote:
 
 @dataclass(frozen=True, slots=True)
 class Local:
-    """On the engine's machine. `path` is absolute; `name` chooses among several images of one file."""
+    """An image on the engine's machine. `path` is absolute; `name` selects one of several images in a file."""
 
     kind: Kind
     path: str
@@ -55,7 +55,7 @@ class Local:
 
 
 def parse(text: str) -> Remote | Local:
-    """Raises InvalidInputError, which says what names look like."""
+    """Parse an image name. InvalidInputError explains the notation."""
     text = text.strip()
     if not text or len(text) > LONGEST or any(letter <= " " or letter == "\x7f" for letter in text):
         raise _not_a_name(text)
@@ -72,7 +72,7 @@ def _local(kind: Kind, rest: str) -> Local:
     path, colon, name = rest.partition(":")
     if not path.startswith("/") or "\0" in rest or (colon and not name):
         raise InvalidInputError(
-            f"{kind}: is followed by an absolute path on the engine's machine and, after another ':', by a tag: "
+            f"{kind}: must be followed by an absolute path on the engine's machine and, optionally, ':' and a tag: "
             f"{kind}:/images/app{'' if kind == 'oci' else '.tar'}:1.0"
         )
     return Local(kind, path, name or None)
@@ -82,7 +82,7 @@ def _remote(text: str) -> Remote:
     rest, at, digest = text.partition("@")
     if at and not DIGEST.fullmatch(digest):
         raise InvalidInputError(
-            f"The digest of the image {text[:200]!r} is not valid: it is sha256: and 64 hexadecimal digits."
+            f"The digest of the image {text[:200]!r} is not valid. It must be sha256: and 64 hexadecimal digits."
         )
     host, slash, name = rest.partition("/")
     if not slash or not (set(host) & set(".:") or host == "localhost" or host != host.lower()):
@@ -98,6 +98,6 @@ def _remote(text: str) -> Remote:
 
 def _not_a_name(text: str) -> InvalidInputError:
     return InvalidInputError(
-        f"{text[:200]!r} is not the name of an image. It looks like python:3.12, ghcr.io/owner/name:tag or "
-        "localhost:5000/name@sha256:…, or, on the engine's machine, like oci:/path, oci-archive:/path.tar or docker-archive:/path.tar."
+        f"{text[:200]!r} is not a valid image name. Use a name like python:3.12, ghcr.io/owner/name:tag or "
+        "localhost:5000/name@sha256:…, or, on the engine's machine, oci:/path, oci-archive:/path.tar or docker-archive:/path.tar."
     )

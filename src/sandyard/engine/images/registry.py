@@ -1,4 +1,4 @@
-"""An image in a registry, asked by the HTTP API V2 that all of them speak. Whatever comes is held against the digest it was asked by."""
+"""An image in a registry, accessed with the HTTP API V2. All content is verified against the digest it was requested by."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sandyard.engine.images.auth import Authority, Login
 from sandyard.engine.images.documents import Descriptor
 from sandyard.engine.images.reference import Remote
 from sandyard.engine.images.source import Blob, Content, Found
-from sandyard.engine.images.web import WeatherError, Web
+from sandyard.engine.images.web import TransientError, Web
 from sandyard.kit.errors import ForbiddenError, InvalidInputError, NoSpaceError, NotFoundError, UnreachableError
 from sandyard.kit.pacing import take_turn
 
@@ -27,7 +27,7 @@ _WRITE_AT_ONCE = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Spool:
-    """Where layers lie while they are unpacked. `most` bounds the bytes of one, and `reserve` is left free."""
+    """Where layers are stored while they are unpacked. `most` limits the size of one layer, and `reserve` is left free."""
 
     folder: Path
     most: int
@@ -36,12 +36,12 @@ class Spool:
     def check(self, size: int, what: object) -> None:
         if size > self.most:
             raise InvalidInputError(
-                f"A layer of {what} has {size >> 20} MiB, more than an image may have here (setting images_max_mb)."
+                f"A layer of {what} has {size >> 20} MiB, which exceeds the limit for images (setting images_max_mb)."
             )
         disk = os.statvfs(self.folder)
         if disk.f_bavail * disk.f_frsize < self.reserve + size:
             raise NoSpaceError(
-                f"A layer of {what} has {size >> 20} MiB, which do not fit on the disk beside the engine's reserve (setting "
+                f"A layer of {what} has {size >> 20} MiB, which do not fit on the disk next to the engine's reserve (setting "
                 "disk_reserve_mb)."
             )
 
@@ -72,15 +72,13 @@ class Registry:
         what = str(self._remote)
         content = await self._manifest(self._remote.wanted)
         if self._remote.digest and documents.digest_of(content) != self._remote.digest:
-            raise InvalidInputError(f"The registry's answer for {what} does not have that digest.")
+            raise InvalidInputError(f"The registry's response for {what} does not match that digest.")
         document = documents.parse_json(content, f"The manifest of {what}")
         if documents.is_index(document):
             chosen = documents.choose(document, what)
             content = await self._manifest(chosen.digest)
             if documents.digest_of(content) != chosen.digest:
-                raise InvalidInputError(
-                    f"The registry's answer for {what} does not have the digest that its index names."
-                )
+                raise InvalidInputError(f"The registry's response for {what} does not match the digest in its index.")
         manifest = documents.read_manifest(content, what)
         config = await self._config(manifest.config)
         layers = tuple(Blob(layer.digest, layer.size, layer.digest) for layer in manifest.layers)
@@ -96,9 +94,7 @@ class Registry:
             )
         content = await self._document(f"{self._base}/blobs/{descriptor.digest}", {})
         if documents.digest_of(content) != descriptor.digest:
-            raise InvalidInputError(
-                f"The configuration of {self._remote} does not have the digest that its manifest names."
-            )
+            raise InvalidInputError(f"The configuration of {self._remote} does not match the digest in its manifest.")
         return content
 
     async def _document(self, url: str, headers: Mapping[str, str]) -> bytes:
@@ -125,7 +121,7 @@ class Registry:
             sent = self._authority.header
             try:
                 async with self._web.open(f"{self._base}/blobs/{blob.name}", _authorization(sent)) as response:
-                    if response.status_code == 401 and refusals < 2:  # tokens last minutes, layers sometimes longer
+                    if response.status_code == 401 and refusals < 2:  # tokens last minutes, but layers may take longer
                         refusals += 1
                         if await self._authority.answer(response.headers.get("www-authenticate", ""), sent) not in (
                             None,
@@ -137,9 +133,10 @@ class Registry:
                     return
             except httpx.TransportError as error:
                 await self._web.endure(
-                    WeatherError(f"The registry {self._remote.host} broke off: {str(error)[:200]}."), attempt
+                    TransientError(f"The connection to the registry {self._remote.host} was lost: {str(error)[:200]}."),
+                    attempt,
                 )
-            except WeatherError as error:
+            except TransientError as error:
                 await self._web.endure(error, attempt)
             attempt += 1
 
@@ -166,24 +163,20 @@ class Registry:
                 await put()
         await put()
         if size < blob.size:
-            raise WeatherError(f"The registry {self._remote.host} broke off in the middle of a layer.")
+            raise TransientError(f"The registry {self._remote.host} closed the connection in the middle of a layer.")
         if size > blob.size or f"sha256:{sha.hexdigest()}" != blob.digest:
-            raise InvalidInputError(
-                f"A layer of {self._remote} does not have the digest and size that its manifest names."
-            )
+            raise InvalidInputError(f"A layer of {self._remote} does not match the digest and size in its manifest.")
 
     def _check(self, status: int) -> None:
         what, host = self._remote, self._remote.host
         if status in (401, 403):
             if self._with_login:
-                raise ForbiddenError(f"The registry {host} refuses these credentials for {what}.")
-            raise ForbiddenError(
-                f"The registry {host} gives {what} to nobody without credentials, or there is no such image."
-            )
+                raise ForbiddenError(f"The registry {host} rejected these credentials for {what}.")
+            raise ForbiddenError(f"The registry {host} requires credentials for {what}, or the image does not exist.")
         if status == 404:
-            raise NotFoundError(f"There is no image {what}.")
+            raise NotFoundError(f"Image {what} not found.")
         if status != 200:
-            raise UnreachableError(f"The registry {host} answers with {status} for {what}.")
+            raise UnreachableError(f"The registry {host} returned status {status} for {what}.")
 
 
 def _authorization(header: str | None) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Images: from a reference to layers a sandbox can stand on."""
+"""Images: from a reference to layers for sandboxes."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from sandyard.kit.logging import get_logger
 
 log = get_logger(__name__)
 
-_TOGETHER = 3  # layers of one image that are fetched at the same time
+_TOGETHER = 3  # layers of one image fetched concurrently
 _TIDY_EVERY_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the engine's settings say about images."""
+    """The engine's settings about images."""
 
     dirs: tuple[Path, ...] = ()
     reach: Reach = field(default_factory=Reach)
@@ -42,7 +42,7 @@ class Options:
     reserve_bytes: int = 2 << 30
     keep_s: float = 7 * 24 * 3600
     carry_host_trust: bool = True
-    authorities: tuple[bytes, ...] = ()  # certificates of those that sandboxes trust besides
+    authorities: tuple[bytes, ...] = ()  # certificates of additional authorities that sandboxes trust
     clouds: Clouds = field(default_factory=Clouds)
 
     @classmethod
@@ -64,8 +64,8 @@ class Options:
 
 
 class Images:
-    """All images of one engine, below `folder`, which belongs to it alone. `prepare` comes first, and before the driver opens: the
-    driver looks for layers in folders that exist by then."""
+    """All images of one engine, below `folder`, which belongs to it alone. Call `prepare` first, before the driver
+    opens, because the driver looks for layers only in folders that exist by then."""
 
     def __init__(self, folder: Path, options: Options = Options()) -> None:  # noqa: B008 - frozen
         self._options = options
@@ -73,11 +73,12 @@ class Images:
         self._tidying: asyncio.Task[None] | None = None
 
     def prepare(self) -> None:
-        """Blocks for a moment, longer when there is something half-made to remove."""
+        """Create the folders. Blocks briefly, longer if incomplete leftovers have to be removed."""
         self._folder.prepare()
 
     def start(self, stands_on: Callable[[str], bool]) -> None:
-        """Begin to remove layers that nothing needs. `stands_on` says whether a sandbox, snapshot or template needs one."""
+        """Start removing unused layers in the background. `stands_on` returns whether a sandbox, snapshot or template
+        needs one."""
         self._tidying = asyncio.get_running_loop().create_task(self._tidy(stands_on))
 
     async def close(self) -> None:
@@ -87,11 +88,12 @@ class Images:
                 await self._tidying
 
     async def resolve(self, name: str, auth: RegistryAuth | None, report: Report) -> Image:
-        """The image of that name, brought here if it is not. Asks its source each time: a tag may have moved, and whoever asks must be
-        allowed to have it. Layers that are here are not fetched again.
+        """Return the image of that name, fetched if needed. Contacts its source each time: a tag may have moved, and
+        the caller must be allowed to access it. Layers that already exist are not fetched again.
 
-        Raises InvalidInputError, ForbiddenError, NotFoundError, UnreachableError, BusyError, NoSpaceError or UnsupportedError, each with
-        a sentence for whoever named it. May be cancelled."""
+        Raises InvalidInputError, ForbiddenError, NotFoundError, UnreachableError, BusyError, NoSpaceError or
+        UnsupportedError, each with a message for the client. Cancellable.
+        """
         wanted = reference.parse(name)
         what = str(wanted)
         async with self._source(wanted, auth) as source:
@@ -101,7 +103,7 @@ class Images:
             layers = await self._layers(found, config, source, what, report)
         stack = _stack(layers)
         if not stack:
-            raise InvalidInputError(f"The image {what} is empty: there is no file in any of its layers.")
+            raise InvalidInputError(f"The image {what} is empty: none of its layers contains a file.")
         trust = await asyncio.to_thread(read_trust) if self._options.carry_host_trust else Trust()
         trust = trust.with_authorities(self._options.authorities)
         wishes = wishes_of(config.user, config.env.get("PATH"), trust)
@@ -117,7 +119,7 @@ class Images:
         )
 
     async def collect(self, stands_on: Callable[[str], bool]) -> int:
-        """Remove what nothing needs, once. Says how many layers went."""
+        """Remove unused layers once. Return how many were removed."""
         return await self._folder.collect(stands_on)
 
     @contextlib.asynccontextmanager
@@ -140,11 +142,11 @@ class Images:
             yield Registry(web, wanted, login, spool)
 
     async def _layers(self, found: Found, config: Config, source: Source, what: str, report: Report) -> list[Layer]:
-        """All of them, lowest first."""
+        """Return all layers, lowest first."""
         compressed = sum(blob.size for blob in found.layers)
         if compressed > self._options.max_bytes:
             raise InvalidInputError(
-                f"The image {what} has {compressed >> 20} MiB; one may have {self._options.max_bytes >> 20} (setting images_max_mb)."
+                f"The image {what} has {compressed >> 20} MiB; the limit is {self._options.max_bytes >> 20} MiB (setting images_max_mb)."
             )
         turns = asyncio.Semaphore(_TOGETHER)
         count = len(found.layers)
@@ -166,11 +168,11 @@ class Images:
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(bring(number)) for number in range(count)]
-        except BaseExceptionGroup as failures:  # the first one; the others were given up because of it
+        except BaseExceptionGroup as failures:  # the first one; it cancelled the others
             raise failures.exceptions[0] from None
         if left_bytes < 0 or left_files < 0:
             raise InvalidInputError(
-                f"The image {what} unpacks to more than an image may have here (settings images_max_mb, images_max_files)."
+                f"The image {what} unpacks to more than the limit for images (settings images_max_mb, images_max_files)."
             )
         return [task.result() for task in tasks]
 
@@ -184,8 +186,8 @@ class Images:
 
 
 def _stack(layers: Sequence[Layer]) -> list[Layer]:
-    """Topmost first, as a sandbox stands on them: without empty ones, without what an opaque root hides, and each once. A layer that
-    comes again further up hides all of itself further down."""
+    """Return the layers topmost first, as a sandbox uses them: without empty ones, without those that an opaque root
+    hides, and without duplicates. A layer that occurs again further up hides its lower occurrence."""
     stack: dict[str, Layer] = {}
     for layer in reversed(layers):
         if layer.entries or layer.opaque_root:
@@ -196,7 +198,7 @@ def _stack(layers: Sequence[Layer]) -> list[Layer]:
 
 
 def _oddities(layer: Layer) -> str:
-    said = [f"{layer.devices} device nodes left out"] if layer.devices else []
+    said = [f"{layer.devices} device nodes skipped"] if layer.devices else []
     if layer.strangers:
-        said.append(f"{layer.strangers} owners beyond id 65535 became nobody")
+        said.append(f"{layer.strangers} owners above id 65535 mapped to nobody")
     return f" ({', '.join(said)})" if said else ""

@@ -1,4 +1,4 @@
-"""What every place that images come from can do. A registry, a layout and an archive differ in nothing else."""
+"""The interface of all image sources: registries, layouts and archives."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class Blob:
-    """A layer as the source knows it. `digest` None: the source has none of the file as it lies there."""
+    """A layer as known by the source. `digest` is None if the source does not know the digest of the stored file."""
 
     name: str
     size: int
@@ -18,7 +18,7 @@ class Blob:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """One image, chosen and checked: its configuration has the digest that its manifest gives it. Layers lowest first."""
+    """One selected and verified image: its configuration matches the digest in its manifest. Layers are lowest first."""
 
     digest: str
     config: bytes
@@ -27,7 +27,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """A layer's bytes in an open file, which is closed by whoever opened it."""
+    """A layer's bytes in an open file. The source closes it."""
 
     fd: int
     offset: int
@@ -36,9 +36,9 @@ class Content:
 
 class Source(Protocol):
     async def find(self) -> Found:
-        """Raises NotFoundError, ForbiddenError, UnsupportedError, UnreachableError or InvalidInputError."""
+        """Find the image. Raises NotFoundError, ForbiddenError, UnsupportedError, UnreachableError or InvalidInputError."""
         ...
 
     def fetch(self, blob: Blob) -> AbstractAsyncContextManager[Content]:
-        """The layer's bytes, for as long as the context lasts."""
+        """Provide the layer's bytes while the context lasts."""
         ...

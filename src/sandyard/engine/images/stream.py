@@ -1,7 +1,8 @@
 """A layer as a stream of bytes: cut out of its file, decompressed, and then read from a pipe.
 
-Everything here is hostile. `tarfile` reads from `Stream`, which goes forward only, gives no more than a header can need at once and
-does not answer for ever at its end: whatever a header claims, there is neither an endless loop nor a full memory.
+All input is hostile. `tarfile` reads from `Stream`, which only moves forward, returns no more at once than a header can
+need, and stops answering at some point after its end: whatever a header claims, there is no endless loop and no memory
+exhaustion.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ _OTHERS = {b"BZh": "bzip2", b"\xfd7zXZ": "xz"}
 
 
 class LayerError(Exception):
-    """Why a layer can't be used: a sentence's second half ("The layer … <this>.")."""
+    """Why a layer cannot be used, as the second half of a sentence ("The layer … <this>.")."""
 
 
 class NoRoomError(LayerError):
-    """The same, because the disk is full."""
+    """Why a layer cannot be stored: the disk is full."""
 
 
 class _Readable(Protocol):
@@ -36,7 +37,7 @@ class _Readable(Protocol):
 
 
 class Slice(io.RawIOBase):
-    """Part of an open file, hashed as it is read."""
+    """A part of an open file, hashed as it is read."""
 
     def __init__(self, fd: int, offset: int, size: int) -> None:
         self._fd, self._at, self._end = fd, offset, offset + size
@@ -53,18 +54,18 @@ class Slice(io.RawIOBase):
         return data
 
     def start(self, size: int) -> bytes:
-        """Without reading it."""
+        """Return the first bytes without consuming them."""
         return os.pread(self._fd, min(size, self._end - self._at), self._at)
 
     def finish(self) -> str:
-        """The digest of all of it."""
+        """Return the digest of the whole part."""
         while self.read(CHUNK):
             pass
         return f"sha256:{self._sha.hexdigest()}"
 
 
 def decompress(source: Slice) -> Iterator[bytes]:
-    """All of it, in pieces of at most CHUNK bytes. Raises LayerError."""
+    """Yield the decompressed data in chunks of at most CHUNK bytes. Raises LayerError."""
     plain = _decompressed(source)
     while True:
         try:
@@ -74,14 +75,14 @@ def decompress(source: Slice) -> Iterator[bytes]:
         except ZstdError as error:
             raise LayerError(str(error)) from None
         except (ValueError, MemoryError, OverflowError) as error:
-            raise LayerError(f"is not sound compressed data ({type(error).__name__})") from None
+            raise LayerError(f"is not valid compressed data ({type(error).__name__})") from None
         if not data:
             return
         yield data
 
 
 class Stream:
-    """What a tar reader needs of a file, of a pipe."""
+    """A file-like object for a tar reader that reads from a pipe."""
 
     def __init__(self, pipe: int) -> None:
         self._pipe = pipe
@@ -93,16 +94,16 @@ class Stream:
 
     def seek(self, place: int, whence: int = 0) -> int:
         if whence or place < self._at:
-            raise LayerError("has a header that leads backwards")
+            raise LayerError("has a header that points backwards")
         while self._at < place:
             if not self.read(min(place - self._at, CHUNK)):
-                raise LayerError("ends in the middle")
+                raise LayerError("is truncated")
         return self._at
 
     def read(self, size: int = -1) -> bytes:
-        """As many bytes as asked for, less only at the end."""
+        """Return exactly `size` bytes, or fewer at the end."""
         if not 0 <= size <= 4 * CHUNK:
-            raise LayerError("has a header of more than 4 MiB")
+            raise LayerError("has a header larger than 4 MiB")
         parts = []
         while size > 0 and (part := self._take(size)):
             parts.append(part)
@@ -114,23 +115,23 @@ class Stream:
         if not data:
             self._ends += 1
             if self._ends > 8:
-                raise LayerError("ends in the middle")
+                raise LayerError("is truncated")
         self._at += len(data)
         return data
 
     def finish(self) -> None:
-        """Read what comes after the tar's end."""
+        """Read what follows the end of the tar."""
         while os.read(self._pipe, CHUNK):
             pass
 
 
 def forget_members(tar: tarfile.TarFile) -> None:
-    """Those it has read, of which it would keep a list."""
+    """Drop the list of members that tarfile has read."""
     cast("Any", tar).members = []
 
 
 def _decompressed(source: Slice) -> _Readable:
-    """By what it begins with: what is said about a layer elsewhere may be wrong."""
+    """Detect the compression from the first bytes, because other information about a layer may be wrong."""
     start = source.start(6)
     if start.startswith(_GZIP):
         return cast("_Readable", gzip.GzipFile(fileobj=source, mode="rb"))
@@ -141,5 +142,5 @@ def _decompressed(source: Slice) -> _Readable:
             raise LayerError(str(error)) from None
     for magic, name in _OTHERS.items():
         if start.startswith(magic):
-            raise LayerError(f"is compressed with {name}; gzip, Zstandard or none can be read")
+            raise LayerError(f"is compressed with {name}; only gzip, Zstandard or no compression is supported")
     return source

@@ -1,11 +1,13 @@
-"""Writing the entries of a layer into a directory of its own, as an overlay wants them, without ever leaving it.
+"""Write the entries of a layer into a directory, in the form that an overlay needs, without ever leaving it.
 
-- A parent directory is looked up within the tree (openat2); what is created is created by name in an open directory, and never
+- A parent directory is looked up within the tree (openat2); entries are created by name in an open directory, never
   through a link.
 - `.wh.name` becomes a whiteout (character device 0:0), `.wh..wh..opq` the opaque mark of its directory.
-- Owners are plain ids from 0 to 65535, as the driver maps them; others become nobody. Device nodes are left out: sandboxes could not
-  open them. Of extended attributes only capabilities and `user.*` are kept, and none of overlay's own.
-- Without root nobody can be given a file. It is the engine's user's then, who is root inside, and what another owned is everybody's.
+- Owners are plain ids from 0 to 65535, as the driver maps them; others become nobody. Device nodes are skipped, because
+  sandboxes could not open them. Of extended attributes only capabilities and `user.*` are kept, and none of overlay's
+  own.
+- Without root, files cannot be given to other users. They belong to the engine's user, who is root inside, and files of
+  other owners are made accessible to everybody.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ _CAPABILITY, _CAP_2, _CAP_3 = "security.capability", 0x0200_0000, 0x0300_0000
 
 @dataclass(frozen=True, slots=True)
 class Meta:
-    """Of a file or directory. `mtime` in nanoseconds."""
+    """Metadata of a file or directory. `mtime` is in nanoseconds."""
 
     mode: int
     uid: int
@@ -42,7 +44,7 @@ class Meta:
 
 @dataclass
 class Tally:
-    """What was found. `implied`: directories that no entry describes, only something in them."""
+    """Statistics about a layer. `implied`: directories that no entry describes, but that contain entries."""
 
     entries: int = 0
     bytes: int = 0
@@ -53,7 +55,7 @@ class Tally:
 
 
 class Tree:
-    """`mark_opaque` is called with the descriptor of a directory that hides those below it."""
+    """`mark_opaque` is called with the descriptor of a directory that hides the contents of lower layers."""
 
     def __init__(self, root: int, *, privileged: bool, mark_opaque: Callable[[int], None]) -> None:
         self.tally = Tally()
@@ -62,7 +64,7 @@ class Tree:
         self._mark = mark_opaque
         self._folders: dict[
             str, Meta
-        ] = {}  # set at the end: files in them change their dates, and modes may lock us out
+        ] = {}  # applied at the end, because adding files changes their dates and modes may lock us out
         self._open: tuple[str, int] | None = None
 
     # Entries ----------------------------------------------------------------------------------------------------------------
@@ -74,13 +76,15 @@ class Tree:
             if found is None or not stat.S_ISDIR(found.st_mode):
                 self._clear(parent, name)
                 os.mkdir(name, 0o700, dir_fd=parent)
-                if found is not None and _is_whiteout(found):  # removed and made anew: nothing below shines through
+                if found is not None and _is_whiteout(
+                    found
+                ):  # removed and created again: contents of lower layers must stay hidden
                     self._mark_opaque(parent, name)
         self.tally.implied.discard(path)
         self._folders[path] = meta
 
     def file(self, path: str, meta: Meta) -> int:
-        """A new open file, for its content. Its owner and mode come with `finish_file`."""
+        """Return a new open file for its content. `finish_file` sets its owner and mode."""
         parent, name = self._parent(path)
         self._clear(parent, name)
         return os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=parent)
@@ -107,11 +111,11 @@ class Tree:
         try:
             source = open_in_root(self._root, folder, os.O_PATH | os.O_DIRECTORY)
         except OSError:
-            raise LayerError(f"has a hard link to {target!r}, which is not in it") from None
+            raise LayerError(f"has a hard link to {target!r}, which it does not contain") from None
         try:
             found = _look(source, last)
             if found is None or not (stat.S_ISREG(found.st_mode) or stat.S_ISLNK(found.st_mode)):
-                raise LayerError(f"has a hard link to {target!r}, which is no file in it")
+                raise LayerError(f"has a hard link to {target!r}, which is not a file in it")
             parent, name = self._parent(path)
             there = _look(parent, name)
             if there is not None and (there.st_dev, there.st_ino) == (found.st_dev, found.st_ino):
@@ -128,10 +132,10 @@ class Tree:
         meta = self._owned(meta)
         if self._privileged:
             os.chown(name, meta.uid, meta.gid, dir_fd=parent, follow_symlinks=False)
-        os.chmod(name, meta.mode, dir_fd=parent)  # just made, and no link
+        os.chmod(name, meta.mode, dir_fd=parent)  # just created, and not a link
 
     def whiteout(self, path: str) -> bool:
-        """Whether the name is one of those that stand for something missing; what it says is done then."""
+        """Process the entry if its name is a whiteout, and return whether it was."""
         folder, _, name = path.rpartition("/")
         if not name.startswith(_WHITEOUT):
             return False
@@ -144,7 +148,7 @@ class Tree:
                     self._make_implied(parent, last, folder)
                 self._mark_opaque(parent, last)
             return True
-        if name.startswith(".wh..wh."):  # bookkeeping of aufs
+        if name.startswith(".wh..wh."):  # aufs metadata
             return True
         hidden = name.removeprefix(_WHITEOUT)
         if hidden in ("", ".", ".."):
@@ -153,12 +157,12 @@ class Tree:
         found = _look(parent, hidden)
         if found is None:
             os.mknod(hidden, stat.S_IFCHR, os.makedev(0, 0), dir_fd=parent)
-        elif stat.S_ISDIR(found.st_mode):  # it is of lower layers that it hides something
+        elif stat.S_ISDIR(found.st_mode):  # only contents of lower layers are hidden
             self._mark_opaque(parent, hidden)
         return True
 
     def finish(self) -> None:
-        """Directories get what is theirs."""
+        """Apply the metadata of directories."""
         self._forget()
         for path, described in self._folders.items():
             meta = self._owned(described)
@@ -183,7 +187,7 @@ class Tree:
     # Within -----------------------------------------------------------------------------------------------------------------
 
     def _parent(self, path: str) -> tuple[int, str]:
-        """The open directory of a path, made where it is missing, and the name in it."""
+        """Return the open parent directory of a path, created if missing, and the last name."""
         folder, _, name = path.rpartition("/")
         if self._open is None or self._open[0] != folder:
             self._forget()
@@ -201,7 +205,7 @@ class Tree:
                 if found is None or _is_whiteout(found):
                     self._make_implied(here, part, walked)
                 elif not stat.S_ISDIR(found.st_mode):
-                    raise LayerError(f"has something below {walked!r}, which is no directory in it")
+                    raise LayerError(f"has an entry below {walked!r}, which is not a directory in it")
                 inner = os.open(part, _FOLDER, dir_fd=here)
             finally:
                 os.close(here)
@@ -218,7 +222,7 @@ class Tree:
         self.tally.implied.add(path)
 
     def _clear(self, parent: int, name: str) -> None:
-        """What an earlier entry of the same name made."""
+        """Remove what an earlier entry of the same name created."""
         found = _look(parent, name)
         if found is None:
             return
@@ -240,7 +244,8 @@ class Tree:
             os.close(fd)
 
     def _owned(self, meta: Meta) -> Meta:
-        """With ids that exist in a sandbox and, without root, with modes that make up for the owner who is missing."""
+        """Return the metadata with ids that exist in a sandbox and, without root, with modes that compensate for the
+        missing owner."""
         ids = [one if 0 <= one <= HIGHEST_ID else NOBODY for one in (meta.uid, meta.gid)]
         if ids != [meta.uid, meta.gid]:
             self.tally.strangers += 1
@@ -256,14 +261,14 @@ class Tree:
         for name, value in meta.xattrs:
             kept = _kept(name, value)
             if kept is not None:
-                with contextlib.suppress(OSError):  # without root, or on a file system that has none
+                with contextlib.suppress(OSError):  # without root, or not supported by the file system
                     os.setxattr(fd, name, kept)
 
 
 def _kept(name: str, value: bytes) -> bytes | None:
     if name == _CAPABILITY and len(value) >= 20:
         magic = struct.unpack_from("<I", value)[0]
-        if magic & 0xFF00_0000 in (_CAP_2, _CAP_3):  # of the third kind belong to one user namespace, which is not ours
+        if magic & 0xFF00_0000 in (_CAP_2, _CAP_3):  # version 3 belongs to one user namespace, which is not ours
             return struct.pack("<I", _CAP_2 | magic & 1) + value[4:20]
         return None
     return value if name.startswith("user.") and not name.startswith("user.overlay.") else None

@@ -1,12 +1,12 @@
-"""`python -m sandyard.engine.images.unpack`: one layer into one directory, in a process of its own.
+"""`python -m sandyard.engine.images.unpack`: unpack one layer into one directory, in a separate process.
 
-The order is a JSON object in the descriptor that the argument names, the layer's file is descriptor 0, and the outcome is a JSON
-object on standard output: what was found, or `{"error": …}`. The process ends with its parent, has little memory, and is nothing to
-wait for when it is killed: whoever started it removes the directory.
+The order is a JSON object in the descriptor given as the argument, the layer's file is descriptor 0, and the outcome is
+a JSON object on standard output: what was found, or `{"error": …}`. The process ends with its parent and has little
+memory. When it is killed, the parent removes the directory.
 
-It reads nothing of the layer itself. Of two confined workers (`confined.py`) one decompresses and the other reads the tar and writes
-the tree, and the bytes between them pass through here, where they are counted and hashed: a layer lies below its digest for all
-images, and no hole in a parser may put something else there.
+It does not parse the layer itself. One confined worker (`confined.py`) decompresses, and another reads the tar and
+writes the tree. The bytes between them pass through here, where they are counted and hashed: a layer is stored under
+its digest for all images, and no bug in a parser may put something else there.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _LATEST = 1 << 40
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """`digest` is that of the file as it lies there, None where nobody knows it; `diff_id` that of the tar in it."""
+    """`digest` is that of the stored file, None if unknown; `diff_id` is that of the tar in it."""
 
     target: str
     offset: int
@@ -50,7 +50,8 @@ class Order:
 
 
 def unpack(order: Order, source: int) -> dict[str, Any]:
-    """Raises LayerError, ConfinementError. Blocks. For a process of its own: descriptors are left open when it fails."""
+    """Unpack the layer. Blocks; raises LayerError, ConfinementError. For a separate process: descriptors are left open
+    on failure."""
     with contextlib.suppress(zstd.ZstdError):
         zstd.load()
     root = os.open(order.target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -88,13 +89,13 @@ def unpack(order: Order, source: int) -> dict[str, Any]:
     for outcome in outcomes:
         check(outcome)
     if flow.digest != order.diff_id:
-        raise LayerError("does not have the content that the image's configuration announces (its digest differs)")
+        raise LayerError("does not have the content that the image's configuration specifies (its digest differs)")
     os.close(root)
     return outcomes[1]
 
 
 class _Flow(threading.Thread):
-    """The tar on its way from one worker to the other."""
+    """Copies the tar from one worker to the other."""
 
     def __init__(self, source: int, target: int, most: int) -> None:
         super().__init__(daemon=True)
@@ -102,7 +103,7 @@ class _Flow(threading.Thread):
         self._sha, self._size = hashlib.sha256(), 0
 
     def run(self) -> None:
-        with contextlib.suppress(BrokenPipeError):  # it has found something wrong and ended
+        with contextlib.suppress(BrokenPipeError):  # the worker found an error and ended
             while data := os.read(self._source, CHUNK):
                 self._size += len(data)
                 if self._size > self._most:
@@ -125,14 +126,14 @@ class _Flow(threading.Thread):
 
 def _pipe() -> tuple[int, int]:
     read, write = os.pipe()
-    with contextlib.suppress(OSError):  # more than a user may have
+    with contextlib.suppress(OSError):  # more than a user is allowed
         fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, CHUNK)
     return read, write
 
 
 def _mark_opaque(control: socket.socket, root: int) -> bool:
-    """Mark the directory whose descriptor comes next: only the host's root may. Whatever comes is within the layer, as nothing else is
-    within the worker's reach. False when nothing will come any more."""
+    """Mark the directory whose descriptor is received next, which only the host's root can do. It is always within the
+    layer, because the worker can reach nothing else. Return False at the end of the stream."""
     try:
         asked, fds, _, _ = socket.recv_fds(control, 1, 1, socket.MSG_CMSG_CLOEXEC)
         for fd in fds:
@@ -148,16 +149,16 @@ def _mark_opaque(control: socket.socket, root: int) -> bool:
 
 
 def _check_reserve(root: int, order: Order) -> None:
-    """Of a worker that does not look itself, for whatever reason. One that does is told as much by the same disk."""
+    """Check the free space, in case a worker does not check it itself."""
     disk = os.fstatvfs(root)
     if disk.f_bavail * disk.f_frsize < order.reserve_bytes:
-        raise NoRoomError("does not fit on the disk beside the engine's reserve (setting disk_reserve_mb)")
+        raise NoRoomError("does not fit on the disk next to the engine's reserve (setting disk_reserve_mb)")
 
 
 def _unwritable(error: OSError) -> LayerError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return NoRoomError("does not fit on the disk")
-    return LayerError(f"has an entry that can't be made here: {error.strerror}")
+    return LayerError(f"has an entry that cannot be created here: {error.strerror}")
 
 
 # In the workers ---------------------------------------------------------------------------------------------------------------
@@ -168,16 +169,16 @@ def _decompress(order: Order, source: int, target: int) -> dict[str, Any]:
     try:
         for data in decompress(raw):
             _write(target, data)
-    except BrokenPipeError:  # nobody wants the rest
+    except BrokenPipeError:  # the reader does not want the rest
         return {}
     os.close(target)
     if raw.finish() != order.digest and order.digest is not None:
-        raise LayerError("does not have the digest it was asked for by")
+        raise LayerError("does not match the digest it was requested by")
     return {}
 
 
 def _write_tree(order: Order, source: int, control: socket.socket | None) -> dict[str, Any]:
-    """`control`: who marks opaque directories, None without root."""
+    """Write the tree. `control` marks opaque directories; None without root."""
 
     def mark(fd: int) -> None:
         if control is None:
@@ -198,7 +199,7 @@ def _write_tree(order: Order, source: int, control: socket.socket | None) -> dic
     except tarfile.TarError as error:
         raise LayerError(f"is not a valid tar ({error})") from None
     except (ValueError, RecursionError, MemoryError, OverflowError) as error:
-        raise LayerError(f"is not a sound tar ({type(error).__name__})") from None
+        raise LayerError(f"is not a valid tar ({type(error).__name__})") from None
     stream.finish()
     tally = tree.tally
     return {
@@ -212,7 +213,7 @@ def _write_tree(order: Order, source: int, control: socket.socket | None) -> dic
 
 
 class _Room:
-    """Counts what is used against what there is."""
+    """Counts usage against the limits."""
 
     def __init__(self, root: int, order: Order) -> None:
         self._root, self._order = root, order
@@ -222,7 +223,7 @@ class _Room:
     def entry(self, size: int) -> None:
         self._entries += 1
         self._bytes += size
-        if size < 0 or self._bytes > self._order.most_bytes:  # sparse files count as if they were full
+        if size < 0 or self._bytes > self._order.most_bytes:  # sparse files count with their full size
             raise LayerError(
                 f"unpacks to more than the {self._order.most_bytes >> 20} MiB that are left for the image (setting images_max_mb)"
             )
@@ -234,7 +235,7 @@ class _Room:
             self._next_look = self._bytes + _LOOK_EVERY
             disk = os.fstatvfs(self._root)
             if disk.f_bavail * disk.f_frsize < self._order.reserve_bytes + size:
-                raise NoRoomError("does not fit on the disk beside the engine's reserve (setting disk_reserve_mb)")
+                raise NoRoomError("does not fit on the disk next to the engine's reserve (setting disk_reserve_mb)")
 
 
 def _extract(stream: Stream, tree: Tree, room: _Room) -> None:
@@ -243,7 +244,7 @@ def _extract(stream: Stream, tree: Tree, room: _Room) -> None:
             fileobj=cast("Any", stream), mode="r", encoding="utf-8", errors="surrogateescape", tarinfo=tarfile.TarInfo
         )
     except tarfile.ReadError:
-        if not stream.tell():  # nothing at all
+        if not stream.tell():  # an empty stream
             return
         raise
     while (member := tar.next()) is not None:
@@ -285,12 +286,13 @@ def _entry(stream: Stream, tree: Tree, tar: tarfile.TarFile, member: tarfile.Tar
 
 
 def clean(name: str) -> str:
-    """A path within the layer, without a leading slash; the root itself is "". LayerError for one that leads out."""
+    """Return a path within the layer, without a leading slash; the root itself is "". Raises LayerError if it leads out
+    of the layer."""
     parts = [part for part in name.split("/") if part not in ("", ".")]
     if ".." in parts:
-        raise LayerError(f"names a path outside of itself: {name[:200]!r}")
+        raise LayerError(f"contains a path that leads out of it: {name[:200]!r}")
     if len(parts) > DEEPEST:
-        raise LayerError(f"has directories that are nested deeper than {DEEPEST}")
+        raise LayerError(f"has directories nested deeper than {DEEPEST} levels")
     return "/".join(parts)
 
 
@@ -301,7 +303,7 @@ def _meta(member: tarfile.TarInfo) -> Meta:
         for key, value in member.pax_headers.items()
         if key.startswith(prefix)
     )
-    mtime = member.mtime if 0 <= member.mtime < _LATEST else 0  # also for what is not a number
+    mtime = member.mtime if 0 <= member.mtime < _LATEST else 0  # also for NaN
     return Meta(member.mode, member.uid, member.gid, int(mtime * 1_000_000_000), xattrs)
 
 
@@ -309,13 +311,13 @@ def _copy(fd: int, stream: Stream, size: int) -> None:
     while size:
         data = stream.read(min(size, CHUNK))
         if not data:
-            raise LayerError("ends in the middle")
+            raise LayerError("is truncated")
         size -= len(data)
         _write(fd, data)
 
 
 def _copy_sparse(fd: int, tar: tarfile.TarFile, member: tarfile.TarInfo) -> None:
-    """Holes stay holes."""
+    """Copy a sparse file and keep its holes."""
     content = tar.extractfile(member)
     assert content is not None
     copied = 0
@@ -326,7 +328,7 @@ def _copy_sparse(fd: int, tar: tarfile.TarFile, member: tarfile.TarInfo) -> None
         else:
             _write(fd, data)
     if copied != member.size:
-        raise LayerError("ends in the middle")
+        raise LayerError("is truncated")
     os.ftruncate(fd, copied)
 
 

@@ -1,4 +1,4 @@
-"""Asking a registry, a token server or a cloud: bounded answers, redirects that take no credentials along, patience with the weather."""
+"""HTTP client for registries, token servers and clouds: bounded responses, redirects without credentials, and retries."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Answer:
     body: bytes
 
 
-class WeatherError(Exception):
-    """What may be better in a moment: a sentence. `pause` is what the server asked for."""
+class TransientError(Exception):
+    """Retryable failure. `pause` is the delay that the server requested."""
 
     def __init__(self, message: str, pause: float = 0.0, *, busy: bool = False) -> None:
         super().__init__(message)
@@ -38,7 +38,7 @@ class WeatherError(Exception):
 
 
 class Web:
-    """Opened with `async with`. Holds no credentials: whoever asks gives them with each question."""
+    """Open it with `async with`. Stores no credentials: the caller passes them with each request."""
 
     def __init__(self, reach: Reach, *, pause: float = 0.5) -> None:
         self.reach = reach
@@ -55,17 +55,18 @@ class Web:
     async def ask(
         self, url: str, headers: Mapping[str, str], most: int, *, method: str = "GET", content: bytes | None = None
     ) -> Answer:
-        """The whole answer. Raises UnreachableError, BusyError, ForbiddenError, and InvalidInputError for one longer than `most`."""
+        """Return the whole response. Raises UnreachableError, BusyError, ForbiddenError, and InvalidInputError if it is
+        longer than `most`."""
         for attempt in range(_ATTEMPTS):
             try:
                 async with self.open(url, headers, method=method, content=content) as response:
                     return Answer(response.status_code, dict(response.headers), await _read(response, most, url))
-            except WeatherError as error:
+            except TransientError as error:
                 await self.endure(error, attempt)
         raise AssertionError
 
-    async def endure(self, error: WeatherError, attempt: int) -> None:
-        """Wait until it is time for the next attempt, or give up."""
+    async def endure(self, error: TransientError, attempt: int) -> None:
+        """Wait until the next attempt, or raise if there were too many."""
         if attempt + 1 >= _ATTEMPTS:
             raise (BusyError if error.busy else UnreachableError)(str(error)) from None
         await asyncio.sleep(min(max(self._pause * 2**attempt, error.pause), _LONGEST_PAUSE))
@@ -74,7 +75,7 @@ class Web:
     async def open(
         self, url: str, headers: Mapping[str, str], *, method: str = "GET", content: bytes | None = None
     ) -> AsyncIterator[httpx.Response]:
-        """One attempt: an answer whose body is still to be read. Raises WeatherError."""
+        """Make one attempt and yield a response whose body is not read yet. Raises TransientError."""
         place, sent = self._parsed(url), dict(headers)
         host = place.host
         try:
@@ -83,14 +84,14 @@ class Web:
                     "User-Agent": _AGENT,
                     "Accept-Encoding": "identity",
                     **sent,
-                }  # what is hashed must be as it was sent
+                }  # the hash requires the bytes as they were sent
                 request = self._client.build_request(method, place, headers=asked, content=content)
                 response = await self._client.send(request, stream=True)
                 try:
                     if response.status_code in _AGAIN:
                         busy = response.status_code == 429
-                        said = "has had too many questions" if busy else f"answers with {response.status_code}"
-                        raise WeatherError(
+                        said = "is rate-limiting requests (429)" if busy else f"returned status {response.status_code}"
+                        raise TransientError(
                             f"The server {place.host} {said}. Try again later.", _pause(response), busy=busy
                         )
                     target = response.headers.get("location")
@@ -101,26 +102,26 @@ class Web:
                     await response.aclose()
                 new = self._parsed(str(place.join(target)))
                 if (new.scheme, new.host, new.port) != (place.scheme, place.host, place.port):
-                    sent.pop("Authorization", None)  # for good, also when it leads back
+                    sent.pop("Authorization", None)  # for good, even if a later redirect leads back
                 place = new
         except httpx.TransportError as error:
-            raise WeatherError(
-                f"The server {place.host} can't be reached: {str(error)[:200] or type(error).__name__}."
+            raise TransientError(
+                f"Could not reach the server {place.host}: {str(error)[:200] or type(error).__name__}."
             ) from None
-        raise InvalidInputError(f"The server {host} leads from one place to the next without end.")
+        raise InvalidInputError(f"Too many redirects from {host}.")
 
     def _parsed(self, url: str) -> httpx.URL:
         try:
             place = httpx.URL(url)
         except httpx.InvalidURL:
-            raise InvalidInputError("A registry led to something that is no address.") from None
+            raise InvalidInputError("A registry redirected to an invalid address.") from None
         if place.userinfo or not place.host or place.scheme not in ("http", "https"):
-            raise InvalidInputError("A registry led to an address that can't be asked.")
+            raise InvalidInputError("A registry redirected to an unsupported address.")
         if place.scheme == "http" and not self.reach.plain(place.host, place.port):
             named = f"{place.host}:{place.port}" if place.port else place.host
             raise InvalidInputError(
-                f"The host {named} would be spoken to without encryption, which is done only on this machine and for hosts that the "
-                f"operator of the engine has named: SANDYARD_IMAGES_INSECURE={named}"
+                f"The host {named} would be contacted without encryption, which is allowed only on this machine and for hosts that the "
+                f"engine's operator configured: SANDYARD_IMAGES_INSECURE={named}"
             )
         return place
 
@@ -131,9 +132,7 @@ async def _read(response: httpx.Response, most: int, url: str) -> bytes:
         await take_turn()
         size += len(chunk)
         if size > most:
-            raise InvalidInputError(
-                f"The answer of {httpx.URL(url).host} is longer than the {most >> 20} MiB that it may have."
-            )
+            raise InvalidInputError(f"The response of {httpx.URL(url).host} exceeds the limit of {most >> 20} MiB.")
         parts.append(chunk)
     return b"".join(parts)
 

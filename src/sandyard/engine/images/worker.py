@@ -1,7 +1,7 @@
-"""What the processes that take images apart have in common: their order, their limits, their answer. What they read of an image they
-leave to workers (`confined.py`).
+"""Common code of the processes that unpack images: their order, their limits, their response. Workers read the image
+data (`confined.py`).
 
-Standard library only: one is started for every layer.
+Standard library only, because one is started for every layer.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def settle(memory: int) -> dict[str, Any]:
-    """Take the order; end with the parent; be modest. Nothing of the engine's umask gets into an image."""
+    """Read the order, end with the parent, and limit resource usage. The engine's umask does not affect an image."""
     fd = int(sys.argv[1])
     order: dict[str, Any] = json.loads(os.pread(fd, os.fstat(fd).st_size, 0))
     os.close(fd)
@@ -40,7 +40,7 @@ def settle(memory: int) -> dict[str, Any]:
 
 
 def answer(work: Callable[[], Mapping[str, Any]], written: str | None = None) -> None:
-    """Say the outcome. What lies on the file system of `written` is on its disk by then."""
+    """Report the outcome. The file system of `written` is synced to disk by then."""
     try:
         outcome = dict(work())
         if written is not None:
@@ -53,7 +53,7 @@ def answer(work: Callable[[], Mapping[str, Any]], written: str | None = None) ->
 
 
 def outcome_of(work: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
-    """What a worker says: what it found, or `error` and its `kind`."""
+    """Return a worker's report: what it found, or `error` and its `kind`."""
     try:
         return dict(work())
     except LayerError as error:
@@ -61,7 +61,7 @@ def outcome_of(work: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def check(outcome: Mapping[str, Any]) -> None:
-    """Raises the LayerError that a worker had."""
+    """Raise the LayerError that a worker reported."""
     if "error" in outcome:
         kind = NoRoomError if outcome.get("kind") == "full" else LayerError
         raise kind(str(outcome["error"])[:_LONGEST_ERROR])
@@ -75,6 +75,6 @@ def _sync(path: str) -> None:
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         if _libc.syncfs(fd) < 0:
-            raise NoRoomError(f"could not be written to the disk: {os.strerror(ctypes.get_errno())}")
+            raise NoRoomError(f"could not be written to disk: {os.strerror(ctypes.get_errno())}")
     finally:
         os.close(fd)

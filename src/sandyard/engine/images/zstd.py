@@ -1,4 +1,5 @@
-"""Decompression of Zstandard by the system's libzstd (every Debian and Ubuntu has it: dpkg needs it), for Python 3.11, which has none."""
+"""Zstandard decompression with the system's libzstd (part of every Debian and Ubuntu, because dpkg needs it), because
+Python 3.11 has none."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ _IN, _OUT = 1 << 17, 1 << 17
 
 
 class ZstdError(Exception):
-    """A sentence without its end: why it can't be decompressed."""
+    """Why data cannot be decompressed, as the second half of a sentence."""
 
 
 class Readable(Protocol):
@@ -23,7 +24,7 @@ class _Buffer(ctypes.Structure):
 
 
 class ZstdReader:
-    """Reads frames one after the other. The library itself refuses windows of more than 128 MiB."""
+    """Reads consecutive frames. The library itself rejects windows larger than 128 MiB."""
 
     def __init__(self, source: Readable) -> None:
         self._source = source
@@ -36,16 +37,16 @@ class ZstdReader:
         self._input = _Buffer(ctypes.addressof(self._in), 0, 0)
         self._ready = b""
         self._whole = True  # between two frames
-        self._pending = False  # the output was full, so that there may be more
+        self._pending = False  # the output buffer was full, so there may be more
 
     def read(self, size: int, /) -> bytes:
-        """At most `size` bytes; none at the end."""
+        """Return at most `size` bytes, or none at the end."""
         while not self._ready:
             if self._input.pos == self._input.size and not self._pending:
                 chunk = self._source.read(_IN)
                 if not chunk:
                     if not self._whole:
-                        raise ZstdError("ends in the middle")
+                        raise ZstdError("is truncated")
                     return b""
                 ctypes.memmove(self._in, chunk, len(chunk))
                 self._input.size, self._input.pos = len(chunk), 0
@@ -64,12 +65,12 @@ class ZstdReader:
 
 @functools.cache
 def load() -> ctypes.CDLL:
-    """Raises ZstdError. A process that will not be able to open files calls this before."""
+    """Load the library. Raises ZstdError. Call it before the process loses the ability to open files."""
     try:
         lib = ctypes.CDLL("libzstd.so.1")
     except OSError:
         raise ZstdError(
-            "is compressed with Zstandard, for which this machine has no library: install libzstd1"
+            "is compressed with Zstandard, but libzstd is missing on this machine. Install libzstd1"
         ) from None
     lib.ZSTD_createDStream.restype = ctypes.c_void_p
     lib.ZSTD_freeDStream.argtypes = (ctypes.c_void_p,)

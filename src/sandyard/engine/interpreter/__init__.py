@@ -1,9 +1,9 @@
-"""The code interpreter: what answers on port 49999 of a sandbox and runs code in Jupyter kernels.
+"""The code interpreter: the server on port 49999 of a sandbox that runs code in Jupyter kernels.
 
-Two programs of a template, neither of which the engine imports:
-- the server (this folder): HTTP on one side, Jupyter's messages on the other; standard library only, so that nothing a
-  user installs can break it;
-- `kernels`: what runs in the template's own Python, with the user's packages: a fork server that makes kernels in
+Two programs in a template, neither of which the engine imports:
+- the server (this folder): HTTP on one side, Jupyter messages on the other; standard library only, so that packages
+  that a user installs cannot break it;
+- `kernels`: runs in the template's own Python, with the user's packages: a fork server that creates kernels in
   milliseconds, and the kernels for Python, JavaScript, TypeScript and Bash.
-Every other kernel that is installed (`kernel.json`, as Jupyter knows them) is served as well.
+Every other installed kernel (`kernel.json`, as Jupyter defines it) is supported as well.
 """

@@ -1,4 +1,4 @@
-"""The interpreter's address book: which request does what."""
+"""The interpreter's request routing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sandyard.engine.interpreter.processes import ForkServer
 
 PORT = 49999
 CONNECTIONS = Path("/run/interpreter")
-HOST = "127.0.0.1"  # the engine comes in by the loopback; nobody else has business here
+HOST = "127.0.0.1"  # the engine connects through the loopback interface; nothing else needs access
 
 
 class App:
@@ -72,7 +72,7 @@ class App:
         body = request.json()
         code, context_id, language = _text(body, "code"), _text(body, "context_id"), _text(body, "language")
         if code is None:
-            raise BadRequestError("code is missing: the program to run.")
+            raise BadRequestError("code is missing.")
         if context_id and language:
             raise BadRequestError("Only one of context_id or language can be provided")
         context = self._contexts.get(context_id) if context_id else self._contexts.default(language or "")
@@ -80,7 +80,7 @@ class App:
 
 
 def _unknown(request: Request) -> BadRequestError:
-    return BadRequestError(f"There is no {request.method} {request.path} here.", 404)
+    return BadRequestError(f"{request.method} {request.path} not found.", 404)
 
 
 async def _lines(context: Context, code: str, variables: Mapping[str, str]) -> Lines:
@@ -97,20 +97,20 @@ def _text(body: Mapping[str, Any], name: str) -> str | None:
     value = body.get(name)
     if value is None or isinstance(value, str):
         return value
-    raise BadRequestError(f"{name} is not text.")
+    raise BadRequestError(f"{name} must be a string.")
 
 
 def _variables(body: Mapping[str, Any]) -> dict[str, str]:
     value = body.get("env_vars") or {}
     if not isinstance(value, dict) or not all(isinstance(item, str) for item in value.values()):
-        raise BadRequestError("env_vars is not an object of texts.")
+        raise BadRequestError("env_vars must be an object with string values.")
     if any(not name or "=" in name or "\0" in name + item for name, item in value.items()):
-        raise BadRequestError("env_vars has a name or a value that no environment can hold.")
+        raise BadRequestError("env_vars contains a name or a value that is not valid in an environment.")
     return value
 
 
 def prepare() -> None:
-    """An empty folder for the connections to kernels, that nobody else may enter."""
+    """Create an empty private folder for the connections to kernels."""
     CONNECTIONS.mkdir(mode=0o700, parents=True, exist_ok=True)
     for leftover in CONNECTIONS.iterdir():
         leftover.unlink()
@@ -118,7 +118,7 @@ def prepare() -> None:
 
 
 async def serve(folder: Path) -> None:
-    """Until the end of this process. `folder` is where the fork server's program lies."""
+    """Serve until this process ends. `folder` contains the fork server's program."""
     contexts = Contexts(CONNECTIONS, ForkServer(folder))
     app = App(contexts)
     server = await asyncio.start_server(

@@ -1,4 +1,4 @@
-"""A context: a place where code runs and what it leaves behind is found by the next. It outlives its kernels."""
+"""A context: runs code and keeps its state for the next execution. It outlives its kernels."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sandyard.engine.interpreter.specs import Spec
 
 KEEPALIVE_SECONDS = 5.0
 PATIENCE_SECONDS = 2.0
-"""How long an interrupted execution may go on before the next one is sent behind it."""
+"""How long an interrupted execution may continue before the next one is queued behind it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Place:
 
 
 class Context:
-    """A kernel starts with the first execution, or with `warm`. Executions wait for their turn, in their order."""
+    """A kernel starts with the first execution, or with `warm`. Executions run one at a time, in order."""
 
     def __init__(self, language: str, spec: Spec, cwd: str, place: Place) -> None:
         self.id = str(uuid.uuid4())
@@ -50,12 +50,12 @@ class Context:
         return {"id": self.id, "language": self.language, "cwd": self.cwd}
 
     async def warm(self) -> None:
-        """Have a kernel. Raises KernelError."""
+        """Start a kernel if there is none. Raises KernelError."""
         async with self._turn:
             await self._ready_kernel()
 
     async def restart(self) -> None:
-        """A new kernel; whatever runs in the old one ends with an error. Raises KernelError."""
+        """Start a new kernel; whatever runs in the old one ends with an error. Raises KernelError."""
         self.end("The context was restarted")
         await self.warm()
 
@@ -67,8 +67,8 @@ class Context:
             kernel.kill()
 
     async def execute(self, code: str, variables: Mapping[str, str]) -> AsyncGenerator[Event, None]:
-        """What the code gives, as it comes; ends when it has ended. Whoever stops listening before interrupts it.
-        Raises KernelError when there is no kernel to be had."""
+        """Run the code and yield its events as they arrive, until it has ended. Closing the generator early interrupts
+        the code. Raises KernelError if no kernel can be started."""
         async with self._turn:
             kernel = await self._ready_kernel()
             execution = self._running = _Execution()
@@ -87,8 +87,8 @@ class Context:
                     kernel.forget(request)
 
     def _send(self, kernel: Kernel, execution: _Execution, code: str, once: Mapping[str, str]) -> list[str]:
-        """The code, with its variables. Our own kernels take them along with the request; others are sent code of ours
-        before and after it, which they run in that order."""
+        """Send the code with its variables. Our own kernels take them with the request; others get code that sets and
+        unsets them before and after it, which they run in that order."""
         now = self._place.sandbox.variables()
         fresh = {name: value for name, value in now.items() if self._known.get(name) != value}
         self._known = dict(now)
@@ -114,7 +114,7 @@ class Context:
             variables = self._place.sandbox.variables()
             kernel = Kernel(self._spec, self._place.connections, lambda: self._died(kernel))
             await kernel.start(self._place.forks, self.cwd, environment.of_kernels(variables))
-            # the others are told them all: Java's programs look for properties, not for variables
+            # other kernels get all variables as code, because Java programs look for properties instead of variables
             self._kernel, self._known = kernel, dict(variables) if self._spec.forked else {}
         return self._kernel
 
@@ -124,13 +124,13 @@ class Context:
             if self._running is not None:
                 self._running.fail(
                     "KernelDied",
-                    "The kernel ended while the code ran: it was killed, or the sandbox ran out of memory. "
-                    "Variables are lost; the next execution starts in a new kernel.",
+                    "The kernel ended while the code was running: it was killed, or the sandbox ran out of memory. "
+                    "Its variables are lost; the next execution starts a new kernel.",
                 )
 
 
 class _Execution:
-    """Collects what is said about one request until it has ended."""
+    """Collects the messages about one request until it has ended."""
 
     def __init__(self) -> None:
         self.ended = asyncio.Event()
@@ -149,7 +149,7 @@ class _Execution:
                     return
                 self._failed = True
             self._queue.put_nowait(event)
-        if self._idle and self._reply is not None:  # both: either may be the later one
+        if self._idle and self._reply is not None:  # both are needed, in either order
             if self._reply.get("status") != "ok" and not self._failed:
                 self._queue.put_nowait(_refused(self._reply))
             self._end()

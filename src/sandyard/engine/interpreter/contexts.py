@@ -1,4 +1,4 @@
-"""All contexts of a sandbox: a default one per language, made when it is first used, and those that clients make."""
+"""All contexts of a sandbox: a default one per language, created on first use, and those that clients create."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ LISTED_FROM_THE_START = ("python", "javascript")
 
 
 class NoContextError(LookupError):
-    """There is no context with this id."""
+    """The context does not exist."""
 
 
 class FullError(Exception):
-    """There are as many contexts as there can be."""
+    """The maximum number of contexts is reached."""
 
 
 class BadDirectoryError(ValueError):
-    """The working directory is none."""
+    """The working directory does not exist."""
 
 
 class Contexts:
@@ -36,7 +36,7 @@ class Contexts:
         self._defaults: dict[str, Context] = {}
 
     async def open(self) -> None:
-        """Make the default contexts, and have Python's kernel running. Raises KernelError."""
+        """Create the default contexts and start Python's kernel. Raises KernelError."""
         for language in LISTED_FROM_THE_START:
             with contextlib.suppress(specs.UnknownLanguageError):
                 self.default(language)
@@ -47,13 +47,13 @@ class Contexts:
         return list(self._contexts.values())
 
     def get(self, context_id: str) -> Context:
-        """Raises NoContextError."""
+        """Return a context. Raises NoContextError."""
         if (context := self._contexts.get(context_id)) is None:
             raise NoContextError(f"Context {context_id} not found")
         return context
 
     def default(self, language: str) -> Context:
-        """Raises UnknownLanguageError, FullError."""
+        """Return the default context of a language. Raises UnknownLanguageError, FullError."""
         language = specs.normalise(language)
         context = self._defaults.get(language)
         if context is None or context.id not in self._contexts:
@@ -61,10 +61,11 @@ class Contexts:
         return context
 
     async def create(self, language: str | None, cwd: str | None) -> Context:
-        """A new context with a running kernel. Raises UnknownLanguageError, BadDirectoryError, FullError, KernelError."""
+        """Create a context with a running kernel. Raises UnknownLanguageError, BadDirectoryError, FullError,
+        KernelError."""
         directory = cwd or HOME
         if not await asyncio.to_thread(os.path.isdir, directory):
-            raise BadDirectoryError(f"The working directory '{directory}' is not there: create it first.")
+            raise BadDirectoryError(f"The working directory '{directory}' does not exist. Create it first.")
         context = self._add(specs.normalise(language), directory)
         try:
             await context.warm()
@@ -75,14 +76,14 @@ class Contexts:
         return context
 
     def remove(self, context_id: str) -> None:
-        """Raises NoContextError. A default context comes back, empty, when its language is used again."""
+        """Remove a context. A default context is created again, empty, when its language is used. Raises NoContextError."""
         context = self.get(context_id)
         del self._contexts[context_id]
         context.end()
 
     def _add(self, language: str, cwd: str) -> Context:
-        if len(self._contexts) >= MOST:  # whoever reaches the port may ask, and each is a process
-            raise FullError(f"There are {MOST} contexts in this sandbox: remove one first.")
+        if len(self._contexts) >= MOST:  # anyone who reaches the port may create them, and each is a process
+            raise FullError(f"This sandbox already has {MOST} contexts, which is the limit. Remove one first.")
         spec = specs.find(language, specs.installed())
         context = Context(language, spec, cwd, self._place)
         self._contexts[context.id] = context

@@ -1,4 +1,4 @@
-"""Environment variables: the sandbox's own, which its agent keeps in a file, and how a kernel is told of new ones."""
+"""Environment variables: the sandbox's own, which its agent keeps in a file, and how a kernel is told about new ones."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 class Sandbox:
-    """The sandbox's variables as of now: read again whenever the file has changed."""
+    """The sandbox's current variables; the file is read again when it has changed."""
 
     def __init__(self, file: Path = FILE) -> None:
         self._file = file
@@ -31,25 +31,25 @@ class Sandbox:
                 self._variables = {str(name): str(value) for name, value in read.items()}
                 self._seen = seen
         except (OSError, ValueError, AttributeError):
-            pass  # a sandbox without variables has no file; one that is being written is read next time
+            pass  # a sandbox without variables has no file; a file being written is read next time
         return self._variables
 
 
 def of_kernels(variables: Mapping[str, str]) -> dict[str, str]:
-    """What a new kernel starts with: little of this server's, and all of the sandbox's."""
+    """Return the environment of a new kernel: little of this server's, and all of the sandbox's."""
     kept = {name: os.environ[name] for name in KEPT if name in os.environ}
     return {"HOME": "/root", "USER": "root", "LOGNAME": "root", "SHELL": "/bin/bash", **kept, **variables}
 
 
 def setting(language: str, variables: Mapping[str, str]) -> str:
-    """Code that sets variables in a kernel that knows nothing of ours; empty for a language we do not know."""
+    """Return code that sets variables in a foreign kernel; empty for an unknown language."""
     if (speech := _SPEECH.get(language.lower())) is None:
         return ""
     return "\n".join(speech[0](name, value) for name, value in variables.items() if _NAME.fullmatch(name))
 
 
 def unsetting(language: str, names: Iterable[str], kept: Mapping[str, str]) -> str:
-    """Code that takes back what was set for one execution: to the sandbox's own value, else away."""
+    """Return code that reverts variables that were set for one execution: to the sandbox's own value, otherwise unset."""
     if (speech := _SPEECH.get(language.lower())) is None:
         return ""
     said = filter(_NAME.fullmatch, names)
@@ -77,6 +77,6 @@ _SPEECH: dict[str, _Speech] = {
     ),
     "bash": (lambda name, value: f"export {name}={shlex.quote(value)}", lambda name: f"unset {name}"),
     "javascript": _NODE,
-    "typescript": _NODE,  # Deno's, which has Node's `process` too
+    "typescript": _NODE,  # Deno's kernel, which has Node's `process` too
     "ruby": (lambda name, value: f"ENV['{name}'] = {_single(value)}", lambda name: f"ENV.delete('{name}')"),
 }

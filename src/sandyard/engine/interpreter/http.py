@@ -1,5 +1,5 @@
-"""HTTP/1.1 as far as the interpreter needs it: small JSON in, JSON or a stream of lines out, and an eye on whether the
-client is still there."""
+"""A minimal HTTP/1.1 server for the interpreter: small JSON requests, JSON or streamed line responses, and detection of
+clients that disconnect."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CORS = "access-control-allow-origin: *\r\naccess-control-allow-methods: *\r\nacc
 
 
 MISSING_LANGUAGE = "x-missing-language"
-"""Header of a refusal that tells the engine which kernel it could add to the template."""
+"""Header of an error response that tells the engine which kernel it could add to the template."""
 
 
 class BadRequestError(Exception):
@@ -34,11 +34,11 @@ class Request:
     body: bytes
 
     def json(self) -> dict[str, Any]:
-        """Raises BadRequestError. No body is an empty object."""
+        """Return the body as an object; an empty body is an empty object. Raises BadRequestError."""
         try:
             value = json.loads(self.body or b"{}")
         except ValueError as error:
-            raise BadRequestError(f"The body is not JSON: {error}") from error
+            raise BadRequestError(f"The body is not valid JSON: {error}") from error
         if not isinstance(value, dict):
             raise BadRequestError("The body is not a JSON object.")
         return value
@@ -46,7 +46,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """`content` is text, or what is written as JSON."""
+    """A response. `content` is text, or a value that is written as JSON."""
 
     status: int
     content: Any = None
@@ -60,7 +60,7 @@ Handler = Callable[[Request], Coroutine[Any, Any, Answer | Lines]]
 
 
 async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, handle: Handler) -> None:
-    """One request and its answer. The connection ends with it: then its end says that the client is gone."""
+    """Handle one request and close the connection. A connection that ends earlier means that the client is gone."""
     try:
         request = await _read(reader, writer)
         answer = await _unless_gone(reader, handle(request))
@@ -88,7 +88,7 @@ async def _read(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> R
     first, *lines = head.decode("latin-1").split("\r\n")
     words = first.split(" ")
     if len(words) != 3 or not words[2].startswith("HTTP/1."):
-        raise BadRequestError("This is not HTTP/1.1.")
+        raise BadRequestError("The request is not HTTP/1.1.")
     headers = {}
     for line in filter(None, lines):
         name, _, value = line.partition(":")
@@ -102,7 +102,7 @@ async def _body(reader: asyncio.StreamReader, headers: dict[str, str]) -> bytes:
     if "chunked" not in headers.get("transfer-encoding", "").lower():
         length = headers.get("content-length", "0")
         if not length.isdigit() or int(length) > MAX_BODY:
-            raise BadRequestError(f"The body may have up to {MAX_BODY >> 20} MiB.", 413)
+            raise BadRequestError(f"The body may have at most {MAX_BODY >> 20} MiB.", 413)
         return await reader.readexactly(int(length))
     pieces: list[bytes] = []
     total = 0
@@ -110,10 +110,10 @@ async def _body(reader: asyncio.StreamReader, headers: dict[str, str]) -> bytes:
         try:
             size = int((await reader.readline()).partition(b";")[0], 16)
         except ValueError as error:
-            raise BadRequestError("The body's chunks cannot be read.") from error
+            raise BadRequestError("The body's chunked encoding is not valid.") from error
         total += size
         if total > MAX_BODY or size < 0:
-            raise BadRequestError(f"The body may have up to {MAX_BODY >> 20} MiB.", 413)
+            raise BadRequestError(f"The body may have at most {MAX_BODY >> 20} MiB.", 413)
         if size == 0:
             while (await reader.readline()).strip():
                 pass
@@ -130,9 +130,11 @@ def _write(writer: asyncio.StreamWriter, answer: Answer) -> None:
 
 
 async def _stream(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, lines: Lines) -> None:
-    """One JSON object a line, as they come. A client that goes away ends it."""
+    """Send one JSON object per line as they arrive. Stops if the client disconnects."""
     async with contextlib.aclosing(lines):
-        line = await _unless_gone(reader, anext(lines, None))  # what fails before it can still be said with a status
+        line = await _unless_gone(
+            reader, anext(lines, None)
+        )  # a failure before the first line can still be reported with a status
         writer.write(_head(200, "application/x-ndjson", "transfer-encoding: chunked"))
         while line is not None:
             data = _json(line) + b"\n"
@@ -143,8 +145,7 @@ async def _stream(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, li
 
 
 async def _unless_gone(reader: asyncio.StreamReader, work: Awaitable[T]) -> T:
-    """The work's result, unless the client closes its connection first: then ClientGoneError, and the work is
-    cancelled."""
+    """Return the work's result. If the client closes its connection first, cancel the work and raise ClientGoneError."""
     task = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(reader.read())
     try:

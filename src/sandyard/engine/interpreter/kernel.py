@@ -23,15 +23,15 @@ LOOK_SECONDS = 0.003
 CHANNELS = {"shell": "DEALER", "iopub": "SUB", "control": "DEALER"}
 
 Listener = Callable[[str, Message], None]
-"""Told the channel and the message."""
+"""Called with the channel and the message."""
 
 
 class KernelError(Exception):
-    """The kernel could not be started, or is gone."""
+    """The kernel could not be started, or has ended."""
 
 
 class Kernel:
-    """`on_end` is called once when the process is gone, whoever ended it."""
+    """`on_end` is called once when the process has ended for any reason."""
 
     def __init__(self, spec: Spec, folder: Path, on_end: Callable[[], None]) -> None:
         self.spec = spec
@@ -46,7 +46,7 @@ class Kernel:
         self._listeners: dict[str, Listener] = {}
 
     async def start(self, forks: ForkServer, cwd: str, env: Mapping[str, str]) -> None:
-        """Returns when it answers. Raises KernelError."""
+        """Start the kernel and return when it responds. Raises KernelError."""
         self._file.write_text(json.dumps(self._connection))
         environment = {**env, **self.spec.env}
         try:
@@ -59,7 +59,7 @@ class Kernel:
                 self._process = Process(pid, self._ended)
                 await asyncio.gather(*map(self._connect, CHANNELS))
                 await self._greet()
-                self._require_process()  # it may have greeted with its last breath, and nobody hears of an end twice
+                self._require_process()  # it may have ended right after responding, and the end is reported only once
         except (OSError, TimeoutError, KernelError) as error:
             self.kill()
             reason = str(error) or f"it did not answer within {START_SECONDS:g} s"
@@ -73,7 +73,7 @@ class Kernel:
         return self._process is not None and self._process.alive
 
     def request(self, content: Mapping[str, Any], metadata: Mapping[str, Any] | None, listener: Listener) -> str:
-        """Run code; `listener` is told all that belongs to it until `forget`. The answer is the request's id."""
+        """Run code. `listener` gets all messages about it until `forget`. Return the request's id."""
         return self._send("shell", "execute_request", content, metadata, listener)
 
     def forget(self, request: str) -> None:
@@ -121,8 +121,8 @@ class Kernel:
             await asyncio.sleep(LOOK_SECONDS)
 
     async def _greet(self) -> None:
-        """Ask who it is until the answer was heard on both channels: what a kernel publishes before it knows of our
-        subscription is lost."""
+        """Request kernel info until the reply was received on both channels: what a kernel publishes before it has
+        processed our subscription is lost."""
         heard: dict[str, asyncio.Event] = {"shell": asyncio.Event(), "iopub": asyncio.Event()}
 
         def listen(channel: str, message: Message) -> None:
@@ -158,7 +158,8 @@ class Kernel:
 
 
 def _connection(spec: Spec, path: Path, key: str) -> dict[str, Any]:
-    """Sockets in a folder for our own kernels, loopback ports for those that may know nothing else."""
+    """Return the connection info: sockets in a folder for our own kernels, loopback ports for others, which may support
+    nothing else."""
     common = {"key": key, "signature_scheme": "hmac-sha256", "kernel_name": spec.name}
     names = [f"{channel}_port" for channel in ("shell", "iopub", "stdin", "control", "hb")]
     if spec.forked:

@@ -1,4 +1,4 @@
-"""Jupyter's messages: made, signed and read."""
+"""Jupyter messages: creating, signing and parsing."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ VERSION = "5.3"
 
 
 class BadMessageError(ValueError):
-    """Not a message of Jupyter's."""
+    """The data is not a Jupyter message."""
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """`parent` is the id of the request it belongs to, empty when there is none."""
+    """`parent` is the id of the request it belongs to, empty if there is none."""
 
     kind: str
     parent: str
@@ -29,7 +29,7 @@ class Message:
 
 
 class Signer:
-    """Makes messages of one session with a kernel."""
+    """Creates messages of one session with a kernel."""
 
     def __init__(self, key: str) -> None:
         self._key = key.encode()
@@ -38,7 +38,7 @@ class Signer:
     def message(
         self, kind: str, content: Mapping[str, Any], metadata: Mapping[str, Any] | None = None
     ) -> tuple[str, list[bytes]]:
-        """Its id, and the frames to send."""
+        """Return the message's id and the frames to send."""
         message_id = uuid.uuid4().hex
         header = {
             "msg_id": message_id,
@@ -56,19 +56,19 @@ class Signer:
 
 
 def read(frames: list[bytes]) -> Message:
-    """Raises BadMessageError."""
+    """Parse a message. Raises BadMessageError."""
     try:
         start = frames.index(DELIMITER) + 2
         header, parent = json.loads(frames[start]), json.loads(frames[start + 1])
         content = json.loads(frames[start + 3])
         return Message(str(header["msg_type"]), str((parent or {}).get("msg_id", "")), content)
     except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise BadMessageError(f"the kernel sent something else than a message: {error}") from error
+        raise BadMessageError(f"the kernel sent an invalid message: {error}") from error
 
 
 def execute(code: str, *, silent: bool = False) -> dict[str, Any]:
-    """The content of a request to run code. A failure of one does not cancel those that wait behind it: they may be
-    other people's."""
+    """Return the content of a request to run code. A failure does not cancel the requests queued behind it, because
+    they may come from other clients."""
     return {
         "code": code,
         "silent": silent,

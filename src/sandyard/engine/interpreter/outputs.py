@@ -1,4 +1,4 @@
-"""What a kernel says, as the events E2B's clients read."""
+"""Translate kernel messages into the events that E2B's clients expect."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ KEEPALIVE: Event = {"type": "keepalive"}
 
 
 def event_of(message: Message) -> Event | None:
-    """None for what clients are not told: status, `clear_output`, comms."""
+    """Return the event, or None for messages that are not passed on: status, `clear_output`, comms."""
     content = message.content
     if message.kind in _RESULTS:
         return result(content.get("data") or {}, is_main=_RESULTS[message.kind])
@@ -45,7 +45,7 @@ def event_of(message: Message) -> Event | None:
 
 
 def error_of(content: Mapping[str, Any]) -> Event:
-    """Of an `error` message or of a reply that says so."""
+    """Return the event for an `error` message or for a reply with an error."""
     lines = content.get("traceback") or []
     traceback = "\n".join(map(str, lines)) if isinstance(lines, list) else str(lines)
     return failure(str(content.get("ename", "")), str(content.get("evalue", "")), traceback)
@@ -71,12 +71,12 @@ def result(data: Mapping[str, Any], *, is_main: bool) -> Event:
 
 
 def _unquoted(text: str) -> str:
-    """The text of a string is the string, not its spelling in a program."""
+    """Return the value of a quoted string, because the text of a string result is the string itself."""
     return text[1:-1] if len(text) > 1 and text[0] in "'\"" and text[-1] == text[0] else text
 
 
 def _plain(value: Any) -> Any:
-    """As JSON has it: a number that is none becomes null."""
+    """Return the value in JSON's types; NaN and infinity become null."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):

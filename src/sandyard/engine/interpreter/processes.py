@@ -1,4 +1,4 @@
-"""Kernel processes: made by the fork server or by their own command, watched, and ended."""
+"""Kernel processes: started by the fork server or by their own command, watched, and ended."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FORK_SERVER = "jupyter-server"
 
 
 class Process:
-    """A kernel's process, leader of a group of its own. Whose child it is does not matter."""
+    """A kernel's process, the leader of its own process group. It need not be a child of this process."""
 
     def __init__(self, pid: int, on_end: Callable[[], None]) -> None:
         self.pid = pid
@@ -49,13 +49,13 @@ class Process:
             os.close(self._fd)
             self._fd = -1
         if self.alive:
-            self._signal(signal.SIGKILL)  # what it has left running
+            self._signal(signal.SIGKILL)  # also kills the processes that it started
             self.alive = False
             self._on_end()
 
 
 async def spawn(argv: Sequence[str], cwd: str, env: Mapping[str, str]) -> int:
-    """The pid of a new process that ends with this one. Raises OSError."""
+    """Start a process that ends with this one and return its pid. Raises OSError."""
     process = await asyncio.create_subprocess_exec(
         *argv,
         cwd=cwd,
@@ -70,7 +70,7 @@ async def spawn(argv: Sequence[str], cwd: str, env: Mapping[str, str]) -> int:
 
 
 class ForkServer:
-    """Started when it is first needed, and again when somebody has killed it."""
+    """Started on first use, and again if it was killed."""
 
     def __init__(self, folder: Path) -> None:
         self._command = [sys.executable, "-P", str(folder / FORK_SERVER)]
@@ -82,9 +82,10 @@ class ForkServer:
             await self._running()
 
     async def fork(self, kernel: str, connection_file: Path, cwd: str, env: Mapping[str, str]) -> int:
-        """The pid of a new kernel. Raises OSError when the fork server cannot be had. Whoever does not wait for it leaves none."""
+        """Return the pid of a new kernel. Raises OSError if the fork server cannot be started. If the caller is
+        cancelled, the kernel is ended."""
         request = {"kernel": kernel, "connection_file": str(connection_file), "cwd": cwd, "env": dict(env)}
-        # to its end whatever becomes of the caller: an answer nobody reads would be taken for that to the next request
+        # runs to completion even if the caller is cancelled: an unread answer would be taken for that of the next request
         asking = asyncio.ensure_future(self._ask(json.dumps(request).encode() + b"\n"))
         try:
             return await asyncio.shield(asking)
@@ -103,7 +104,7 @@ class ForkServer:
                     await process.stdin.drain()
                     return int(json.loads(await process.stdout.readline())["pid"])
                 self._process = None
-        raise OSError("the fork server does not answer")
+        raise OSError("the fork server does not respond")
 
     async def _running(self) -> asyncio.subprocess.Process:
         if self._process is not None and self._process.returncode is None:
@@ -115,7 +116,7 @@ class ForkServer:
         assert self._process.stdout is not None
         if not await self._process.stdout.readline():
             await self._process.wait()
-            raise OSError("the fork server did not start: is ipykernel still installed in this sandbox?")
+            raise OSError("the fork server did not start. Check that ipykernel is still installed in this sandbox")
         return self._process
 
 

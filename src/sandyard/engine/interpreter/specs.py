@@ -1,4 +1,4 @@
-"""The kernels that are installed, as Jupyter knows them: `<folder>/kernels/<name>/kernel.json`."""
+"""The installed kernels, as Jupyter defines them: `<folder>/kernels/<name>/kernel.json`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ADDABLE = ("java", "r")
 
 
 class UnknownLanguageError(LookupError):
-    """No kernel speaks it. `language` is set where the engine can add one."""
+    """No kernel supports the language. `language` is set if the engine can add one."""
 
     def __init__(self, message: str, language: str | None = None) -> None:
         super().__init__(message)
@@ -26,18 +26,18 @@ class UnknownLanguageError(LookupError):
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """`forked`: which kernel of the fork server's it is, else None and `argv` starts it."""
+    """A kernel. `forked` is the kernel's name in the fork server, or None if `argv` starts it."""
 
     name: str
     language: str
     argv: tuple[str, ...]
     env: Mapping[str, str] = field(default_factory=dict)
-    by_message: bool = False  # how it wants to be interrupted: by a message, else by a signal
+    by_message: bool = False  # interrupt it with a message instead of a signal
     forked: str | None = None
 
 
 def folders() -> list[Path]:
-    """Where kernels may be, the most particular first: Jupyter's own places."""
+    """Return Jupyter's kernel folders, the most specific first."""
     given = [Path(part) for part in os.environ.get("JUPYTER_PATH", "").split(":") if part]
     home = Path(os.environ.get("HOME", "/root"))
     fixed = [home / ".local/share/jupyter", Path("/home/user/.local/share/jupyter")]
@@ -45,7 +45,8 @@ def folders() -> list[Path]:
 
 
 def installed(places: list[Path] | None = None) -> list[Spec]:
-    """Looked up anew each time: a user may have installed one since. What cannot be read is left out."""
+    """Return the installed kernels. Reads them each time, because a user may have installed one. Unreadable ones are
+    skipped."""
     found: dict[str, Spec] = {}
     for place in folders() if places is None else places:
         for spec in _in_folder(place / "kernels"):
@@ -54,7 +55,7 @@ def installed(places: list[Path] | None = None) -> list[Spec]:
 
 
 def find(language: str, specs: list[Spec]) -> Spec:
-    """By the kernel's name, else by its language. Raises UnknownLanguageError, saying what there is."""
+    """Find a kernel by its name, otherwise by its language. UnknownLanguageError lists the installed ones."""
     for spec in specs:
         if spec.name.lower() == language:
             return spec
@@ -63,7 +64,7 @@ def find(language: str, specs: list[Spec]) -> Spec:
             return spec
     known = ", ".join(sorted({spec.language.lower() for spec in specs})) or "none"
     raise UnknownLanguageError(
-        f"There is no kernel for '{language}' in this sandbox. Installed: {known}. "
+        f"No kernel for '{language}' is installed in this sandbox. Installed: {known}. "
         "Any Jupyter kernel that is installed in the sandbox or its template can be used.",
         language if language in ADDABLE else None,
     )

@@ -1,4 +1,4 @@
-"""ZeroMQ's wire protocol (ZMTP 3.0, no encryption) as far as a client of Jupyter kernels needs it: DEALER and SUB."""
+"""ZeroMQ's wire protocol (ZMTP 3.0, without encryption), as far as a client of Jupyter kernels needs it: DEALER and SUB."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ Frames = list[bytes]
 
 
 class Peer(asyncio.Protocol):
-    """One connection to a socket of a kernel. `on_message` is told every message. That the kernel is gone is for others to
-    notice."""
+    """One connection to a socket of a kernel. `on_message` gets every message. Detecting that the kernel has ended is
+    left to others."""
 
     def __init__(self, kind: str, on_message: Callable[[Frames], None]) -> None:
         self._kind = kind
@@ -27,7 +27,7 @@ class Peer(asyncio.Protocol):
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def send(self, frames: Sequence[bytes]) -> None:
-        """Never blocks: what the kernel does not take at once waits in memory."""
+        """Send a message. Never blocks: what the kernel does not accept at once waits in memory."""
         assert self._transport is not None
         last = len(frames) - 1
         self._transport.write(b"".join(frame(body, more=number < last) for number, body in enumerate(frames)))
@@ -58,7 +58,7 @@ class Peer(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if not self.ready.done():
             self.ready.set_exception(ConnectionError("the kernel closed the connection"))
-            self.ready.exception()  # nobody may be waiting
+            self.ready.exception()  # prevents a warning if nobody awaits it
 
     def _take_frame(self) -> bool:
         buffer = self._buffer
@@ -105,7 +105,7 @@ def _ready(kind: str) -> bytes:
 
 
 async def connect(address: str | tuple[str, int], kind: str, on_message: Callable[[Frames], None]) -> Peer:
-    """Raises OSError while nobody listens there. `address` is a socket's path or a host and port."""
+    """Connect to a socket. Raises OSError if nothing listens there. `address` is a socket's path or a host and port."""
     loop = asyncio.get_running_loop()
     peer = Peer(kind, on_message)
     if isinstance(address, str):

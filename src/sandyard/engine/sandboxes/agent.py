@@ -1,7 +1,7 @@
-"""The engine's own client of one sandbox's agent: commands it runs in there itself, and files it puts there.
+"""The engine's own client for one sandbox's agent: runs commands in the sandbox and writes files to it.
 
-The agent lives beside hostile code: whatever comes from it is read with bounds, and nothing of it is believed but
-what its own sandbox has to live with.
+The agent runs next to hostile code: everything it sends is read with size limits, and is trusted only as far as it
+affects its own sandbox.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from sandyard.kit.errors import NoSpaceError, UnreachableError
 from sandyard.kit.pacing import take_turn
 
 Output = Callable[[str, bytes], None]
-"""Told which stream ("stdout" or "stderr") and what was written to it, as it comes."""
+"""Called with the stream ("stdout" or "stderr") and the data written to it, as it arrives."""
 
 _ENVELOPE = struct.Struct(">BI")
 _END = 2
 _MESSAGE_LIMIT, _MESSAGE_VALUES = 4 << 20, 1000
 _ANSWER_LIMIT = 64 << 10
-_SILENT_LIMIT = 64 << 10  # bytes that may pass without anything to hand on
+_SILENT_LIMIT = 64 << 10  # bytes that may arrive without any output in them
 _READ = 64 << 10
-_LINES = 512  # of what is handed on at once
+_LINES = 512  # maximum number of lines per chunk of output
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 class Agent:
-    """Raises UnreachableError when the agent does not answer as an agent does, and when the sandbox ends meanwhile."""
+    """Client for a sandbox's agent. Raises UnreachableError if the agent misbehaves or the sandbox ends."""
 
     def __init__(self, calls: Calls, handle: Handle) -> None:
         self._calls = calls
@@ -56,8 +56,8 @@ class Agent:
         timeout_s: float | None = None,
         output: Output | None = None,
     ) -> int:
-        """Run a shell command to its end; its exit code, -1 when a signal ended it. What is left out is the sandbox's
-        default. TimeoutError when it has not ended in `timeout_s` seconds; it is killed then."""
+        """Run a shell command to completion and return its exit code, or -1 if a signal ended it. Omitted arguments use
+        the sandbox's defaults. Raises TimeoutError and kills the command if it does not end within `timeout_s` seconds."""
         events = self._start(command, user, cwd, env, timeout_s)
         async with asyncio.timeout(timeout_s), aclosing(events):
             async for event in events:
@@ -68,22 +68,22 @@ class Agent:
                         output(stream, piece)
                 elif isinstance(end, dict):
                     return _exit_code(end)
-        raise UnreachableError(f"The sandbox {self._handle.id} did not say how a command ended.")
+        raise UnreachableError(f"Sandbox {self._handle.id} did not report how a command ended.")
 
     async def spawn(
         self, command: str, *, user: str | None = None, cwd: str | None = None, env: Mapping[str, str] = _NOTHING
     ) -> int:
-        """Start a shell command and leave it running; its pid."""
+        """Start a shell command in the background and return its pid."""
         events = self._start(command, user, cwd, env, None)
         async with aclosing(events):
             async for event in events:
                 start = event.get("start")
                 if isinstance(start, dict) and isinstance(start.get("pid"), int):
                     return int(start["pid"])
-        raise UnreachableError(f"The sandbox {self._handle.id} did not start a command.")
+        raise UnreachableError(f"Sandbox {self._handle.id} did not start a command.")
 
     async def write(self, path: str, data: bytes | AsyncIterator[bytes], *, user: str | None = None) -> None:
-        """Put a file there, whole. NoSpaceError when the sandbox's disk is full."""
+        """Write a complete file. Raises NoSpaceError if the sandbox's disk is full."""
         query = {"path": path} if user is None else {"path": path, "username": user}
         headers = {"Content-Type": "application/octet-stream"}
         body = b""
@@ -98,7 +98,7 @@ class Agent:
                 raise NoSpaceError("The sandbox's disk is full.")
             if exchange.status != 200:
                 said = body.decode(errors="replace")[:500]
-                raise UnreachableError(f"The sandbox did not take the file {path}: {exchange.status} {said}")
+                raise UnreachableError(f"The sandbox did not accept the file {path}: {exchange.status} {said}")
 
     async def _connect(self) -> socket.socket:
         return await self._calls.run("connect", self._handle.id, self._calls.driver.connect(self._handle, AGENT_PORT))
@@ -127,7 +127,7 @@ class Agent:
 
 
 class _Exchange:
-    """One request and its answer on a connection of its own."""
+    """One request and its response on a separate connection."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -157,29 +157,29 @@ class _Exchange:
         try:
             await self._loop.sock_sendall(self._connection, data)
         except OSError as error:
-            raise UnreachableError(f"The sandbox does not take what it is sent: {error}.") from error
+            raise UnreachableError(f"The sandbox's agent does not accept the request: {error}.") from error
 
     async def body(self) -> AsyncIterator[bytes]:
-        """As it comes; `status` is set with the first piece, and at the end."""
+        """Yield the response body as it arrives. `status` is set before the first chunk, and at the latest at the end."""
         silent = 0
         while not self._complete:
             try:
                 received = await self._loop.sock_recv(self._connection, _READ)
             except OSError as error:
-                raise UnreachableError(f"The sandbox's agent went away: {error}.") from error
+                raise UnreachableError(f"The connection to the sandbox's agent was lost: {error}.") from error
             if not received:
-                raise UnreachableError("The sandbox's agent went away before its answer was complete.")
+                raise UnreachableError("The sandbox's agent closed the connection before its response was complete.")
             silent += len(received)
             try:
                 self._parser.feed_data(received)
             except httptools.HttpParserError as error:
-                raise UnreachableError(f"The sandbox's agent gave no HTTP answer: {error}.") from error
+                raise UnreachableError(f"The sandbox's agent sent an invalid HTTP response: {error}.") from error
             pieces, self._pieces = self._pieces, []
             for piece in pieces:
                 silent = 0
                 yield piece
             if silent > _SILENT_LIMIT:
-                raise UnreachableError("The sandbox's agent sends more headers than an agent does.")
+                raise UnreachableError("The sandbox's agent sent too many response headers.")
 
     # httptools callbacks
 
@@ -199,21 +199,21 @@ def _head(path: str, headers: Mapping[str, str]) -> bytes:
 
 
 async def _envelopes(body: AsyncIterator[bytes]) -> AsyncIterator[tuple[int, dict[str, Any]]]:
-    """Connect's messages; ends when the body does."""
+    """Yield the messages of the Connect protocol until the body ends."""
     buffer = b""
     async for piece in body:
         buffer += piece
         while len(buffer) >= _ENVELOPE.size:
             flags, size = _ENVELOPE.unpack_from(buffer)
             if size > _MESSAGE_LIMIT:
-                raise UnreachableError("The sandbox's agent sent a message larger than messages are.")
+                raise UnreachableError("The sandbox's agent sent a message that is too large.")
             if len(buffer) < _ENVELOPE.size + size:
                 break
             text, buffer = buffer[_ENVELOPE.size : _ENVELOPE.size + size], buffer[_ENVELOPE.size + size :]
             try:
                 message = bounded_json.parse(text, largest=_MESSAGE_LIMIT, values=_MESSAGE_VALUES)
             except ValueError as error:
-                raise UnreachableError("The sandbox's agent sent what is not JSON.") from error
+                raise UnreachableError("The sandbox's agent sent a message that is not valid JSON.") from error
             yield flags, message if isinstance(message, dict) else {}
 
 
@@ -227,14 +227,14 @@ def _raise_for(end: Mapping[str, Any]) -> None:
 
 
 def _pieces(data: Mapping[str, Any]) -> Iterator[tuple[str, bytes]]:
-    """What a command wrote, by stream. A piece has few lines: whoever reads lines pays for each, however short it is."""
+    """Yield a command's output by stream, in chunks of a few lines: readers pay for each line, however short it is."""
     for stream in ("stdout", "stderr"):
         text = data.get(stream)
         if isinstance(text, str):
             try:
                 written = base64.b64decode(text)
             except binascii.Error as error:
-                raise UnreachableError("The sandbox's agent sent output that cannot be read.") from error
+                raise UnreachableError("The sandbox's agent sent output that cannot be decoded.") from error
             size = len(written) if written.count(b"\n") <= _LINES else _LINES
             for at in range(0, len(written), max(size, 1)):
                 yield stream, written[at : at + size]

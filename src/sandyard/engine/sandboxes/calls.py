@@ -1,4 +1,4 @@
-"""The driver behind deadlines: a verb ends, fails, or is declared stuck; it never hangs its caller."""
+"""Driver calls with deadlines: a call completes, fails or is declared stuck, but never blocks its caller forever."""
 
 from __future__ import annotations
 
@@ -14,21 +14,20 @@ from sandyard.kit.logging import get_logger
 T = TypeVar("T")
 log = get_logger(__name__)
 
-_HARMLESS = frozenset({"condition", "stats", "connect", "init"})  # whenever they end, the sandbox is what it was
+_HARMLESS = frozenset({"condition", "stats", "connect", "init"})  # they never change the sandbox, whenever they end
 
 
 class Calls:
-    """Runs one verb of the driver at a time as a task of its own, so that it can be given up and cancelled from
-    elsewhere."""
+    """Runs each driver call as a separate task, so that it can be abandoned or cancelled by others."""
 
     def __init__(self, driver: Driver, deadline: Callable[[str], float]) -> None:
         self.driver = driver
-        self._deadline = deadline  # seconds, by verb
+        self._deadline = deadline  # seconds, by operation
         self._under_way: dict[str, set[asyncio.Task[Any]]] = {}
         self._late: dict[asyncio.Task[None], tuple[str, str]] = {}
         self.on_late: Callable[[str], None] = lambda subject: (
             None
-        )  # told when a given up call has ended that may have changed something
+        )  # called when an abandoned call that may have changed something has ended
 
     async def run(
         self,
@@ -38,11 +37,11 @@ class Calls:
         *,
         if_late: Callable[[T], Awaitable[None]] | None = None,
     ) -> T:
-        """The verb's answer. `subject` is the sandbox's id.
+        """Run a driver call and return its result. `subject` is the sandbox's id.
 
-        StuckError after the verb's deadline (the call is cancelled and left alone; should it succeed after all,
-        `if_late` gets its answer); NotFoundError when `interrupt` ended it; kit errors as the driver raised them;
-        anything else as SandyardError.
+        Raises StuckError after the operation's deadline: the call is cancelled and abandoned, and if it succeeds
+        anyway, `if_late` gets its result. Raises NotFoundError if `interrupt` cancelled it. Kit errors of the driver
+        are passed on; anything else becomes SandyardError.
         """
         deadline = self._deadline(verb)
         task = asyncio.ensure_future(call)
@@ -60,25 +59,29 @@ class Calls:
         if not done:
             self._give_up(verb, subject, task, if_late)
             log.error("driver_stuck", verb=verb, sandbox=subject, seconds=deadline)
-            raise StuckError(f"The driver {self.driver.name!r} did not answer {verb!r} of {subject} in {deadline:g} s.")
+            raise StuckError(
+                f"The driver {self.driver.name!r} did not complete {verb!r} for {subject} within {deadline:g} s."
+            )
         return _answer(verb, subject, task)
 
     async def rest(self, subject: str) -> None:
-        """Wait for calls for this sandbox that were given up: the driver may still be at it. StuckError when it goes
-        on."""
+        """Wait for abandoned calls for this sandbox, because the driver may still be running them. Raises StuckError if
+        they do not end."""
         late = [task for task, (verb, whose) in self._late.items() if whose == subject and verb not in _HARMLESS]
         if late:
             _, pending = await asyncio.wait(late, timeout=self._deadline("rest"))
             if pending:
-                raise StuckError(f"The driver is still busy with sandbox '{subject}' and does not come to an end.")
+                raise StuckError(
+                    f"The driver is still busy with sandbox '{subject}' and does not finish. Try again later."
+                )
 
     def interrupt(self, subject: str) -> None:
-        """Cancel what is under way for this sandbox."""
+        """Cancel the calls in progress for this sandbox."""
         for task in tuple(self._under_way.get(subject, ())):
             task.cancel()
 
     def abandon(self) -> None:
-        """Follow nothing any more."""
+        """Stop tracking all calls."""
         for task in tuple(self._late):
             task.cancel()
 
@@ -86,7 +89,7 @@ class Calls:
         self, verb: str, subject: str, task: asyncio.Task[T], if_late: Callable[[T], Awaitable[None]] | None
     ) -> None:
         async def follow() -> None:
-            # the driver may shut its ears to the cancellation; what it made in the end is then nobody's
+            # the driver may ignore the cancellation; nobody then owns what it created
             await asyncio.wait({task})
             if task.cancelled() or task.exception() is not None:
                 return
@@ -116,4 +119,4 @@ def _answer(verb: str, subject: str, task: asyncio.Task[T]) -> T:
     if isinstance(error, SandyardError):
         raise error
     log.error("driver_failed", verb=verb, sandbox=subject, exc=error)
-    raise SandyardError(f"The driver failed at {verb!r} of {subject}: {type(error).__name__}: {error}") from error
+    raise SandyardError(f"The driver failed at {verb!r} for {subject}: {type(error).__name__}: {error}") from error

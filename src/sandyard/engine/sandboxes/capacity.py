@@ -1,4 +1,4 @@
-"""Whether one more sandbox fits, and if not, what is full."""
+"""Checks whether another sandbox fits, and which resource is exhausted if not."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _FRESH_S = 0.1
 
 
 def available_memory() -> int | None:
-    """Bytes the machine can still give out without swapping; None when the machine does not say."""
+    """Return the bytes of memory available without swapping, or None if unknown."""
     try:
         text = Path("/proc/meminfo").read_bytes()
         return int(text[text.index(b"MemAvailable:") + 13 :].split(b"kB", 1)[0]) * 1024
@@ -32,7 +32,8 @@ def free_disk(path: Path) -> int | None:
 
 
 class Capacity:
-    """Looks at the machine at most every tenth of a second, so that a burst of creates costs one look."""
+    """Capacity checks. Reads the machine's state at most every tenth of a second, so that a burst of creates reads it
+    once."""
 
     def __init__(
         self,
@@ -43,7 +44,7 @@ class Capacity:
         disk: Callable[[Path], int | None] = free_disk,
         place: Callable[[], None] = lambda: None,
     ) -> None:
-        """`place` raises FullError when the driver takes no more."""
+        """`place` raises FullError if the driver accepts no more sandboxes."""
         self._settings = settings
         self._disks = disks
         self._memory = memory
@@ -54,8 +55,8 @@ class Capacity:
         self._full: str | None = None
 
     def check(self, running: int, *, counted: bool = True) -> None:
-        """FullError naming what is full. `running` are those that count already; `counted=False` asks for memory and
-        disk only."""
+        """Raise FullError, which names the exhausted resource. `running` is the number of sandboxes that already count;
+        `counted=False` checks only memory and disk."""
         limit = self._settings.max_sandboxes
         if counted and running >= limit:
             raise FullError(
@@ -68,7 +69,7 @@ class Capacity:
         self._place()
 
     def trouble(self) -> str | None:
-        """Why nothing new fits, whatever runs already. None when something does."""
+        """Return why nothing new fits, regardless of the number of running sandboxes, or None."""
         try:
             self.check(0, counted=False)
         except FullError as error:
@@ -76,7 +77,7 @@ class Capacity:
         return None
 
     def memory_low(self, factor: float = 1.0) -> bool:
-        """True when less than `factor` times the reserve is left."""
+        """Return whether less than `factor` times the reserve is left."""
         self._refresh()
         return self._available is not None and self._available < self._settings.memory_reserve_mb * MIB * factor
 
@@ -91,12 +92,10 @@ class Capacity:
         memory = self._available
         reserve = self._settings.memory_reserve_mb
         if memory is not None and memory < reserve * MIB:
-            return f"The machine is full: {memory // MIB} MiB of memory are available, {reserve} MiB are kept free."
+            return f"The machine is full: {memory // MIB} MiB of memory are available and {reserve} MiB are reserved. Kill a sandbox."
         reserve = self._settings.disk_reserve_mb
         for path in self._disks:
             free = self._disk(path)
             if free is not None and free < reserve * MIB:
-                return (
-                    f"The machine is full: {free // MIB} MiB of disk are free at {path}, {reserve} MiB are kept free."
-                )
+                return f"The machine is full: {free // MIB} MiB of disk are free at {path} and {reserve} MiB are reserved. Free some space."
         return None

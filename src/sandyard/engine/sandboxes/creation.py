@@ -1,4 +1,4 @@
-"""How sandboxes begin: from a template, from a snapshot, or as a copy of another one.
+"""Creation of sandboxes: from a template, from a snapshot, or as a copy of another sandbox.
 
 The row is written last: a crash before that leaves a sandbox without a record, which the next `driver.open` removes.
 """
@@ -34,8 +34,8 @@ _DEFAULT_POLICY = NetworkPolicy()
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """A sandbox of the driver that has no record yet, and whether it was ready: its agent knows the template's settings,
-    and the start command runs."""
+    """A sandbox of the driver without a record. `ready` means that its agent has the template's settings and the start
+    command is running."""
 
     handle: Handle
     ready: bool
@@ -79,8 +79,7 @@ class Creation:
         )
 
     def claim(self, request: CreateSandbox, template: Template) -> Sandbox | None:
-        """A sandbox from the pool, when there is one that fits as it is. Nothing to wait for: one write, and it is the
-        client's."""
+        """Claim a matching sandbox from the pool, or return None. Fast: it needs only one write."""
         if request.env or request.volume_mounts or request.network.policy != _DEFAULT_POLICY:
             return None
         own = self.limits_of(template)
@@ -95,7 +94,7 @@ class Creation:
     async def create(
         self, request: CreateSandbox, template: Template, key: tuple[str, str, bytes] | None = None
     ) -> Sandbox:
-        """A running sandbox with its record. FullError names what is full."""
+        """Create a running sandbox and its record. Raises FullError, which names the exhausted resource."""
         own = self.limits_of(template)
         limits = request.limits or own
         with self._room(template.snapshots):
@@ -137,7 +136,7 @@ class Creation:
         )
 
     async def fork(self, entry: Entry, count: int, timeout_s: float) -> list[Forked]:
-        """Copies of a running sandbox, all of the same instant."""
+        """Create copies of a running sandbox, all from the same instant."""
         async with AsyncExitStack() as held:
             await held.enter_async_context(self._lifecycle.held(entry))
             parent = entry.record
@@ -145,11 +144,11 @@ class Creation:
                 raise ConflictError(f"Sandbox '{entry.id}' is paused and cannot be forked; resume it first")
             if count == 1:
                 return [await self._outcome(self._fork(parent, timeout_s))]
-            # they stand on a snapshot that no client sees and that goes with the last of them
+            # the copies use a hidden snapshot that is deleted with the last of them
             snapshot_id = new_snapshot_id()
             with self._held((*parent.snapshots, snapshot_id)):
                 snapshot = await self.capture(entry, snapshot_id, hidden=True)
-                await held.aclose()  # the parent is free again
+                await held.aclose()  # unlock the parent
                 forks = (self._outcome(self._stand_on(parent, snapshot, timeout_s)) for _ in range(count))
                 return list(await asyncio.gather(*forks))
 
@@ -167,7 +166,7 @@ class Creation:
         tag: str = DEFAULT_TAG,
         hidden: bool = False,
     ) -> Snapshot:
-        """Have the driver take a snapshot, and record it. The caller holds the sandbox and the snapshots it stands
+        """Let the driver take a snapshot, and record it. The caller must hold the sandbox and the snapshots it is based
         on."""
         parent = entry.record
         self._capacity.check(0, counted=False)
@@ -253,7 +252,9 @@ class Creation:
         except FullError:
             if not await self._pool.give_back():
                 raise
-            return Made(await self._pool.create(make), ready=False)  # what the ready ones took is free now
+            return Made(
+                await self._pool.create(make), ready=False
+            )  # giving back the pooled sandboxes has freed resources
 
     async def _ask(self, verb: str, subject: str, call: Callable[[], Coroutine[Any, Any, Handle]]) -> Handle:
         async def discard(handle: Handle) -> None:
@@ -271,7 +272,8 @@ class Creation:
         started: bool = False,
         key: tuple[str, str, bytes] | None = None,
     ) -> Sandbox:
-        """The last steps, common to all: settings into the agent, the start command, then the record."""
+        """Run the final steps common to all ways of creation: send settings to the agent, run the start command, write
+        the record."""
         try:
             if not told:
                 env = self._trust.env(record)
@@ -287,7 +289,7 @@ class Creation:
         return self._record(record, event, key)
 
     def _record(self, record: Sandbox, event: str, key: tuple[str, str, bytes] | None = None) -> Sandbox:
-        """The row, and everything that accompanies a living sandbox."""
+        """Insert the row and set up everything that belongs to a live sandbox."""
         try:
             entry = self._ledger.insert(record, event, key=key)
         except BaseException:
@@ -299,7 +301,7 @@ class Creation:
 
     @asynccontextmanager
     async def unlisted(self, template: Template, limits: Limits) -> AsyncIterator[Handle]:
-        """A running sandbox without a record, which ends with the context."""
+        """Yield a running sandbox without a record. It is removed when the context ends."""
         with self._room(template.snapshots):
             handle = (await self._make(template, limits, _DEFAULT_POLICY, poolable=False)).handle
             try:
@@ -316,7 +318,7 @@ class Creation:
 
     @contextmanager
     def _room(self, snapshots: tuple[str, ...]) -> Iterator[None]:
-        """Take a place for one more sandbox, on these snapshots, while it is being made."""
+        """Reserve capacity for one more sandbox on these snapshots while it is being created."""
         self._capacity.check(self._ledger.registry.running + self.under_way)
         self.under_way += 1
         try:
@@ -326,7 +328,7 @@ class Creation:
             self.under_way -= 1
 
     def _held(self, snapshots: tuple[str, ...]) -> AbstractContextManager[None]:
-        """Keep these snapshots' files while something is being made of them that has no record yet."""
+        """Keep these snapshots' files while something without a record is being created from them."""
         return self._snapshots.holding(snapshots)
 
 

@@ -1,4 +1,4 @@
-"""The few errors of this folder that a caller may want to tell from their kind."""
+"""Errors of this package that callers need to distinguish by type."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class PortClosedError(UnreachableError):
 
 
 class StuckError(BusyError):
-    """The driver does not answer."""
+    """The driver did not answer in time."""
 
 
 def no_such_sandbox(sandbox_id: str) -> NotFoundError:

@@ -1,4 +1,4 @@
-"""The one thing the engine itself says to a guest agent: what later processes start with."""
+"""Send initial settings to a guest agent: what processes that start later inherit."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from sandyard.engine.sandboxes.calls import Calls
 from sandyard.engine.sandboxes.model import Defaults
 from sandyard.kit.errors import UnreachableError
 
-MAX_ANSWER = 64 * 1024  # the agent runs beside hostile code: its answers are read with a bound
+MAX_ANSWER = 64 * 1024  # the agent runs next to hostile code, so its response is read with a limit
 
 
 async def initialise(
     calls: Calls, handle: Handle, template_id: str, env: Mapping[str, str], defaults: Defaults
 ) -> None:
-    """Tell the agent of a fresh sandbox who it is, its variables, user and directory."""
+    """Send the agent of a new sandbox its identity, environment variables, user and working directory."""
     identity = {"E2B_SANDBOX_ID": handle.id, "E2B_TEMPLATE_ID": template_id}
 
     async def tell() -> None:
@@ -28,7 +28,7 @@ async def initialise(
 
 
 async def init(connection: socket.socket, env: Mapping[str, str], defaults: Defaults) -> None:
-    """`POST /init` on a connected socket, which is closed. UnreachableError when the agent does not accept it."""
+    """Send `POST /init` on a connected socket and close it. Raises UnreachableError if the agent does not accept it."""
     body = {"envVars": dict(env), "defaultUser": defaults.user}
     if defaults.workdir is not None:
         body["defaultWorkdir"] = defaults.workdir
@@ -43,9 +43,9 @@ async def init(connection: socket.socket, env: Mapping[str, str], defaults: Defa
             await loop.sock_sendall(connection, head.encode("ascii") + content)
             status = await _status(connection)
         except OSError as error:
-            raise UnreachableError(f"The agent did not take its settings: {error}.") from error
+            raise UnreachableError(f"Could not send the agent its settings: {error}.") from error
     if not 200 <= status < 300:
-        raise UnreachableError(f"The agent refused its settings with status {status}.")
+        raise UnreachableError(f"The agent rejected its settings with status {status}.")
 
 
 async def _status(connection: socket.socket) -> int:
@@ -58,5 +58,5 @@ async def _status(connection: socket.socket) -> int:
             break
     words = answer.split(b"\r\n", 1)[0].split(b" ")
     if len(words) < 2 or not words[0].startswith(b"HTTP/1.") or not words[1].isdigit():
-        raise UnreachableError("The agent gave no HTTP answer to its settings.")
+        raise UnreachableError("The agent sent no valid HTTP response to its settings.")
     return int(words[1])

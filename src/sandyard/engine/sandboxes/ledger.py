@@ -1,4 +1,4 @@
-"""The one place where a sandbox's record changes: row, memory, timer and log move together."""
+"""The only place where a sandbox's record changes: row, memory, timer and log are updated together."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from sandyard.kit.logging import get_logger
 
 log = get_logger(__name__)
 
-_TIMED = frozenset({"state", "ends_at", "pause_kind", "paused_at"})  # what a timer depends on
+_TIMED = frozenset({"state", "ends_at", "pause_kind", "paused_at"})  # fields that a timer depends on
 Listener = Callable[[str, str], None]
 
 
 class Ledger:
-    """Synchronous: a change is committed when the call returns, and nothing else ran in between.
+    """Synchronous: a change is committed when the call returns, and nothing else runs in between.
 
-    When the database refuses (disk full), nothing has changed anywhere and the error is raised, except for `remove`.
+    If the database raises (disk full), nothing has changed anywhere and the error is passed on, except in `remove`.
     """
 
     def __init__(
@@ -52,18 +52,18 @@ class Ledger:
         self._listeners.append(listener)
 
     def suspend_after(self, seconds: float | None) -> None:
-        """The driver can move the memory of paused sandboxes to disk; have that done after so long."""
+        """Move the memory of paused sandboxes to disk after this time. Called if the driver supports it."""
         self.suspend_after_s = seconds
         for entry in self.registry:
             self._arm(entry)
 
     def load(self) -> None:
-        """All rows into memory, at start."""
+        """Load all rows into memory at start."""
         for record in self._repository.all():
             self._arm(self.registry.add(record))
 
     def insert(self, sandbox: Sandbox, message: str, *, key: tuple[str, str, bytes] | None = None) -> Entry:
-        """A new sandbox; `key` is (owner, idempotency key, digest)."""
+        """Add a sandbox. `key` is (owner, idempotency key, digest)."""
         with self._database.transaction():
             record = self._repository.insert(sandbox)
             self.logs.append(sandbox.id, LogLevel.INFO, message, template=sandbox.template_id)
@@ -78,8 +78,8 @@ class Ledger:
     def change(
         self, entry: Entry, event: str | None = None, /, *, level: LogLevel = LogLevel.INFO, **changes: Any
     ) -> Sandbox:
-        """Change fields of the newest record. `event`, a sentence, goes to the sandbox's log in the same transaction.
-        NotFoundError when it was killed meanwhile."""
+        """Change fields of the latest record. `event`, a sentence, is added to the sandbox's log in the same
+        transaction. Raises NotFoundError if the sandbox was killed in the meantime."""
         if entry.gone is not None:
             raise no_such_sandbox(entry.id)
         before = entry.record
@@ -92,23 +92,23 @@ class Ledger:
         except BaseException:
             self.registry.change(entry, **{name: getattr(before, name) for name in changes})
             raise
-        if _TIMED & changes.keys():  # else a timer that waits before it tries again what failed would start at once
+        if _TIMED & changes.keys():  # otherwise a timer that is waiting to retry would fire at once
             self._arm(entry)
         if event is not None:
             log.info("sandbox_changed", sandbox=entry.id, state=record.state.value, what=event)
         return record
 
     def remove(self, entry: Entry, event: str, *, reason: str, level: LogLevel = LogLevel.INFO) -> None:
-        """The sandbox is gone for every client from here on. `reason` is what listeners are told.
+        """Remove the sandbox; it no longer exists for any client. `reason` is passed to listeners.
 
-        A full disk does not hinder it, or nothing could be removed to make room: the row then goes with `catch_up`.
-        Should the engine end before that, the next one finds a record without a sandbox and removes it.
+        Works on a full disk, or nothing could be removed to make room: `catch_up` then deletes the row later. If the
+        engine ends before that, the next one finds a record without a sandbox and removes it.
         """
         try:
             self._erase(entry.id, event, level)
         except NoSpaceError:
             self._unwritten[entry.id] = (event, level)
-            log.warning("sandbox_row_left", sandbox=entry.id, reason="no space left for the database")
+            log.warning("sandbox_row_left", sandbox=entry.id, reason="the disk is full")
         self.registry.remove(entry, event)
         self.timers.drop(entry.id)
         if entry.watch is not None:
@@ -117,7 +117,7 @@ class Ledger:
         self.interrupted(entry.id, reason)
 
     def catch_up(self) -> None:
-        """Write what a full disk did not take."""
+        """Write what could not be written while the disk was full."""
         for sandbox_id, (event, level) in tuple(self._unwritten.items()):
             self._erase(sandbox_id, event, level)
             del self._unwritten[sandbox_id]
@@ -133,7 +133,7 @@ class Ledger:
             listener(sandbox_id, reason)
 
     def rearm(self, entry: Entry, when: float) -> None:
-        """Look at it again at `when`, whatever the record says: something that was due did not succeed."""
+        """Set the timer to `when`, regardless of the record, to retry something that was due and failed."""
         self.timers.set(entry.id, when)
 
     def _arm(self, entry: Entry) -> None:

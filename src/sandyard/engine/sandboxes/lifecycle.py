@@ -1,8 +1,8 @@
-"""Pause, resume, and what is due: the verbs that change a sandbox's state.
+"""Pause, resume and timeouts: the operations that change a sandbox's state.
 
-The order is always the same: ask the driver, then write the record. A crash in between leaves a record that says what
-was last answered to a client, and `reconcile` makes the host agree with it. Only ending processes cannot be undone,
-so `Intent.STOP` is written before.
+The order is always the same: call the driver, then write the record. A crash in between leaves a record with the last
+state that a client was told, and `reconcile` makes the host match it. Only stopping processes cannot be undone, so
+`Intent.STOP` is written first.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from sandyard.kit.logging import get_logger
 
 log = get_logger(__name__)
 
-AUTOMATIC_AT_ONCE = 8  # expiries handled at the same time, so that a thousand of them leave room for clients
+AUTOMATIC_AT_ONCE = 8  # timeouts handled concurrently, so that a thousand of them leave room for clients
 RETRY_S = 5.0
 DENIED, MAX_DENIED = "Blocked by the network policy:", 300
-"""How entries of a sandbox's log begin that tell of refused connections, and how many of them there are at most."""
+"""Prefix of log entries about blocked connections, and the maximum number of such entries per sandbox."""
 
 
 class Lifecycle:
@@ -64,8 +64,8 @@ class Lifecycle:
 
     @asynccontextmanager
     async def held(self, entry: Entry, *, changing: bool = False) -> AsyncIterator[None]:
-        """Alone with this sandbox. NotFoundError when it went while waiting; StuckError while its condition cannot be
-        learned. `changing` makes traffic wait until it is over."""
+        """Hold this sandbox exclusively. Raises NotFoundError if it was removed while waiting, and StuckError if its
+        condition cannot be determined. With `changing`, traffic waits until the block ends."""
         async with entry.lock:
             if entry.gone is not None:
                 raise no_such_sandbox(entry.id)
@@ -95,7 +95,9 @@ class Lifecycle:
         else:
             if not self._driver.capabilities.freeze:
                 help_ = self._driver.capabilities.missing.get("freeze", "this machine cannot freeze processes")
-                raise UnsupportedError(f"Pausing with memory is not possible here: {help_}. A pause without memory is.")
+                raise UnsupportedError(
+                    f"Pausing with memory is not supported here: {help_}. Pause without memory instead."
+                )
             async with self._reconciler.on_failure(entry):
                 await self._calls.run("freeze", entry.id, self._driver.freeze(entry.record.handle))
             kind, what = PauseKind.MEMORY, "The sandbox was paused; its memory is kept"
@@ -116,7 +118,7 @@ class Lifecycle:
         return record
 
     async def stop(self, entry: Entry) -> None:
-        """End its processes for good. The intent stays until the caller has written what came of it."""
+        """Stop the processes for good. The intent stays until the caller has recorded the outcome."""
         self._ledger.change(entry, intent=Intent.STOP)
         self._undertaker.unwatch(entry)
         async with self._reconciler.on_failure(entry):
@@ -138,7 +140,7 @@ class Lifecycle:
             return await self._resume(entry, timeout_s, memory=memory, why="on request", auto_pause=auto_pause)
 
     async def wake(self, entry: Entry, timeout_s: float) -> None:
-        """Resume it because somebody wants to talk to it, unless somebody else did meanwhile."""
+        """Resume the sandbox because of incoming traffic, unless it was resumed in the meantime."""
         async with self.held(entry, changing=True):
             if not entry.record.running:
                 await self._resume(entry, timeout_s, memory=True, why="by traffic")
@@ -183,7 +185,7 @@ class Lifecycle:
         return record
 
     def extend(self, entry: Entry, timeout_s: float, *, may_shorten: bool = False) -> Sandbox:
-        """A running sandbox's life counted from now. One write, nothing to wait for."""
+        """Set the timeout of a running sandbox, counted from now. Fast: it needs only one write."""
         ends_at = self._now + timeout_s
         if ends_at <= entry.record.ends_at and not may_shorten:
             return entry.record
@@ -201,13 +203,13 @@ class Lifecycle:
                 async with self._reconciler.on_failure(entry):
                     await self._calls.run("set_network", entry.id, call)
             except SandyardError:
-                self._ledger.change(entry, network=before)  # the intent stays: the old policy is put in force again
+                self._ledger.change(entry, network=before)  # the intent stays, so the old policy is applied again
                 raise
             return self._ledger.change(entry, "The network policy was changed", intent=None)
 
     async def note_denied(self, entry: Entry) -> None:
-        """Write what the egress policy has refused into the sandbox's log: each host once, and not more than a few hundred, so
-        that a sandbox cannot push what happened to it out of its own log."""
+        """Write the connections blocked by the egress policy into the sandbox's log. Each host is logged once and the
+        number is limited to a few hundred, so that a sandbox cannot push other events out of its own log."""
         if not entry.record.running:
             return
         try:
@@ -231,7 +233,8 @@ class Lifecycle:
             self._ledger.logs.append(entry.id, LogLevel.WARN, message, **fields)
 
     async def due(self, entry: Entry) -> None:
-        """Its time has come: kill it, pause it, or move its memory to disk. Never raises; what fails is tried again."""
+        """Handle an expired timer: kill or pause the sandbox, or move its memory to disk. Never raises; failures are
+        retried."""
         try:
             async with self._automatic:
                 await self._due(entry)

@@ -1,5 +1,5 @@
-"""The log of each sandbox: what happened to it and why it ended. Kept in the database, so that it outlives engine and
-sandbox."""
+"""The log of each sandbox: what happened to it and why it ended. Stored in the database, so that it outlives the engine
+and the sandbox."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _FORGOTTEN_AT_ONCE = 100
 
 
 class SandboxLogs:
-    """Bounded: the newest `kept` entries of a sandbox, and for `retention_s` after it has ended. Synchronous,
-    microseconds each."""
+    """Keeps the newest `kept` entries of a sandbox, for `retention_s` after it has ended. Synchronous; each call takes
+    microseconds."""
 
     def __init__(self, database: Database, clock: Clock, *, kept: int, retention_s: float) -> None:
         self._database = database
@@ -28,7 +28,7 @@ class SandboxLogs:
         self._since_trim: dict[str, int] = {}
 
     def append(self, sandbox_id: str, level: LogLevel, message: str, **fields: str) -> None:
-        """Joins the transaction that is open, so that an entry is there exactly when the change it speaks of is."""
+        """Add an entry in the open transaction, so that it exists exactly if the change it describes does."""
         self._database.execute(
             "INSERT INTO logs (sandbox_id, at, level, message, fields) VALUES (?, ?, ?, ?, ?)",
             (sandbox_id, self._clock.now(), _LEVELS.index(level), message[:MAX_MESSAGE], json.dumps(fields)),
@@ -62,13 +62,13 @@ class SandboxLogs:
         return bool(self._database.query("SELECT 1 FROM logs WHERE sandbox_id = ? LIMIT 1", (sandbox_id,)))
 
     def end(self, sandbox_id: str) -> None:
-        """The sandbox has ended: its log is kept for a while. Joins the transaction that is open."""
+        """Mark the sandbox as ended; its log is kept for a while. Runs in the open transaction."""
         self._database.execute("INSERT OR REPLACE INTO ended VALUES (?, ?)", (sandbox_id, self._clock.now()))
         self._since_trim.pop(sandbox_id, None)
 
     def forget(self) -> None:
-        """Remove some logs of sandboxes that ended too long ago, or before too many others. To be called every few
-        seconds; a call costs about a millisecond, however much there is."""
+        """Remove some logs of sandboxes that ended too long ago, or before too many others. Call it every few seconds;
+        each call takes about a millisecond, regardless of the total."""
         expired = self._database.query(
             "SELECT sandbox_id FROM ended WHERE at < ? ORDER BY at LIMIT ?",
             (self._clock.now() - self._retention_s, _FORGOTTEN_AT_ONCE),

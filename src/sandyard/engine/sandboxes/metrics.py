@@ -1,4 +1,4 @@
-"""Samples of what each sandbox uses, in a compact ring per sandbox."""
+"""Resource usage samples, stored in a compact ring buffer per sandbox."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SOON_S = 0.25
 
 
 class Series:
-    """The newest `kept` samples of one sandbox, oldest first. 1,000 sandboxes with 720 samples each are 24 MB."""
+    """The newest `kept` samples of one sandbox, oldest first. 1,000 sandboxes with 720 samples each use 24 MB."""
 
     __slots__ = ("_bytes", "_cpu_seconds", "_kept", "_start", "sampled_at")
 
@@ -41,7 +41,7 @@ class Series:
         return len(self._bytes) // _SAMPLE.size
 
     def add(self, stats: Stats, now: float) -> None:
-        """CPU is what was used since the sample before; the first sample of a series has 0."""
+        """Add a sample. CPU usage is measured since the previous sample; the first sample of a series has 0."""
         used = 0.0
         elapsed = now - self.sampled_at
         if self._cpu_seconds is not None and elapsed > 0:
@@ -61,7 +61,7 @@ class Series:
             self._start = (self._start + _SAMPLE.size) % len(self._bytes)
 
     def restart(self) -> None:
-        """The next sample begins a new measurement: the sandbox was not running in between."""
+        """Start a new measurement with the next sample, because the sandbox was not running in between."""
         self._cpu_seconds = None
 
     def between(self, start: float | None, end: float | None) -> list[Metric]:
@@ -83,8 +83,8 @@ class Series:
 
 
 class Sampler:
-    """One task that walks over the running sandboxes, one at a time, spread over the interval, so that it never holds
-    the loop."""
+    """Samples the running sandboxes in one task, one at a time and spread over the interval, so that it never blocks
+    the event loop."""
 
     def __init__(
         self, calls: Calls, clock: Clock, entries: Callable[[], Iterable[Entry]], *, interval_s: float, kept: int
@@ -98,13 +98,12 @@ class Sampler:
         self._woken = asyncio.Event()
 
     def soon(self, entry: Entry) -> None:
-        """Sample a new or resumed sandbox ahead of its turn, in the background, and not in the way of its first
-        command."""
+        """Sample a new or resumed sandbox early, in the background, without delaying its first command."""
         self._fresh.append(entry)
         self._woken.set()
 
     async def sample(self, entry: Entry) -> None:
-        """Take one sample now. A sandbox that cannot be sampled is passed over: its watch knows better why."""
+        """Take a sample now. A sandbox that cannot be sampled is skipped; its watcher handles the cause."""
         if entry.gone is not None or not entry.record.running:
             return
         try:
@@ -114,7 +113,9 @@ class Sampler:
             return
         if entry.series is None:
             entry.series = Series(self._kept)
-        if self._clock.now() - entry.series.sampled_at >= self._interval_s / 10:  # else somebody else just did
+        if (
+            self._clock.now() - entry.series.sampled_at >= self._interval_s / 10
+        ):  # otherwise it was just sampled by another task
             entry.series.add(stats, self._clock.now())
 
     async def run(self) -> None:

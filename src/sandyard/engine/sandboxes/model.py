@@ -1,6 +1,6 @@
-"""The nouns of the service: what a sandbox, a snapshot, a template, a metric and a log entry are.
+"""The types of the sandbox service: sandboxes, snapshots, templates, metrics and log entries.
 
-Every type is frozen: a record is replaced, never changed in place, so whoever holds one holds what was true at one
+All types are frozen: a record is replaced, never changed in place, so a reference always shows the state at one
 instant. Times are seconds since the epoch (UTC) as floats.
 """
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class State(enum.StrEnum):
-    """What a client sees. A sandbox that is neither has no record."""
+    """The state that clients see. A sandbox in neither state has no record."""
 
     RUNNING = "running"
     PAUSED = "paused"
@@ -28,9 +28,9 @@ class State(enum.StrEnum):
 class PauseKind(enum.StrEnum):
     """Where a paused sandbox's memory is."""
 
-    MEMORY = "memory"  # frozen, in RAM: resume continues the very processes, a reboot of the machine loses them
-    DISK = "disk"  # on disk: resume continues the very processes, also after a reboot
-    FILESYSTEM = "filesystem"  # nowhere: resume boots anew
+    MEMORY = "memory"  # frozen in RAM: resume continues the same processes; lost on a reboot of the machine
+    DISK = "disk"  # on disk: resume continues the same processes, even after a reboot
+    FILESYSTEM = "filesystem"  # not kept: resume boots again from the file system
 
 
 class OnTimeout(enum.StrEnum):
@@ -39,26 +39,26 @@ class OnTimeout(enum.StrEnum):
 
 
 class Intent(enum.StrEnum):
-    """A verb that cannot be undone half-way, written down before the driver is asked, so that a restart finishes it.
-    All other verbs need none: after a crash the record stands for what was answered, and the host is made to agree
-    with it."""
+    """An operation that cannot be undone half-way. It is recorded before the driver is called, so that a restart
+    completes it. Other operations need no intent: after a crash the record shows what the client was told, and the host
+    is made to match it."""
 
-    STOP = "stop"  # its processes are being ended for a file system pause
-    NETWORK = "network"  # the egress policy in the record may not be in force yet
+    STOP = "stop"  # processes are being stopped for a file system pause
+    NETWORK = "network"  # the egress policy in the record may not be applied yet
 
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """The egress policy that is enforced, and the client's own words for it, to be shown back."""
+    """The enforced egress policy, and the client's original configuration, which is returned by the API."""
 
     policy: NetworkPolicy = field(default_factory=NetworkPolicy)
     config: Mapping[str, Any] | None = None  # the E2B `network` object, normalised by the protocol layer
-    allow_internet: bool | None = None  # as it was given; None: not said
+    allow_internet: bool | None = None  # as given by the client; None: not given
 
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """What processes in the sandbox start with when a request says nothing; sent to the agent's `/init`."""
+    """Defaults for processes in the sandbox; sent to the agent's `/init`."""
 
     user: str = "user"
     workdir: str | None = None  # None: the user's home
@@ -66,16 +66,16 @@ class Defaults:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """What runs in a sandbox from its first moment, as its default user: a shell command, and one that succeeds when
-    the first is ready. Clients are given the sandbox then."""
+    """A shell command that runs in a sandbox from the start, as its default user, and a second one that succeeds when
+    the first is ready. Clients get the sandbox only then."""
 
     command: str
-    ready: str | None = None  # None: ready as soon as it was started
+    ready: str | None = None  # None: ready as soon as it is started
 
 
 @dataclass(frozen=True, slots=True)
 class Sandbox:
-    """One sandbox as the database has it."""
+    """A sandbox as stored in the database."""
 
     id: str
     template_id: str
@@ -85,14 +85,14 @@ class Sandbox:
     limits: Limits
     network: Network
     created_at: float
-    started_at: float  # of the last create or resume
-    ends_at: float  # running: when it times out. paused: when it was paused
-    timeout_s: float  # the last timeout that was asked for; auto-resume uses it
+    started_at: float  # time of the last create or resume
+    ends_at: float  # running: when it times out; paused: when it was paused
+    timeout_s: float  # the last requested timeout; auto-resume uses it
     alias: str | None = None
-    name: str | None = None  # the template name the client asked for
+    name: str | None = None  # the template name that the client requested
     pause_kind: PauseKind | None = None
     paused_at: float | None = None
-    memory_lost: str | None = None  # why its processes did not survive (a reboot of the machine…), else None
+    memory_lost: str | None = None  # why its processes were lost (such as a reboot of the machine), otherwise None
     metadata: Mapping[str, str] = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
     defaults: Defaults = Defaults()
@@ -103,13 +103,13 @@ class Sandbox:
     on_timeout: OnTimeout = OnTimeout.KILL
     auto_pause_memory: bool = True
     auto_resume: bool = False
-    volume_mounts: tuple[Mapping[str, Any], ...] = ()  # each the `name` and `id` of a volume and a `path`
+    volume_mounts: tuple[Mapping[str, Any], ...] = ()  # each has the `name` and `id` of a volume and a `path`
     extra: Mapping[str, Any] = field(
         default_factory=dict
-    )  # what the protocol layer wants kept and shown back (mcp, iam …)
+    )  # protocol fields that are stored and returned unchanged (mcp, iam …)
     snapshots: tuple[str, ...] = ()  # the snapshots its layers need
     intent: Intent | None = None
-    seq: int = 0  # order of creation; never used twice
+    seq: int = 0  # order of creation; never reused
 
     @property
     def running(self) -> bool:
@@ -126,7 +126,7 @@ def mounts_of(volume_mounts: Sequence[Mapping[str, Any]]) -> tuple[Mount, ...]:
 
 @dataclass(frozen=True, slots=True)
 class CreateSandbox:
-    """A request for a sandbox. `template` is a name, an id, an alias or a snapshot's, with an optional `:tag`."""
+    """A request for a sandbox. `template` is the name, id or alias of a template or snapshot, with an optional `:tag`."""
 
     template: str = "base"
     timeout_s: float = 300
@@ -134,20 +134,20 @@ class CreateSandbox:
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
     network: Network = Network()
     secure: bool = True
-    public_traffic: bool = True  # False: a traffic token is made and required on preview ports
+    public_traffic: bool = True  # False: a traffic token is created and required on preview ports
     on_timeout: OnTimeout = OnTimeout.KILL
     auto_pause_memory: bool = True
     auto_resume: bool = False
     volume_mounts: tuple[Mapping[str, Any], ...] = ()
     extra: Mapping[str, Any] = field(default_factory=dict)
-    limits: Limits | None = None  # None: the template's, else the engine's
+    limits: Limits | None = None  # None: the template's, otherwise the engine's
     idempotency_key: str | None = None  # scoped to `owner`
-    owner: str = ""  # who asks (an API key's id); only scopes idempotency keys
+    owner: str = ""  # the caller (an API key's id); used only to scope idempotency keys
 
 
 @dataclass(frozen=True, slots=True)
 class SandboxQuery:
-    """Filters are joined by AND. `cursor` is a `Page.next_cursor` of the same query."""
+    """A query for sandboxes. Filters are combined with AND. `cursor` is a `Page.next_cursor` of the same query."""
 
     metadata: Mapping[str, str] = field(default_factory=dict)
     states: frozenset[State] = frozenset(State)
@@ -167,7 +167,7 @@ class Page(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Forked:
-    """One fork's outcome: exactly one of the two is set."""
+    """The outcome of one fork: exactly one of the two fields is set."""
 
     sandbox: Sandbox | None = None
     error: SandyardError | None = None
@@ -175,12 +175,11 @@ class Forked:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A file system kept under an id that works as a template id. `ref` is what clients are given: `name:tag`, else
-    `id:tag`."""
+    """A saved file system whose id works as a template id. `ref` is what clients get: `name:tag`, otherwise `id:tag`."""
 
     id: str
-    sandbox_id: str  # of which it was taken
-    template_id: str  # on which that sandbox stood
+    sandbox_id: str  # the sandbox it was taken from
+    template_id: str  # the template of that sandbox
     layers: Layers
     limits: Limits
     created_at: float
@@ -189,7 +188,7 @@ class Snapshot:
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
     defaults: Defaults = Defaults()
     start: Start | None = None
-    snapshots: tuple[str, ...] = ()  # the snapshots its own layers need, without itself
+    snapshots: tuple[str, ...] = ()  # the snapshots its own layers need, excluding itself
     seq: int = 0
 
     @property
@@ -210,17 +209,17 @@ class SnapshotQuery:
 
 
 class TemplateStatus(enum.StrEnum):
-    """As clients are told it. Only of one that is ready sandboxes can be made."""
+    """The status that clients see. Sandboxes can be created only from a template that is ready."""
 
     READY = "ready"
-    WAITING = "waiting"  # built when it is first asked for
+    WAITING = "waiting"  # built on first use
     BUILDING = "building"
     ERROR = "error"  # its build failed
 
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """What a name resolves to. Limits that are None leave the engine's default."""
+    """What a name resolves to. Limits that are None use the engine's defaults."""
 
     id: str
     layers: Layers
@@ -228,10 +227,12 @@ class Template:
     env: Mapping[str, str] = field(default_factory=dict)
     defaults: Defaults = Defaults()
     start: Start | None = None
-    snapshots: tuple[str, ...] = ()  # that its layers need
-    lasting: bool = True  # False: a snapshot, of which no sandbox is made before it is asked for
+    snapshots: tuple[str, ...] = ()  # snapshots that its layers need
+    lasting: bool = True  # False: a snapshot, for which no sandboxes are pooled in advance
     status: TemplateStatus = TemplateStatus.READY
-    yields: bool = False  # to a client's own of the same name: its name was free in earlier releases
+    yields: bool = (
+        False  # a client's template of the same name takes precedence: this name was free in earlier releases
+    )
     cpu_count: int | None = None
     memory_mb: int | None = None
     disk_mb: int | None = None
@@ -242,10 +243,10 @@ class Template:
 
 
 class Templates(Protocol):
-    """Where templates come from. `resolve` is on the path of every create: it must answer from memory."""
+    """The source of templates. Every create calls `resolve`, so it must answer from memory."""
 
     def resolve(self, name: str) -> Template | None:
-        """The template with this id or alias, with or without `:tag`, ready or not; None when there is none."""
+        """Return the template with this id or alias, with or without `:tag`, ready or not, or None."""
         ...
 
     def list(self) -> Sequence[Template]: ...
@@ -255,7 +256,7 @@ class Templates(Protocol):
 class Metric:
     timestamp: float
     cpu_count: int
-    cpu_used_pct: float  # 0 to 100, of all the cores it may use
+    cpu_used_pct: float  # 0 to 100, relative to all cores it may use
     mem_used: int
     mem_total: int
     mem_cache: int
@@ -280,7 +281,7 @@ class LogEntry:
 
 @dataclass(frozen=True, slots=True)
 class LogQuery:
-    """`start` is inclusive, in the direction of reading; `level` is the least severe that is shown."""
+    """A query for log entries. `start` is inclusive, in reading direction; `level` is the lowest level returned."""
 
     start: float | None = None
     limit: int = 1000

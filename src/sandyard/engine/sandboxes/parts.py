@@ -1,4 +1,4 @@
-"""What the service is made of, put together once, and the tasks that run as long as it does."""
+"""The components of the sandbox service, wired together once, and the background tasks that run with it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from sandyard.kit.tasks import TaskSet
 log = get_logger(__name__)
 
 TIDY_S = 2.0
-BACKGROUND_S = 1.0  # removals that take longer are the next engine's
+BACKGROUND_S = 1.0  # removals that take longer are left to the next engine
 
 
 class Parts:
@@ -170,7 +170,7 @@ class Parts:
             log.warning("driver_close_failed", reason=error.message)
 
     async def abandon(self) -> None:
-        """Stop everything where it stands."""
+        """Stop everything immediately."""
         await self.loops.cancel()
         await self.tasks.cancel()
         await self.background.cancel()
@@ -186,7 +186,7 @@ class Parts:
         return self.users(dying=True)
 
     def users(self, *, dying: bool) -> Iterable[Sandbox]:
-        """All sandboxes with a record; with `dying`, also those the driver has not removed yet."""
+        """Return all sandboxes with a record; with `dying`, also those that the driver has not removed yet."""
         yield from (entry.record for entry in self.registry)
         yield from self.undertaker.dying if dying else ()
 
@@ -211,7 +211,7 @@ class Parts:
             await self._clock.sleep(TIDY_S)
 
     def _look_for_suspend(self) -> None:
-        """Some drivers try it out first, and know only a little after they were opened."""
+        """Check whether suspend has become available: some drivers test it first and know only after they were opened."""
         if self.calls.driver.capabilities.suspend and self.ledger.suspend_after_s is None:
             self.ledger.suspend_after(self._settings.suspend_after_s)
 
@@ -225,8 +225,7 @@ class Parts:
             self.pool.want(template, self.creation.limits_of(template), whole=True)
 
     def _tidy_up(self) -> None:
-        """What may have become possible: rows that a full disk did not let go, snapshots that nothing needs any
-        more."""
+        """Retry pending cleanup: rows that a full disk kept, and snapshots that are no longer needed."""
         try:
             self.ledger.catch_up()
             self.snapshots.collect()

@@ -1,5 +1,4 @@
-"""Ready sandboxes, made before anybody asks. They have no record: after a crash they are garbage that the driver
-sweeps."""
+"""A pool of sandboxes created in advance. They have no record: after a crash the driver removes them as leftovers."""
 
 from __future__ import annotations
 
@@ -24,9 +23,9 @@ log = get_logger(__name__)
 
 RETRY_S = 2.0
 QUIET_S = 0.1
-ENOUGH = 0.25  # of the pool: below it, refilling does not wait for a quiet moment
+ENOUGH = 0.25  # fraction of the pool; below it, refilling does not wait for a quiet moment
 A_FEW = 4
-MEMORY_MARGIN = 1.25  # the pool gives way before creates are refused
+MEMORY_MARGIN = 1.25  # the pool shrinks before creates are refused
 
 
 def new_sandbox_id() -> str:
@@ -35,12 +34,12 @@ def new_sandbox_id() -> str:
 
 @dataclass(slots=True)
 class Shelf:
-    """The ready sandboxes of one template with its own limits and the default network policy."""
+    """The pooled sandboxes of one template, with its own limits and the default network policy."""
 
     template: Template
     limits: Limits
     used_at: float
-    whole: bool = False  # as large as shelves get; else it grows with what is claimed
+    whole: bool = False  # at full size; otherwise it grows with the number of claims
     claims: int = 0
     claimed_at: float = float("-inf")
     ready: deque[Handle] = field(default_factory=deque)
@@ -51,7 +50,7 @@ ShelfKey = tuple[str, Layers, frozenset[tuple[str, str]], Defaults, Start | None
 
 
 class Pool:
-    """Refilled by one task, one sandbox at a time, when nobody is waiting for something else."""
+    """Refilled by one task, one sandbox at a time, while no client is waiting for something else."""
 
     def __init__(
         self,
@@ -72,11 +71,11 @@ class Pool:
         self._capacity = capacity
         self._clock = clock
         self._size = size
-        self._started_size = started_size  # of templates with a start command
+        self._started_size = started_size  # for templates with a start command
         self._idle_s = idle_s
         self._start_patience_s = start_patience_s
-        self._taken = taken  # sandboxes that count already
-        self._room = room  # how many may be there at the same time, with the ready ones
+        self._taken = taken  # number of sandboxes that already count
+        self._room = room  # maximum number of sandboxes, including pooled ones
         self._shelves: dict[ShelfKey, Shelf] = {}
         self._wanted = asyncio.Event()
         self._idle = asyncio.Event()
@@ -91,12 +90,12 @@ class Pool:
 
     @property
     def snapshots(self) -> set[str]:
-        """On which ready sandboxes stand."""
+        """Return the snapshots that pooled sandboxes are based on."""
         return {used for shelf in self._shelves.values() for used in shelf.template.snapshots}
 
     def claim(self, template: Template, limits: Limits) -> Handle | None:
-        """A ready sandbox, the caller's from now on; None when there is none. Starts a shelf for a template that has
-        none, but not for a client's snapshot: there may be any number, and each may be deleted at any time."""
+        """Return a pooled sandbox, now owned by the caller, or None. Starts a shelf for a template that has none, but
+        not for a client's snapshot: there may be any number of them, and each may be deleted at any time."""
         if self._most(template) == 0 or not template.lasting:
             return None
         shelf = self.want(template, limits)
@@ -110,8 +109,8 @@ class Pool:
         return handle
 
     def want(self, template: Template, limits: Limits, *, whole: bool = False) -> Shelf:
-        """Keep ready sandboxes of this template: a few for each that is claimed, or as many as shelves hold."""
-        known = frozenset(template.env.items())  # a new build of a template may differ in nothing else
+        """Keep sandboxes of this template in the pool: a few for each one claimed, or as many as a shelf holds."""
+        known = frozenset(template.env.items())  # a new build of a template may differ only in its environment
         key = (template.id, template.layers, known, template.defaults, template.start, limits)
         shelf = self._shelves.get(key)
         if shelf is None:
@@ -122,7 +121,7 @@ class Pool:
         return shelf
 
     async def create(self, make: Callable[[], Awaitable[Handle]]) -> Handle:
-        """Run a client's own create; refilling waits meanwhile."""
+        """Run a client's create; refilling waits in the meantime."""
         self._creating += 1
         self._idle.clear()
         try:
@@ -133,7 +132,7 @@ class Pool:
                 self._idle.set()
 
     async def give_back(self) -> int:
-        """Drain, and wait until the driver has it all. How many there were."""
+        """Empty the pool and wait until the driver has removed everything. Return the number of sandboxes."""
         handles = [handle for shelf in self._shelves.values() for handle in shelf.ready]
         for shelf in self._shelves.values():
             for watch in shelf.watches.values():
@@ -150,21 +149,21 @@ class Pool:
             self._undertaker.discard(handle)
 
     def drain(self) -> int:
-        """Give everything back, in the background. How many there were."""
+        """Empty the pool in the background. Return the number of sandboxes."""
         drained = self.ready
         for shelf in self._shelves.values():
             self._empty(shelf)
         return drained
 
     def tidy(self) -> None:
-        """Drop what nobody asked for lately, and everything when memory runs short. Called every few seconds."""
+        """Drop shelves that were not used lately, and everything if memory is low. Called every few seconds."""
         limit = self._clock.now() - self._idle_s
         for key in [key for key, shelf in self._shelves.items() if shelf.used_at < limit]:
             self._empty(self._shelves.pop(key))
         if self._capacity.memory_low(MEMORY_MARGIN):
             drained = self.drain()
             if drained:
-                log.warning("pool_drained", sandboxes=drained, reason="memory runs short")
+                log.warning("pool_drained", sandboxes=drained, reason="memory is low")
         else:
             self._wanted.set()
 
@@ -185,8 +184,8 @@ class Pool:
                 await asyncio.sleep(0)
 
     async def _quiet(self, shelf: Shelf) -> None:
-        """Wait for a moment in which making one is in nobody's way. While there are enough, that is a pause between
-        clients' requests; then the first command of a sandbox just claimed does not wait for the next one's making."""
+        """Wait until creating a sandbox delays nobody. While the pool has enough, that is a gap between clients'
+        requests, so that the first command of a claimed sandbox does not compete with the creation of the next one."""
         await self._idle.wait()
         enough = self._wanted_of(shelf) * ENOUGH
         while len(shelf.ready) >= enough and shelf.claimed_at > self._clock.now() - QUIET_S:
@@ -194,14 +193,14 @@ class Pool:
         await self._idle.wait()
 
     async def stop_filling(self, patience_s: float) -> None:
-        """Make no more. The one being made is waited for: given up half-way, nobody would know of it."""
+        """Stop refilling. Waits for the sandbox being created, because it would be untracked if abandoned half-way."""
         self._closed = True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(patience_s), self._adding:
                 pass
 
     async def close(self) -> None:
-        """Give everything back and wait until the driver has it."""
+        """Empty the pool and wait until the driver has removed everything."""
         self._closed = True
         await self.give_back()
         self._shelves.clear()

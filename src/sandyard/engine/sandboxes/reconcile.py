@@ -1,8 +1,8 @@
-"""Making the host agree with the record.
+"""Make the host match the record.
 
-Used for every sandbox when the engine starts, and for one sandbox after its processes ended, or a verb of the driver
-failed or got stuck on it. The record wins wherever that is possible: it is what a client was told. Where memory is gone it cannot win, and
-the record then says so.
+Runs for every sandbox when the engine starts, and for one sandbox after its processes ended or a driver operation
+failed or got stuck. The record takes precedence where possible, because it is what the client was told. If memory is
+lost that is not possible, and the record is changed to say so.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ BOOTS_WITHIN_S = 600.0
 
 
 def agrees(entry: Entry, observed: Condition) -> bool:
-    """Nothing is to be done for this sandbox."""
+    """Return whether nothing has to be done for this sandbox."""
     return entry.record.intent is None and _AGREES[entry.record.pause_kind] is observed
 
 
@@ -50,7 +50,8 @@ def needs_boot(entry: Entry, observed: Condition, now: float) -> bool:
 
 @asynccontextmanager
 async def _traffic_waits(entry: Entry) -> AsyncIterator[None]:
-    """The caller holds the lock. Where its verb has traffic wait already, that goes on until the verb is over."""
+    """Make traffic wait. The caller holds the lock. If its operation already makes traffic wait, that continues until
+    the operation ends."""
     if entry.changing is not None:
         yield
         return
@@ -88,8 +89,8 @@ class Reconciler:
 
     @asynccontextmanager
     async def on_failure(self, entry: Entry) -> AsyncIterator[None]:
-        """What fails inside leaves a sandbox whose condition is not known; find it out in the background, and before
-        its next verb."""
+        """If the block fails, the sandbox's condition is unknown: determine it in the background, and before its next
+        operation."""
         try:
             yield
         except BaseException:
@@ -97,8 +98,7 @@ class Reconciler:
             raise
 
     def doubt(self, entry: Entry) -> None:
-        """Its condition is not known any more. One task at a time finds it out; a new doubt makes it look again at
-        once."""
+        """Mark the condition as unknown. One task at a time determines it; a new call makes it check again at once."""
         if entry.gone is not None:
             return
         entry.suspect += 1
@@ -109,20 +109,21 @@ class Reconciler:
         doubted.set()
 
     def stopped(self, entry: Entry, reason: str) -> None:
-        """The processes of a running sandbox have ended: boot it again from its file system, in the background and before
-        its next verb."""
+        """Boot a running sandbox whose processes have ended again from its file system, in the background and before
+        its next operation."""
         entry.lost = f"{ENDED} ({reason})"
         self.doubt(entry)
 
     async def inspect(self, entry: Entry) -> None:
-        """Ask the driver and settle. The caller holds the lock. StuckError when the driver does not say."""
+        """Ask the driver for the condition and settle it. The caller holds the lock. Raises StuckError if the driver
+        does not answer."""
         while entry.suspect and entry.gone is None:
             seen = entry.suspect
             await self._calls.rest(entry.id)
             observed = await self._calls.run("condition", entry.id, self._driver.condition(entry.record.handle))
             await self.settle(entry, observed, entry.lost or ENDED)
             entry.lost = None
-            if entry.suspect == seen:  # else a call that had been given up came to an end meanwhile
+            if entry.suspect == seen:  # otherwise an abandoned call ended in the meantime
                 entry.suspect = 0
 
     async def _inspect_until_known(self, entry: Entry, doubted: asyncio.Event) -> None:
@@ -140,7 +141,7 @@ class Reconciler:
             del self._doubted[entry.id]
 
     async def _either(self, doubted: asyncio.Event, delay: float) -> None:
-        """Wait for a new doubt, at most for `delay` seconds."""
+        """Wait for a new doubt, or for `delay` seconds."""
         waits = {asyncio.ensure_future(doubted.wait()), asyncio.ensure_future(self._ledger.clock.sleep(delay))}
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -150,8 +151,7 @@ class Reconciler:
         doubted.clear()
 
     async def settle(self, entry: Entry, observed: Condition, lost: str) -> None:
-        """Make record and host agree. `lost` says why processes are gone, if they are. Raises when the driver fails
-        at it."""
+        """Make record and host match. `lost` says why processes are gone, if they are. Raises if the driver fails."""
         log.info("sandbox_found", sandbox=entry.id, record=entry.record.state.value, observed=observed.value)
         if observed is Condition.ABSENT:
             self._ledger.remove(entry, f"The sandbox is gone: {lost}", reason="died", level=LogLevel.ERROR)
@@ -183,7 +183,7 @@ class Reconciler:
             self._ledger.change(entry, intent=None)
 
     async def _settle_ended(self, entry: Entry, lost: str) -> None:
-        """It should run and its processes are gone."""
+        """Handle a sandbox that should be running but whose processes are gone."""
         record, now = entry.record, self._ledger.clock.now()
         self._undertaker.unwatch(entry)
         if record.intent is Intent.STOP:
@@ -272,7 +272,7 @@ class Reconciler:
             self._ledger.change(entry, intent=None)
 
     async def boot(self, entry: Entry) -> Handle:
-        """Start a stopped sandbox and tell its new agent what the old one knew. A boot that fails leaves it stopped."""
+        """Start a stopped sandbox and send its new agent the previous settings. If it fails, the sandbox stays stopped."""
         record = entry.record
 
         async def stop_late(handle: Handle) -> None:
@@ -290,6 +290,6 @@ class Reconciler:
         if record.start is not None:
             try:
                 await starting.start(self._calls, handle, record.start, self._start_patience_s)
-            except SandyardError as error:  # its files are there, and its client can look why
+            except SandyardError as error:  # its files are available, so the client can look for the cause
                 self._ledger.logs.append(entry.id, LogLevel.WARN, f"After the boot: {error.message}")
         return handle

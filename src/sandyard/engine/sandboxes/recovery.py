@@ -1,4 +1,4 @@
-"""The first minutes of an engine: what did the last one leave, and what has the machine been through since."""
+"""Recovery at engine start: find out what the previous engine left and whether the machine was rebooted."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BOOTS_AT_ONCE = 4
 
 
 def read_boot_id() -> str:
-    """Changes with every start of the machine."""
+    """Return an id that changes with every boot of the machine."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -59,8 +59,8 @@ class Recovery:
         self._boots = asyncio.Semaphore(BOOTS_AT_ONCE)
 
     async def run(self) -> None:
-        """Adopt what is there. When it returns every record is true, except that sandboxes whose processes are gone
-        are being booted in the background: their verbs and their traffic wait for it."""
+        """Adopt existing sandboxes. When it returns every record is correct, except that sandboxes whose processes are
+        gone are being booted in the background; their operations and traffic wait for that."""
         self._ledger.load()
         self._snapshots.load()
         handles = [entry.record.handle for entry in self._ledger.registry]
@@ -91,7 +91,7 @@ class Recovery:
         await asyncio.gather(*settling)
 
     async def _settle(self, entry: Entry, condition: Condition | None, lost: str, some: asyncio.Semaphore) -> None:
-        """The entry's lock is held and is released here."""
+        """Settle one sandbox. The entry's lock is held and is released here."""
         try:
             async with some:
                 if condition is None:
@@ -110,7 +110,7 @@ class Recovery:
             entry.lock.release()
 
     async def _apply_policy(self, entry: Entry) -> None:
-        """A policy that was changed while it ran is not in the handle, so the driver is told again."""
+        """Apply the policy again, because a policy that was changed while the sandbox ran is not in its handle."""
         record = entry.record
         if (
             entry.gone is None

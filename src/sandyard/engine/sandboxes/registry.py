@@ -1,4 +1,4 @@
-"""All sandboxes of this engine in memory: the database's rows, each with what only a living engine has."""
+"""All sandboxes of this engine in memory: the database rows, each with the runtime state of a live engine."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from sandyard.engine.sandboxes.model import Page, Sandbox, SandboxQuery, State
 from sandyard.kit.errors import InvalidInputError
 
 AUTOMATIC_BOOTS = 3
-"""How often a sandbox whose processes end by themselves is booted again within `reconcile.BOOTS_WITHIN_S`."""
+"""How often a sandbox whose processes ended by themselves is booted again within `reconcile.BOOTS_WITHIN_S`."""
 
 
 class Entry:
-    """One living sandbox. Whoever changes it holds `lock`; `record` is read by everyone and replaced, never changed."""
+    """One live sandbox. Hold `lock` to change it; anyone may read `record`, which is replaced, never modified."""
 
     __slots__ = ("boots", "changing", "gone", "lock", "lost", "record", "series", "suspect", "watch")
 
@@ -28,10 +28,12 @@ class Entry:
         self.record = record
         self.lock = asyncio.Lock()
         self.changing: asyncio.Future[None] | None = None  # set while its state changes; traffic waits for it
-        self.gone: str | None = None  # why it has no record any more
-        self.suspect = 0  # counts failures since its condition was last seen; while not 0 it must be asked before use
-        self.lost: str | None = None  # why its processes ended, from when that was seen until it is settled
-        self.boots: deque[float] = deque(maxlen=AUTOMATIC_BOOTS)  # when it was last booted because they had ended
+        self.gone: str | None = None  # why it no longer has a record
+        self.suspect = 0  # failures since its condition was last seen; while not 0, check the condition before use
+        self.lost: str | None = None  # why its processes ended, from detection until it is settled
+        self.boots: deque[float] = deque(
+            maxlen=AUTOMATIC_BOOTS
+        )  # times of the latest boots after its processes had ended
         self.watch: asyncio.Task[None] | None = None
         self.series: Series | None = None
 
@@ -41,7 +43,7 @@ class Entry:
 
 
 class Registry:
-    """In order of creation."""
+    """All entries in order of creation."""
 
     def __init__(self) -> None:
         self._entries: dict[str, Entry] = {}
@@ -57,7 +59,7 @@ class Registry:
         return self._entries.get(sandbox_id)
 
     def get(self, sandbox_id: str) -> Entry:
-        """NotFoundError when there is none."""
+        """Return the entry. Raises NotFoundError."""
         entry = self._entries.get(sandbox_id)
         if entry is None:
             raise no_such_sandbox(sandbox_id)
@@ -69,7 +71,7 @@ class Registry:
         return entry
 
     def change(self, entry: Entry, **changes: Any) -> Sandbox:
-        """Give the entry a new record: its newest one with `changes`."""
+        """Replace the entry's record with a copy of its latest one with `changes`."""
         before = entry.record
         entry.record = replace(before, **changes)
         self.running += entry.record.running - before.running
@@ -81,8 +83,8 @@ class Registry:
             self.running -= entry.record.running
 
     def page(self, query: SandboxQuery) -> Page[Sandbox]:
-        """A cursor is a place in the order of creation, which never changes: paging misses nothing and repeats
-        nothing."""
+        """Return a page. A cursor is a position in the order of creation, which never changes, so paging neither skips
+        nor repeats items."""
         after = None if query.cursor is None else read_cursor(query.cursor)
         found: list[Sandbox] = []
         entries = self._entries.values()
@@ -97,7 +99,7 @@ class Registry:
         return page_of(found, query.limit)
 
     def count(self, query: SandboxQuery) -> int:
-        """How many match, on all pages."""
+        """Return how many match, on all pages."""
         if query.states == {State.RUNNING} and _is_unfiltered(query):
             return self.running
         return sum(_matches(entry.record, query) for entry in self._entries.values())
@@ -109,7 +111,7 @@ def _is_unfiltered(query: SandboxQuery) -> bool:
 
 
 def page_of(found: list[Any], limit: int) -> Page[Any]:
-    """A page of at most `limit` of what was found (one more than that says there is a next page)."""
+    """Return a page of at most `limit` items (one more in `found` means that there is a next page)."""
     if len(found) <= limit:
         return Page(tuple(found))
     return Page(tuple(found[:limit]), write_cursor(found[limit - 1].seq))

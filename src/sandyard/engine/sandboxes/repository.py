@@ -1,4 +1,5 @@
-"""Sandboxes as rows. What never changes is one JSON column; what verbs change has columns of its own."""
+"""Sandboxes as database rows. Immutable fields are in one JSON column; fields that operations change have their own
+columns."""
 
 from __future__ import annotations
 
@@ -35,24 +36,25 @@ _SELECT = f"SELECT seq, {_COLUMNS} FROM sandboxes ORDER BY seq"  # noqa: S608
 
 @dataclass(frozen=True, slots=True)
 class KeyUse:
-    """For which request an idempotency key was used, and what came of it."""
+    """The request that an idempotency key was used for, and its result."""
 
     digest: bytes
     sandbox_id: str
 
 
 class SandboxRepository:
-    """Synchronous, in the loop's thread, microseconds each; several calls belong into one `database.transaction()`."""
+    """Synchronous, in the event loop's thread; each call takes microseconds. Group related calls in one
+    `database.transaction()`."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     def all(self) -> list[Sandbox]:
-        """Oldest first."""
+        """Return all sandboxes, oldest first."""
         return [_record(row) for row in self._database.query(_SELECT)]
 
     def insert(self, sandbox: Sandbox) -> Sandbox:
-        """The record with its `seq`."""
+        """Insert the record and return it with its `seq`."""
         fixed = (sandbox.id, sandbox.template_id, sandbox.created_at, json.dumps(_spec(sandbox)))
         return replace(sandbox, seq=self._database.insert(_INSERT, fixed + _changing(sandbox)))
 
@@ -78,7 +80,7 @@ class SandboxRepository:
 
 
 def digest(request: CreateSandbox) -> bytes:
-    """The same for two requests exactly when they ask for the same; the idempotency key itself is left out."""
+    """Return a digest that is equal for equal requests; the idempotency key itself is left out."""
     plain = asdict(replace(request, idempotency_key=None))
     return hashlib.sha256(json.dumps(plain, sort_keys=True, default=dict).encode()).digest()
 
@@ -128,7 +130,7 @@ def _network(network: Network) -> dict[str, Any]:
     }
 
 
-# spelled out, because `asdict` copies deeply and costs more than the insert itself
+# written out, because `asdict` makes deep copies and costs more than the insert itself
 
 
 def limits_dict(limits: Limits) -> dict[str, int]:
@@ -149,7 +151,7 @@ def start_dict(start: Start | None) -> dict[str, str | None] | None:
 
 
 def read_start(spec: Mapping[str, Any]) -> Start | None:
-    """Of a row's JSON; older ones do not speak of it."""
+    """Read the start command from a row's JSON; older rows do not have it."""
     start = spec.get("start")
     return None if start is None else Start(**start)
 

@@ -1,12 +1,12 @@
-"""The sandboxes of this engine: every verb a protocol may call.
+"""The sandboxes of this engine: every operation a protocol may call.
 
-Rules of every verb
-- What it changed is in the database before it returns. A caller that is cancelled (its client went away) leaves no
-  half state: the verb runs on by itself to its end.
-- Verbs on one sandbox are serialised; `kill` waits for nobody.
-- A driver that does not answer in time gives an error that says so, never a hang.
-- Raises only `sandyard.kit.errors`: NotFoundError (no such sandbox), ConflictError (wrong state), FullError (what is
-  full), InvalidInputError, BusyError, UnreachableError.
+Rules for all operations
+- Changes are in the database before an operation returns. If the caller is cancelled (its client disconnected), the
+  operation still runs to completion and leaves no partial state.
+- Operations on one sandbox are serialised; `kill` does not wait for others.
+- A driver that does not answer in time causes an error, never a hang.
+- Raises only `sandyard.kit.errors`: NotFoundError (no such sandbox), ConflictError (wrong state), FullError (names the
+  exhausted resource), InvalidInputError, BusyError, UnreachableError.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from sandyard.kit.logging import get_logger
 log = get_logger(__name__)
 
 _ALL, _ALL_SNAPSHOTS, _ALL_LOGS = SandboxQuery(), SnapshotQuery(), LogQuery()
-CLOSING_S = 10.0  # how long verbs under way may go on when the engine stops
+CLOSING_S = 10.0  # how long operations in progress may continue when the engine stops
 
 
 class Sandboxes:
@@ -69,10 +69,10 @@ class Sandboxes:
         lacking: Callable[[str], str | None] = lambda name: None,
         make_ready: Callable[[Template], str] = lambda template: "is not ready.",
     ) -> None:
-        """`database` is open and stays its owner's. `disks` are the paths whose free space counts (the data
+        """`database` is open and stays owned by the caller. `disks` are the paths whose free space counts (the data
         directory). `egress_authority` is the certificate (PEM) that sandboxes with network rules have to trust.
-        `lacking` says of a name that does not resolve what it lacks. `make_ready` begins to build a template that is
-        not ready, unless that was begun already, and says what becomes of it."""
+        `lacking` returns what is missing for a name that does not resolve. `make_ready` starts the build of a template
+        that is not ready, unless it is already running, and returns a description of its status."""
         self._templates = templates
         self._lacking = lacking
         self._make_ready = make_ready
@@ -90,20 +90,21 @@ class Sandboxes:
         self._creating: dict[tuple[str, str], tuple[bytes, asyncio.Task[Sandbox]]] = {}
 
     async def open(self) -> None:
-        """Take over the driver and its sandboxes, finish or undo what a crash interrupted, start timers and pool."""
+        """Take over the driver and its sandboxes, finish or undo what a crash interrupted, and start timers and pool."""
         await self._parts.open(self._default_template)
 
     async def close(self) -> None:
-        """Let go; sandboxes live on. Idempotent."""
+        """Release the driver; sandboxes keep running. Idempotent."""
         await self._parts.close(CLOSING_S)
 
     async def create(self, request: CreateSandbox) -> Sandbox:
-        """A running sandbox. The same idempotency key with the same request gives the same sandbox, with another one
-        ConflictError. A caller that goes away before the answer leaves a sandbox that lives until its timeout."""
+        """Create a running sandbox. The same idempotency key with the same request returns the same sandbox; with a
+        different request it raises ConflictError. If the caller disconnects before the response, the sandbox lives
+        until its timeout."""
         self._check_timeout(request.timeout_s)
         if request.auto_resume and request.on_timeout is OnTimeout.PAUSE and not request.auto_pause_memory:
             raise InvalidInputError(
-                "A sandbox that pauses without its memory cannot be resumed by traffic: choose one of the two."
+                "A sandbox that pauses without memory cannot auto-resume. Keep its memory, or disable auto-resume."
             )
         if request.idempotency_key is not None:
             return await self._create_once(request, (request.owner, request.idempotency_key))
@@ -116,7 +117,7 @@ class Sandboxes:
     def _make(
         self, request: CreateSandbox, template: Template, key: tuple[str, str, bytes] | None = None
     ) -> Coroutine[Any, Any, Sandbox]:
-        """Hold the template's snapshots from this very moment: a delete may come before the first step of the work."""
+        """Hold the template's snapshots immediately, because a delete may run before the first step of the work."""
         held = ExitStack()
         held.enter_context(self._parts.snapshots.holding(template.snapshots))
 
@@ -151,43 +152,44 @@ class Sandboxes:
 
     def _same_request(self, before: bytes, asked: bytes) -> None:
         if before != asked:
-            raise ConflictError("The idempotency key was already used with another request.")
+            raise ConflictError("The idempotency key was already used with a different request.")
 
     def trouble(self) -> str | None:
-        """Why no new sandbox could be made now, for want of memory or disk; None when one could."""
+        """Return why no sandbox could be created now for lack of memory or disk, or None."""
         return self._parts.capacity.trouble()
 
     def get(self, sandbox_id: str) -> Sandbox:
-        """From memory, in microseconds; never wakes. NotFoundError."""
+        """Return a sandbox from memory, in microseconds; never wakes it. Raises NotFoundError."""
         return self._parts.registry.get(sandbox_id).record
 
     def find(self, sandbox_id: str) -> Sandbox | None:
-        """`get` without the error."""
+        """Return a sandbox or None."""
         entry = self._parts.registry.find(sandbox_id)
         return None if entry is None else entry.record
 
     def list(self, query: SandboxQuery = _ALL) -> Page[Sandbox]:
-        """Newest first. A sandbox that exists during the whole walk over the pages is seen exactly once.
-        InvalidInputError on a bad cursor."""
+        """Return a page, newest first. A sandbox that exists while all pages are read is returned exactly once. Raises
+        InvalidInputError for a bad cursor."""
         return self._parts.registry.page(query)
 
     def count(self, query: SandboxQuery = _ALL) -> int:
-        """How many there are on all pages."""
+        """Return the number of sandboxes on all pages."""
         return self._parts.registry.count(query)
 
     async def kill(self, sandbox_id: str) -> None:
-        """Running or paused. NotFoundError when there is none (also when another kill was first)."""
+        """Kill a running or paused sandbox. Raises NotFoundError if it does not exist (also if another kill was first)."""
         entry = self._parts.registry.get(sandbox_id)
         await self._parts.tasks.finish(self._parts.undertaker.kill(entry, "The sandbox was killed on request"))
 
     async def pause(self, sandbox_id: str, *, memory: bool = True) -> Sandbox:
-        """ConflictError when it is paused already. `memory=False` keeps the file system only."""
+        """Pause the sandbox. `memory=False` keeps only the file system. Raises ConflictError if it is already paused."""
         entry = self._parts.registry.get(sandbox_id)
         return await self._parts.tasks.finish(self._parts.lifecycle.pause(entry, memory=memory))
 
     async def connect(self, sandbox_id: str, timeout_s: float, *, memory: bool = True) -> tuple[Sandbox, bool]:
-        """Running: extend its life to `timeout_s` from now, never shorten it, (sandbox, False). Paused: resume it,
-        (sandbox, True). `memory=False` boots a paused one anew, dropping its memory."""
+        """Connect to a sandbox. If running, extend its timeout to `timeout_s` from now, never shorten it, and return
+        (sandbox, False). If paused, resume it and return (sandbox, True). `memory=False` discards the memory and boots
+        it again."""
         self._check_timeout(timeout_s)
         entry = self._parts.registry.get(sandbox_id)
         return await self._parts.tasks.finish(self._parts.lifecycle.connect(entry, timeout_s, memory=memory))
@@ -195,14 +197,15 @@ class Sandboxes:
     async def resume(
         self, sandbox_id: str, timeout_s: float, *, auto_pause: bool | None = None, memory: bool = True
     ) -> Sandbox:
-        """ConflictError when it is running."""
+        """Resume a paused sandbox. Raises ConflictError if it is running."""
         self._check_timeout(timeout_s)
         entry = self._parts.registry.get(sandbox_id)
         work = self._parts.lifecycle.resume(entry, timeout_s, auto_pause=auto_pause, memory=memory)
         return await self._parts.tasks.finish(work)
 
     async def set_timeout(self, sandbox_id: str, timeout_s: float) -> Sandbox:
-        """From now; may shorten. 0 or less expires at once. A paused sandbox: NotFoundError, as at E2B."""
+        """Set the timeout, counted from now; may shorten it. 0 or less expires at once. Raises NotFoundError for a
+        paused sandbox, as E2B does."""
         self._check_timeout(max(0.0, timeout_s))
         entry = await self._running(sandbox_id)
         record = self._parts.lifecycle.extend(entry, max(0.0, timeout_s), may_shorten=True)
@@ -217,8 +220,8 @@ class Sandboxes:
         return self._parts.lifecycle.extend(await self._running(sandbox_id), duration_s)
 
     async def fork(self, sandbox_id: str, count: int = 1, timeout_s: float = 15) -> Sequence[Forked]:
-        """`count` new running sandboxes with the file system of this one at one instant; each succeeds or fails by
-        itself. ConflictError when it is paused."""
+        """Create `count` running sandboxes with this one's file system at one instant; each succeeds or fails
+        independently. Raises ConflictError if it is paused."""
         if not 1 <= count <= self._settings.max_forks:
             raise InvalidInputError(f"Count must be at least 1 and cannot be greater than {self._settings.max_forks}")
         self._check_timeout(timeout_s)
@@ -226,12 +229,12 @@ class Sandboxes:
         return await self._parts.tasks.finish(self._parts.creation.fork(entry, count, timeout_s))
 
     async def snapshot(self, sandbox_id: str, name: str | None = None) -> Snapshot:
-        """Keep the file system as of now under a new id. `name` may carry `:tag`; an existing name and tag is moved
-        to the new one."""
+        """Save the current file system under a new id. `name` may contain `:tag`; an existing name and tag is moved to
+        the new snapshot."""
         chosen, tag = (None, None) if name is None else split_name(name)
         taken = self._templates.resolve(chosen) if chosen is not None else None
         if taken is not None and not taken.yields:
-            raise ConflictError(f"There is a template with the name {chosen!r}.")
+            raise ConflictError(f"A template with the name {chosen!r} already exists. Choose another name.")
         entry = self._parts.registry.get(sandbox_id)
         return await self._parts.tasks.finish(self._snapshot(entry, chosen, tag or DEFAULT_TAG))
 
@@ -241,32 +244,32 @@ class Sandboxes:
         return snapshot
 
     def snapshots(self, query: SnapshotQuery = _ALL_SNAPSHOTS) -> Page[Snapshot]:
-        """Newest first."""
+        """Return a page of snapshots, newest first."""
         return self._parts.snapshots.page(query)
 
     def has_snapshot(self, name: str) -> bool:
-        """By id, name or ref."""
+        """Return whether a snapshot with this id, name or ref exists."""
         return self._parts.snapshots.resolve(name) is not None
 
     async def delete_snapshot(self, snapshot: str) -> None:
-        """By id, name or ref. It is gone for everybody at once; its directory goes when no sandbox stands on it.
-        NotFoundError."""
+        """Delete a snapshot by id, name or ref. It is no longer visible at once; its directory is removed when no
+        sandbox uses it. Raises NotFoundError."""
         self._parts.snapshots.delete(snapshot)
 
     async def set_network(self, sandbox_id: str, network: Network) -> Sandbox:
-        """Replace the egress policy, live. ConflictError when it is paused."""
+        """Replace the egress policy of a running sandbox. Raises ConflictError if it is paused."""
         entry = self._parts.registry.get(sandbox_id)
         return await self._parts.tasks.finish(self._parts.lifecycle.set_network(entry, network))
 
     async def metrics(self, sandbox_id: str, start: float | None = None, end: float | None = None) -> Sequence[Metric]:
-        """Oldest first. A running sandbox without a sample yet is sampled at once."""
+        """Return the samples, oldest first. A running sandbox without samples is sampled at once."""
         entry = self._parts.registry.get(sandbox_id)
         if not entry.series:
             await self._parts.sampler.sample(entry)
         return entry.series.between(start, end) if entry.series is not None else []
 
     async def latest_metrics(self, sandbox_ids: Sequence[str]) -> dict[str, Metric]:
-        """The newest sample of each that exists."""
+        """Return the newest sample of each sandbox that exists."""
         found: dict[str, Metric] = {}
         for entry in filter(None, map(self._parts.registry.find, sandbox_ids)):
             if not entry.series:
@@ -278,37 +281,36 @@ class Sandboxes:
 
     @property
     def records_denied(self) -> bool:
-        """Whether what an egress policy refuses can be told."""
+        """Whether connections blocked by an egress policy can be reported."""
         return self._parts.calls.driver.capabilities.egress
 
     async def note_denied(self, sandbox_id: str) -> None:
-        """Bring the log up to date with what the sandbox's egress policy has refused."""
+        """Update the log with what the sandbox's egress policy has blocked."""
         entry = self._parts.registry.find(sandbox_id)
         if entry is not None:
             await self._parts.lifecycle.note_denied(entry)
 
     def logs(self, sandbox_id: str, query: LogQuery = _ALL_LOGS) -> Sequence[LogEntry]:
-        """Also of a sandbox that has ended, for as long as its logs are kept. NotFoundError."""
+        """Return log entries, also of a sandbox that has ended, while its logs are kept. Raises NotFoundError."""
         if self._parts.registry.find(sandbox_id) is None and not self._parts.logs.known(sandbox_id):
             raise no_such_sandbox(sandbox_id)
         return self._parts.logs.query(sandbox_id, query)
 
     def log(self, sandbox_id: str, level: LogLevel, message: str, **fields: str) -> None:
-        """Add an entry to a sandbox's own log (a protocol says what a client did). Nothing happens when there is no
-        such sandbox."""
+        """Add an entry to a sandbox's own log (protocols record what a client did). Does nothing if the sandbox does
+        not exist."""
         if self._parts.registry.find(sandbox_id) is not None:
             self._parts.logs.append(sandbox_id, level, message, **fields)
 
     def on_interrupted(self, listener: Callable[[str, str], None]) -> None:
-        """`listener(sandbox_id, reason)` is called, in the loop, when a sandbox was paused, killed or died: whoever
-        holds connections to it should close them now (a frozen agent never answers). `reason` is "paused", "killed"
-        or "died"."""
+        """Call `listener(sandbox_id, reason)` in the event loop when a sandbox was paused, killed or died: connections
+        to it should be closed (a frozen agent never answers). `reason` is "paused", "killed" or "died"."""
         self._parts.ledger.listen(listener)
 
     async def dial(self, sandbox_id: str, port: int) -> socket.socket:
-        """A connected non-blocking socket to a port of the sandbox. A paused sandbox that allows it is resumed first.
-        UnreachableError: SandboxUnreachableError "… was not found" (no such one, or paused) or PortClosedError "…
-        port is not open"."""
+        """Return a connected, non-blocking socket to a port of the sandbox. A paused sandbox is resumed first if it
+        allows that. Raises SandboxUnreachableError "… was not found" (does not exist, or is paused) or PortClosedError
+        "… port is not open"."""
         entry = self._parts.registry.find(sandbox_id)
         if entry is None:
             raise SandboxUnreachableError
@@ -330,12 +332,11 @@ class Sandboxes:
         if entry.changing is not None:
             done, _ = await asyncio.wait({entry.changing}, timeout=self._settings.deadline("boot"))
             if not done:
-                raise StuckError(f"Sandbox '{entry.id}' is changing its state and does not come to an end.")
+                raise StuckError(f"Sandbox '{entry.id}' is changing its state and does not finish. Try again later.")
 
     async def _wake(self, entry: Entry) -> None:
         record = entry.record
-        # without its memory a sandbox is booted only on request, except where it lost it through no decision of its
-        # user
+        # Traffic does not boot a sandbox without memory, unless it lost its memory without its user's decision.
         wakes = record.auto_resume and (record.pause_kind is not PauseKind.FILESYSTEM or record.memory_lost is not None)
         if entry.gone is not None or not wakes:
             raise SandboxUnreachableError
@@ -346,15 +347,15 @@ class Sandboxes:
             raise SandboxUnreachableError from error
 
     def resolve_template(self, name: str) -> Template:
-        """A template or a snapshot of which a sandbox can be made, by id, alias or name, with or without `:tag`. One that
-        is built when it is asked for is begun to be built. NotFoundError, also for one that is not ready."""
+        """Return a template or snapshot from which a sandbox can be created, by id, alias or name, with or without
+        `:tag`. Starts the build of a template that is built on demand. Raises NotFoundError, also if it is not ready."""
         found = self.find_template(name)
         if not found.ready:
             raise NotFoundError(f"template '{name[:200]}' {self._make_ready(found)}")
         return found
 
     def find_template(self, name: str) -> Template:
-        """The same, ready or not. NotFoundError."""
+        """Return the template, ready or not. Raises NotFoundError."""
         found = self._templates.resolve(name)
         if found is None or found.yields:
             found = self._parts.snapshots.resolve(name) or found
@@ -364,31 +365,33 @@ class Sandboxes:
         return found
 
     def _default_template(self) -> Template | None:
-        """Of which sandboxes are kept ready."""
+        """Return the template whose sandboxes are pooled."""
         found = self._templates.resolve(self._settings.default_template)
         return found if found is not None and found.ready else None
 
     def who_mounts(self, volume_id: str, *, dying: bool = False) -> Sequence[str]:
-        """The sandboxes that have a volume mounted, paused ones too; with `dying`, also those that are being removed."""
+        """Return the sandboxes that mount a volume, including paused ones; with `dying`, also those being removed."""
         return [
             one.id for one in self._parts.users(dying=dying) if any(m["id"] == volume_id for m in one.volume_mounts)
         ]
 
     def stands_on(self, layer: str) -> bool:
-        """True when a sandbox or a snapshot needs this layer: whoever owns it must not remove it yet."""
+        """Return whether a sandbox or a snapshot needs this layer; then its owner must not remove it yet."""
         return self._parts.stands_on(layer)
 
     async def _running(self, sandbox_id: str) -> Entry:
         entry = self._parts.registry.get(sandbox_id)
         if entry.record.running:
-            await self._settled(entry)  # one that is just being paused would not live on, whatever its record says
+            await self._settled(
+                entry
+            )  # a sandbox that is being paused would not keep running, whatever its record says
         if not entry.record.running:
             raise NotFoundError(f"Sandbox '{sandbox_id}' is paused")
         return entry
 
     def _check_timeout(self, timeout_s: float) -> None:
         limit = self._settings.max_timeout_s
-        if not timeout_s >= 0:  # also refuses what is not a number
+        if not timeout_s >= 0:  # also rejects NaN
             raise InvalidInputError("Timeout cannot be less than 0 seconds")
         if timeout_s > limit:
             raise InvalidInputError(f"Timeout cannot be greater than {limit / 3600:g} hours")

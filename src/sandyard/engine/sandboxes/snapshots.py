@@ -1,4 +1,4 @@
-"""Snapshots: file systems kept under an id or a name, which serve as templates."""
+"""Snapshots: saved file systems with an id or a name that can be used as templates."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ def new_snapshot_id() -> str:
 
 
 def split_name(text: str) -> tuple[str, str | None]:
-    """(name, tag or None) of a client's `name[:tag]`. InvalidInputError when it is not a name."""
+    """Split a client's `name[:tag]` into name and tag (or None). Raises InvalidInputError if it is not a valid name."""
     name, colon, tag = text.strip().lower().partition(":")
     if not _NAME.fullmatch(name) or (colon and not _TAG.fullmatch(tag)):
         raise InvalidInputError(
-            f"Invalid name: {text[:200]!r}. A name has lowercase letters, digits, '-', '_' and '.', "
-            "and may end with a ':tag' of the same."
+            f"Invalid name: {text[:200]!r}. Use lowercase letters, digits, '-', '_' and '.', optionally followed by "
+            "a ':tag' with the same characters."
         )
     return name, tag or None
 
 
 class Snapshots:
-    """All snapshots, in memory and in the database. A deleted one is gone for clients at once; the driver is told to
-    remove its files when no sandbox and no other snapshot needs them any more. `users` gives the sandboxes that
-    exist, `pooled` the snapshots on which ready ones stand."""
+    """All snapshots, in memory and in the database. Clients no longer see a deleted snapshot; the driver removes its
+    files when no sandbox and no other snapshot needs them. `users` returns the existing sandboxes, `pooled` the
+    snapshots that pooled sandboxes are based on."""
 
     def __init__(
         self,
@@ -64,8 +64,8 @@ class Snapshots:
         self._doomed: dict[str, Snapshot] = {}
         self._removing: set[str] = set()
         self._unrecorded: set[str] = set()
-        self.keepers: list[Callable[[], Iterable[str]]] = []  # each says which hidden ones it needs
-        self.held: dict[str, int] = {}  # ids on which a sandbox is just being made
+        self.keepers: list[Callable[[], Iterable[str]]] = []  # each returns the hidden snapshots it needs
+        self.held: dict[str, int] = {}  # ids of snapshots from which a sandbox is being created
 
     def load(self) -> None:
         for row in self._database.query(
@@ -75,15 +75,15 @@ class Snapshots:
             (self._doomed if row[6] else self._live)[snapshot.id] = snapshot
 
     def needed(self) -> list[str]:
-        """The ids whose files must be kept. Rows of deleted snapshots that nothing needs are forgotten: the driver
-        sweeps their files."""
+        """Return the ids whose files must be kept. Rows of deleted snapshots that nothing needs are removed; the driver
+        removes their files."""
         for snapshot in self._unused():
             self._forget(snapshot.id)
         return [*self._live, *self._doomed]
 
     def add(self, snapshot: Snapshot, *, hidden: bool = False) -> Snapshot:
-        """Store it. A live one with the same name and tag is superseded: deleted. `hidden` ones are no client's:
-        deleted from the start."""
+        """Store a snapshot. An existing one with the same name and tag is replaced, that is, deleted. `hidden`
+        snapshots belong to no client: they are marked as deleted from the start."""
         with self._database.transaction():
             before = None if snapshot.name is None or hidden else self._named(snapshot.name, snapshot.tag)
             if before is not None:
@@ -108,7 +108,7 @@ class Snapshots:
         return stored
 
     def delete(self, reference: str) -> list[Snapshot]:
-        """By id, `id:tag`, `name:tag`, or a name with all its tags. NotFoundError."""
+        """Delete by id, `id:tag`, `name:tag`, or a name with all its tags. Raises NotFoundError."""
         found = self._find_all(reference)
         if not found:
             raise NotFoundError(f"Snapshot {reference!r} not found")
@@ -122,7 +122,7 @@ class Snapshots:
         return found
 
     def resolve(self, reference: str) -> Template | None:
-        """A snapshot as a template; a name without a tag means the tag `default`, else the newest."""
+        """Return a snapshot as a template, or None; a name without a tag means the tag `default`, otherwise the newest."""
         found = self._find_all(reference)
         if not found:
             return None
@@ -156,7 +156,7 @@ class Snapshots:
         return page_of(found[: query.limit + 1], query.limit)
 
     def collect(self) -> None:
-        """Have the driver remove the files of deleted snapshots that nothing needs any more, in the background."""
+        """Let the driver remove the files of deleted snapshots that are no longer needed, in the background."""
         for snapshot_id in [*(snapshot.id for snapshot in self._unused()), *self._unrecorded]:
             if snapshot_id not in self._removing:
                 self._removing.add(snapshot_id)
@@ -164,7 +164,7 @@ class Snapshots:
 
     @contextmanager
     def holding(self, snapshots: tuple[str, ...]) -> Iterator[None]:
-        """Keep the files of these while the context lasts."""
+        """Keep the files of these snapshots while the context lasts."""
         for snapshot_id in snapshots:
             self.held[snapshot_id] = self.held.get(snapshot_id, 0) + 1
         try:
@@ -181,14 +181,14 @@ class Snapshots:
         return any(layer in snapshot.layers for kept in (self._live, self._doomed) for snapshot in kept.values())
 
     def discard(self, snapshot_id: str) -> None:
-        """Remove the files of a snapshot that got no record."""
+        """Remove the files of a snapshot that has no record."""
         self._unrecorded.add(snapshot_id)
         self.collect()
 
     async def _remove(self, snapshot_id: str) -> None:
         try:
             await self._calls.run("delete_snapshot", snapshot_id, self._calls.driver.delete_snapshot(snapshot_id))
-        except SandyardError as error:  # tried again with the next `collect`, and swept at the next start
+        except SandyardError as error:  # retried with the next `collect`, and removed at the next start
             log.warning("snapshot_removal_failed", snapshot=snapshot_id, reason=error.message)
         else:
             self._unrecorded.discard(snapshot_id)

@@ -1,4 +1,4 @@
-"""Start commands: what a template wants running in each of its sandboxes before a client has it."""
+"""Start commands: what a template runs in each of its sandboxes before a client gets it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from sandyard.kit.errors import SandyardError
 
 FIRST_LOOK_S, LONGEST_PAUSE_S = 0.02, 0.5
 LOOK_S = 10.0
-"""How long one look may take, or half of all there is if that is longer: a ready command that hangs says nothing."""
+"""How long one check may take, or half of the total time if that is longer: a ready command that hangs must not block
+the rest."""
 
 
 class NotReadyError(SandyardError):
@@ -25,8 +26,8 @@ class NotReadyError(SandyardError):
 async def start(
     calls: Calls, handle: Handle, wanted: Start, patience_s: float, *, output: Output | None = None
 ) -> None:
-    """Start it, and return when it is ready. NotReadyError after `patience_s`; the caller ends the sandbox then.
-    `output` is told what the ready command writes."""
+    """Run the start command and return when it is ready. Raises NotReadyError after `patience_s`; the caller then
+    removes the sandbox. `output` gets the output of the ready command."""
     agent = Agent(calls, handle)
     await agent.spawn(wanted.command)
     if wanted.ready is None:

@@ -1,4 +1,4 @@
-"""When something is due for a sandbox: one heap, one task."""
+"""Timers for sandboxes: one heap, one task."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from collections.abc import Callable
 
 from sandyard.kit.clock import Clock
 
-MAX_SLEEP_S = 10.0  # the machine's clock may be set, or the machine may have slept: look at it again after this
+MAX_SLEEP_S = (
+    10.0  # check again after this, because the machine's clock may be changed or the machine may have been suspended
+)
 
 
 class Timers:
-    """Calls `due(sandbox_id)` in the loop, once per `set`, when its time has come."""
+    """Calls `due(sandbox_id)` in the event loop, once per `set`, when the time has come."""
 
     def __init__(self, clock: Clock, due: Callable[[str], None]) -> None:
         self._clock = clock
@@ -22,13 +24,13 @@ class Timers:
         self._sleep: asyncio.Task[None] | None = None
 
     def set(self, sandbox_id: str, when: float) -> None:
-        """Replaces what was set before."""
+        """Set the timer; replaces the previous one."""
         if self._when.get(sandbox_id) == when:
             return
         self._when[sandbox_id] = when
         earliest = not self._heap or when < self._heap[0][0]
         heapq.heappush(self._heap, (when, sandbox_id))
-        if len(self._heap) > 4 * len(self._when) + 64:  # mostly times that were replaced: a client that refreshes often
+        if len(self._heap) > 4 * len(self._when) + 64:  # mostly replaced times, from clients that refresh often
             self._heap = [(moment, key) for key, moment in self._when.items()]
             heapq.heapify(self._heap)
         if earliest and self._sleep is not None:

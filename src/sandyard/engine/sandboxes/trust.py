@@ -1,7 +1,7 @@
-"""The engine's egress authority, made known inside a sandbox whose network policy has rules.
+"""Installs the engine's egress authority in sandboxes whose network policy has rules.
 
-Requests to a rule's host are read and completed by the engine, which shows a certificate of its own authority there:
-programs inside have to take it for the host's. Sandboxes without rules never hear of it.
+The engine intercepts requests to a rule's host and presents a certificate of its own authority, so programs in the
+sandbox have to trust it for that host. Sandboxes without rules do not get it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ VARIABLES = (
     *("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "AWS_CA_BUNDLE"),
     *("NODE_EXTRA_CA_CERTS", "DENO_CERT"),
 )
-"""Where programs that bring authorities of their own are told of the system's."""
+"""Variables that point programs with their own authorities to the system's."""
 PATIENCE_S = 20.0
 
 _OTHERS = "/etc/pki/tls/certs/ca-bundle.crt /etc/ssl/cert.pem /etc/ssl/ca-bundle.pem"
@@ -47,20 +47,21 @@ for name in {" ".join(VARIABLES)}; do echo "export $name=\\"\\${{$name:-$bundle}
 
 
 class EgressTrust:
-    """`pem` is the authority's certificate; without one there is nothing to trust."""
+    """`pem` is the authority's certificate; without it nothing is installed."""
 
     def __init__(self, calls: Calls, pem: bytes) -> None:
         self._calls = calls
         self._pem = pem
 
     def env(self, record: Sandbox) -> Mapping[str, str]:
-        """The variables a sandbox starts with: its own go first."""
+        """Return the sandbox's environment variables; its own take precedence."""
         if not record.network.policy.rules:
             return record.env
         return {**dict.fromkeys(VARIABLES, BUNDLE), **record.env}
 
     async def install(self, record: Sandbox) -> None:
-        """Into a running sandbox, if its policy has rules. Idempotent. UnreachableError when it cannot be put there."""
+        """Install the authority in a running sandbox if its policy has rules. Idempotent. Raises UnreachableError if it
+        fails."""
         if not record.network.policy.rules or not self._pem:
             return
         agent = Agent(self._calls, record.handle)
@@ -82,7 +83,7 @@ class EgressTrust:
             raise UnreachableError(_failed(said[:500].decode(errors="replace").strip() or f"exit code {code}"))
 
     async def extend(self, record: Sandbox, network: Network) -> None:
-        """The same for a sandbox that runs and is about to get this network. Processes that run keep their variables."""
+        """Do the same for a running sandbox that is about to get this network. Running processes keep their variables."""
         if not network.policy.rules or record.network.policy.rules:
             return
         coming = replace(record, network=network)
@@ -91,4 +92,4 @@ class EgressTrust:
 
 
 def _failed(reason: str) -> str:
-    return f"The sandbox could not be made to trust what network rules need: {reason}"
+    return f"Could not install the certificate that network rules need in the sandbox: {reason}"

@@ -1,5 +1,5 @@
-"""How sandboxes end: killed on request, or found absent. Every trace goes then, however long the driver takes. One whose
-processes ended by themselves keeps its files: `on_stopped` decides how it goes on."""
+"""Removal of sandboxes: killed on request, or found absent. Every trace is removed, however long the driver takes. A
+sandbox whose processes ended by themselves keeps its files: `on_stopped` decides what happens next."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ Spawn = Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]
 
 
 class Undertaker:
-    """A kill deletes the row first: from then on the sandbox does not exist, and should the engine die before the
-    driver is done, the next `driver.open` finds it unnamed and removes it."""
+    """A kill deletes the row first: from then on the sandbox does not exist. If the engine dies before the driver is
+    done, the next `driver.open` finds a sandbox that is not listed and removes it."""
 
     def __init__(self, ledger: Ledger, calls: Calls, spawn: Spawn, *, patience_s: float) -> None:
         self._ledger = ledger
@@ -35,28 +35,27 @@ class Undertaker:
         self._dying: dict[str, Sandbox] = {}
         self._removed: list[Callable[[Sandbox], None]] = []
         self.on_stopped: Callable[[Entry, str], None] = lambda entry, reason: None
-        """Called when the processes of a running sandbox ended and its file system is left, with the reason."""
+        """Called with the reason when the processes of a running sandbox ended and its file system remains."""
 
     @property
     def dying(self) -> tuple[Sandbox, ...]:
-        """Sandboxes without a record that the driver has not removed yet: they still take room and stand on
-        snapshots."""
+        """Sandboxes without a record that the driver has not removed yet: they still use capacity and snapshots."""
         return tuple(self._dying.values())
 
     def on_removed(self, listener: Callable[[Sandbox], None]) -> None:
-        """`listener(record)` when the driver has removed a sandbox."""
+        """Call `listener(record)` when the driver has removed a sandbox."""
         self._removed.append(listener)
 
     async def kill(self, entry: Entry, event: str) -> None:
-        """NotFoundError when another kill was first. BusyError when the driver does not do it in time; it is then
-        tried until it does."""
+        """Kill a sandbox. Raises NotFoundError if another kill was first, and BusyError if the driver does not finish
+        in time; it is then retried until it succeeds."""
         if entry.gone is not None:
             raise no_such_sandbox(entry.id)
         self._ledger.remove(entry, event, reason="killed")
         await self.bury(entry)
 
     async def bury(self, entry: Entry) -> None:
-        """Have the driver remove a sandbox whose record is gone."""
+        """Let the driver remove a sandbox whose record is gone."""
         self._dying[entry.id] = entry.record
         alone = await self._interrupt(entry)
         try:
@@ -64,8 +63,8 @@ class Undertaker:
         except SandyardError as error:
             self._spawn(self._bury_later(entry.record.handle, entry.record))
             raise BusyError(
-                f"Sandbox '{entry.id}' is gone for its users, but the driver could not remove it yet; "
-                f"the engine goes on trying. {error.message}"
+                f"Sandbox '{entry.id}' was killed, but the driver could not remove it yet; "
+                f"the engine keeps trying. {error.message}"
             ) from error
         finally:
             if alone:
@@ -73,7 +72,7 @@ class Undertaker:
         self._buried(entry.record)
 
     async def end(self, handle: Handle) -> None:
-        """Remove a sandbox that has no record, and return when it is gone; one that resists is removed later."""
+        """Remove a sandbox without a record and return when it is gone; if that fails, it is removed later."""
         try:
             await self._calls.run("kill", handle.id, self._calls.driver.kill(handle))
         except SandyardError:
@@ -85,7 +84,7 @@ class Undertaker:
         self._spawn(self._bury_later(handle, None))
 
     def watch(self, entry: Entry) -> None:
-        """Notice it when this running or frozen sandbox ends by itself."""
+        """Watch this running or frozen sandbox for an unexpected end."""
         self.unwatch(entry)
         entry.watch = asyncio.ensure_future(self._watch(entry))
 
@@ -95,7 +94,7 @@ class Undertaker:
             entry.watch = None
 
     async def _interrupt(self, entry: Entry) -> bool:
-        """Let a verb that is under way finish if it does so soon, else cancel it. True when the lock is ours."""
+        """Let an operation in progress finish if it is quick, otherwise cancel it. Return whether the lock is held."""
         if not entry.lock.locked():
             return await entry.lock.acquire()
         for _ in range(2):
@@ -107,7 +106,7 @@ class Undertaker:
         return False
 
     async def _bury_later(self, handle: Handle, record: Sandbox | None) -> None:
-        """Until it is done. One that had a record was tried before, so that the first try waits."""
+        """Retry until it is removed. A sandbox with a record was tried before, so the first attempt waits."""
         delay = FIRST_RETRY_S
         if record is not None:
             await self._ledger.clock.sleep(delay)
@@ -133,12 +132,12 @@ class Undertaker:
         while True:
             try:
                 reason = await driver.exited(entry.record.handle)
-            except Exception as error:  # a watch that is broken must not look like a sandbox that lives
+            except Exception as error:  # a broken watch must not look like a live sandbox
                 reason = str(error)
             condition = await self._look(entry)
             if condition not in _ALIVE:
                 break
-            await self._ledger.clock.sleep(FIRST_RETRY_S)  # believe what is seen now over what was said before
+            await self._ledger.clock.sleep(FIRST_RETRY_S)  # then check again, because the reported end may be outdated
         while True:
             try:
                 self._died(entry, reason, condition)
@@ -149,7 +148,7 @@ class Undertaker:
                 return
 
     async def _look(self, entry: Entry) -> Condition:
-        """Its condition, however often the driver has to be asked for it."""
+        """Return the condition, asking the driver as often as needed."""
         delay = FIRST_RETRY_S
         while True:
             try:
@@ -162,7 +161,7 @@ class Undertaker:
     def _died(self, entry: Entry, reason: str, condition: Condition) -> None:
         if entry.gone is not None:
             return
-        entry.watch = None  # or it would be cancelled with the rest, while it does this
+        entry.watch = None  # otherwise it would cancel itself while running this
         if condition is Condition.STOPPED and entry.record.running:
             self._ledger.interrupted(entry.id, "died")
             self.on_stopped(entry, reason)

@@ -1,4 +1,5 @@
-"""Sandboxes for the engine's own work. They have no record: no client sees one, and after a crash the driver sweeps it."""
+"""Sandboxes for the engine's own work. They have no record: clients do not see them, and after a crash the driver
+removes them."""
 
 from __future__ import annotations
 
@@ -17,16 +18,16 @@ from sandyard.engine.sandboxes.snapshots import Snapshots, new_snapshot_id
 from sandyard.kit.clock import Clock
 
 Hold = Callable[[Iterable[str]], None]
-"""Keep the files of these snapshots until the work is over."""
+"""Keep the files of these snapshots until the work is done."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """One of these sandboxes."""
+    """A sandbox of the workshop."""
 
     handle: Handle
     agent: Agent
-    template: Template  # on which it stands
+    template: Template  # that it was created from
     limits: Limits
 
 
@@ -47,11 +48,11 @@ class Workshop:
         self._clock = clock
 
     def keeps(self, needed: Callable[[], Iterable[str]]) -> None:
-        """`needed()` says, whenever it is asked, which kept snapshots must stay. To be said before anything is opened."""
+        """Register `needed()`, which returns the kept snapshots that must stay. Call it before anything is opened."""
         self._snapshots.keepers.append(needed)
 
     def limits(self, template: Template) -> Limits:
-        """What sandboxes of this template get."""
+        """Return the limits for sandboxes of this template."""
         return self._creation.limits_of(template)
 
     @contextmanager
@@ -61,19 +62,19 @@ class Workshop:
 
     @asynccontextmanager
     async def bench(self, template: Template) -> AsyncIterator[Bench]:
-        """A running sandbox of this template, which ends with the context. Whoever asks holds the template's snapshots.
-        FullError names what is full."""
+        """Yield a running sandbox of this template, removed when the context ends. The caller must hold the template's
+        snapshots. Raises FullError, which names the exhausted resource."""
         limits = self.limits(template)
         async with self._creation.unlisted(template, limits) as handle:
             yield Bench(handle, Agent(self._calls, handle), template, limits)
 
     async def ended(self, bench: Bench) -> str:
-        """Return, with the reason, when the sandbox has ended by itself."""
+        """Wait until the sandbox has ended by itself. Return the reason."""
         return await self._calls.driver.exited(bench.handle)
 
     async def keep(self, bench: Bench, hold: Hold) -> tuple[Layers, tuple[str, ...]]:
-        """The file system as of now: its layers, and the snapshots they need. It is held, and stays as long as a keeper
-        or a sandbox needs it."""
+        """Save the current file system. Return its layers and the snapshots they need. The snapshot is held, and kept
+        as long as a keeper or a sandbox needs it."""
         snapshot_id = new_snapshot_id()
         self._capacity.check(0, counted=False)
         driver = self._calls.driver

@@ -1,1 +1,1 @@
-"""Secrets: written by clients, filled into requests that leave sandboxes, and readable by nobody."""
+"""Secrets: written by clients, inserted into requests that leave sandboxes, and never readable through the API."""

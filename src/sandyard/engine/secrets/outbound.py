@@ -1,4 +1,4 @@
-"""What drivers ask for when requests leave a sandbox: values for placeholders, and certificates to read requests with."""
+"""Services for drivers that handle outgoing requests: values for placeholders, and certificates for intercepting TLS."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from sandyard.engine.secrets.service import Secrets
 
 
 class SecretsOutbound:
-    """`contract.Outbound`, by the stored secrets and an authority that sandboxes with rules trust."""
+    """Implements `contract.Outbound` with the stored secrets and an authority that sandboxes with rules trust."""
 
     def __init__(self, secrets: Secrets, authority: Authority) -> None:
-        """Made in the event loop that the secrets belong to."""
+        """Must be created in the event loop that the secrets belong to."""
         self._secrets = secrets
         self._authority = authority
         self._loop = asyncio.get_running_loop()

@@ -1,4 +1,4 @@
-"""What `${e2b.…}` in a header's value stands for: E2B's own notation, of which secrets are the part that is here."""
+"""Parsing of `${e2b.…}` placeholders in header values: E2B's own notation, of which only secrets are supported here."""
 
 from __future__ import annotations
 
@@ -13,18 +13,16 @@ _IDENTITY = "identity."
 
 
 def check(value: str) -> None:
-    """Raises InvalidInputError for a placeholder that nothing here will ever fill in."""
+    """Raise InvalidInputError if the value has a placeholder that is not supported."""
     for match in _ANY.finditer(value):
         word = match[1]
         if word.startswith(_IDENTITY):
             raise InvalidInputError(
-                f"{match[0]}: this engine issues no identity tokens. Store a secret, and use "
-                "Secret.fill(name) in its place."
+                f"{match[0]}: this engine does not issue identity tokens. Store a secret and use "
+                "Secret.fill(name) instead."
             )
         if not word.startswith(_SECRET) or word == _SECRET:
-            raise InvalidInputError(
-                f"{match[0]} is no placeholder that is known here: ${{e2b.secrets.<name>}} stands for a secret."
-            )
+            raise InvalidInputError(f"Unknown placeholder {match[0]}. Use ${{e2b.secrets.<name>}} to insert a secret.")
 
 
 def names_secret(value: str) -> bool:
@@ -32,5 +30,6 @@ def names_secret(value: str) -> bool:
 
 
 def fill(value: str, reveal: Callable[[str], str]) -> str:
-    """`reveal` gives the secret of a name. What it gives is not looked at again."""
+    """Replace placeholders with the values that `reveal` returns for secret names. Inserted values are not scanned
+    again."""
     return _ANY.sub(lambda match: reveal(match[1].removeprefix(_SECRET)), value)

@@ -1,7 +1,7 @@
-"""The engine's secrets: every verb a protocol may call, and the one way to a value, for `outbound` alone.
+"""The engine's secrets: all operations for protocols, and `reveal`, the only access to a value, for `outbound` alone.
 
-A value is sealed before it is stored, with a key in the data directory, and bound to its secret and version: rows that are
-exchanged do not open. Only the current version is kept; an older one could be asked for by nobody.
+A value is encrypted with a key in the data directory before it is stored, and bound to its secret and version: rows
+that are swapped do not decrypt. Only the current version is kept, because no API returns older ones.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _COLUMNS = "seq, id, name, version, metadata, created_at, updated_at"
 
 @dataclass(frozen=True, slots=True)
 class SecretInfo:
-    """All that anybody is told of a secret."""
+    """Everything the API returns about a secret."""
 
     id: str
     name: str
@@ -48,7 +48,7 @@ class SecretPage:
 
 
 class Secrets:
-    """Synchronous but for writing, in the loop's thread, microseconds each."""
+    """The stored secrets. All methods run in the event loop's thread and take microseconds; writing is asynchronous."""
 
     def __init__(self, database: Database, key_file: Path, clock: Clock | None = None) -> None:
         self._database = database
@@ -56,7 +56,8 @@ class Secrets:
         self._clock = clock or SystemClock()
 
     async def create(self, name: str, value: Secret, metadata: Mapping[str, str] | None = None) -> SecretInfo:
-        """ConflictError when the name is taken. Names have no upper case: `Key` and `key` are one."""
+        """Create a secret. Names are case-insensitive: `Key` and `key` are the same. Raises ConflictError if the name
+        is taken."""
         name, now = _name(name), self._clock.now()
         stored = _metadata(metadata or {})
         _check_value(value)
@@ -64,7 +65,7 @@ class Secrets:
         sealed = self._vault.seal(value, secret_id, "1")
         with self._database.transaction():
             if self._find(name) is not None:
-                raise ConflictError(f"There is a secret {name!r} already. Update it, or choose another name.")
+                raise ConflictError(f"A secret named {name!r} already exists. Update it or choose another name.")
             self._database.insert(
                 "INSERT INTO secrets (id, name, version, metadata, created_at, updated_at, sealed) "
                 "VALUES (?, ?, 1, ?, ?, ?, ?)",
@@ -75,7 +76,7 @@ class Secrets:
         return self.get(secret_id)
 
     async def update(self, reference: str, value: Secret, metadata: Mapping[str, str] | None = None) -> SecretInfo:
-        """A new version, which counts from the next request on. Metadata that is not said stays. NotFoundError."""
+        """Store a new version, used from the next request on. Metadata is kept if None. Raises NotFoundError."""
         _check_value(value)
         stored = None if metadata is None else _metadata(metadata)
         with self._database.transaction():
@@ -97,21 +98,21 @@ class Secrets:
         return self.get(before.id)
 
     async def delete(self, reference: str) -> None:
-        """Requests that would hold it are refused from now on. NotFoundError."""
+        """Delete a secret. Requests that need it are refused from now on. Raises NotFoundError."""
         found = self.get(reference)
         self._database.execute("DELETE FROM secrets WHERE id = ?", (found.id,))
         await self._database.flush()
         log.info("secret_deleted", secret=found.id)
 
     def get(self, reference: str) -> SecretInfo:
-        """By id or name. NotFoundError."""
+        """Return a secret by id or name. Raises NotFoundError."""
         row = self._find(reference)
         if row is None:
-            raise NotFoundError(f"There is no secret {reference[:100]!r}.")
+            raise NotFoundError(f"Secret {reference[:100]!r} not found.")
         return _info(row)
 
     def list(self, limit: int, cursor: str | None = None) -> SecretPage:
-        """Newest first. InvalidInputError on a bad cursor."""
+        """Return a page of secrets, newest first. Raises InvalidInputError for a bad cursor."""
         if cursor is not None and not re.fullmatch(r"\d{1,18}", cursor):
             raise InvalidInputError("The next token is not valid.")
         rows = self._database.query(
@@ -122,11 +123,11 @@ class Secrets:
         return SecretPage(tuple(map(_info, rows[:limit])), str(rows[limit - 1][0]) if more else None)
 
     def reveal(self, name: str) -> Secret:
-        """The current value, for what leaves the engine on its owner's behalf. NotFoundError; VaultError when it cannot be
-        opened."""
+        """Return the current value, for requests that leave the engine on the owner's behalf. Raises NotFoundError, or
+        VaultError if it cannot be decrypted."""
         rows = self._database.query("SELECT id, version, sealed FROM secrets WHERE name = ?", (name.lower(),))
         if not rows:
-            raise NotFoundError(f"there is no secret {name[:100]!r}.")
+            raise NotFoundError(f"secret {name[:100]!r} not found.")
         secret_id, version, sealed = rows[0]
         return self._vault.open(sealed, secret_id, str(version))
 
@@ -141,24 +142,24 @@ def _name(name: str) -> str:
     lower = name.lower()
     if not _size(name) or len(name) > MAX_NAME or _FORBIDDEN.search(name) or lower.startswith(PREFIX):
         raise InvalidInputError(
-            f"A secret's name has 1 to {MAX_NAME} characters, no braces and no control characters, and does not begin "
-            f"with {PREFIX}, which ids do."
+            f"A secret's name must have 1 to {MAX_NAME} characters, no braces and no control characters, and must not start "
+            f"with {PREFIX}, which is reserved for ids."
         )
     return lower
 
 
 def _check_value(value: Secret) -> None:
     if not 0 < _size(value.reveal()) <= MAX_VALUE:
-        raise InvalidInputError(f"A secret's value has 1 to {MAX_VALUE} bytes.")
+        raise InvalidInputError(f"A secret's value must have 1 to {MAX_VALUE} bytes.")
 
 
 def _metadata(metadata: Mapping[str, str]) -> str:
     sizes = [(_size(key), _size(value)) for key, value in metadata.items()]
     if len(sizes) > MAX_ENTRIES or sum(map(sum, sizes)) > MAX_METADATA:
-        raise InvalidInputError(f"A secret's metadata has at most {MAX_ENTRIES} entries and {MAX_METADATA} bytes.")
+        raise InvalidInputError(f"A secret's metadata may have at most {MAX_ENTRIES} entries and {MAX_METADATA} bytes.")
     if any(not key or key > MAX_KEY or value > MAX_ENTRY for key, value in sizes):
         raise InvalidInputError(
-            f"A key in a secret's metadata has 1 to {MAX_KEY} bytes, and a value at most {MAX_ENTRY}."
+            f"A key in a secret's metadata must have 1 to {MAX_KEY} bytes and a value at most {MAX_ENTRY}."
         )
     return json.dumps(dict(metadata))
 
@@ -167,7 +168,7 @@ def _size(text: str) -> int:
     try:
         return len(text.encode())
     except UnicodeEncodeError:
-        raise InvalidInputError("A secret holds half a character: send it as UTF-8.") from None
+        raise InvalidInputError("The secret contains an unpaired surrogate. Send it as UTF-8.") from None
 
 
 def _info(row: Row) -> SecretInfo:

@@ -1,4 +1,5 @@
-"""Space kept for the database: on a full disk sandboxes must still be paused and ended, or nobody could free any."""
+"""Disk space reserved for the database. On a full disk it must still be possible to pause and kill sandboxes, or nobody
+could free any space."""
 
 from __future__ import annotations
 
@@ -7,18 +8,18 @@ import os
 from pathlib import Path
 
 SIZE = 16 << 20
-LOW = 4 << 20  # with less than this free, the ballast is given to the database
-ENOUGH = 8 * SIZE  # with more than this free, it is taken back
+LOW = 4 << 20  # below this much free space, the ballast is released for the database
+ENOUGH = 8 * SIZE  # above this much free space, the ballast is reserved again
 
 
 class Ballast:
-    """A file of reserved blocks beside the database. Never raises: without it, a full disk is a full disk."""
+    """A file of reserved blocks next to the database. Never raises: failing to reserve space is not an error."""
 
     def __init__(self, database: Path) -> None:
         self._file = database.with_name(f"{database.name}-reserve")
 
     def keep(self) -> None:
-        """Reserve the space, where there is enough."""
+        """Reserve the space if the disk has enough."""
         with contextlib.suppress(OSError):
             if self._free() < ENOUGH or self._file.exists():
                 return
@@ -29,7 +30,7 @@ class Ballast:
                 os.close(fd)
 
     def give(self) -> None:
-        """Free the space, where the disk is full. Costs microseconds otherwise."""
+        """Release the space if the disk is nearly full. Otherwise takes microseconds."""
         with contextlib.suppress(OSError):
             if self._free() < LOW:
                 self._file.unlink()

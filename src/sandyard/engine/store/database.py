@@ -1,11 +1,12 @@
-"""SQLite as the engine uses it: one writing connection in the loop's thread, the slow part of durability in another.
+"""The engine's SQLite database: one writing connection in the event loop's thread, with the slow fsyncs in another
+thread.
 
-`synchronous=NORMAL`, and why: a commit is then one write into the page cache (30 µs here), which a kill -9 of the
-engine cannot lose, so it may run in the event loop on the path of every create. FULL adds an fsync to each commit:
-0.16 ms on this project's virtual disk, but 1 to 20 ms on ordinary ones, and every other request would wait for it.
-What NORMAL risks is the last moment before a power cut; that is bounded to about a second, because a thread
-checkpoints (and so fsyncs) once a second while there are changes, and verbs whose very point is to keep something
-(snapshots, keys) wait for `flush` before they answer.
+Why `synchronous=NORMAL`: a commit is then one write into the page cache (30 µs here), which a kill -9 of the engine
+cannot lose, so it may run in the event loop during every create. FULL adds an fsync to each commit: 0.16 ms on this
+project's virtual disk, but 1 to 20 ms on ordinary ones, and every other request would wait for it. The risk of NORMAL
+is losing the last moment before a power failure. That is limited to about a second, because a thread checkpoints (and
+so fsyncs) once a second while there are changes, and operations that must be durable (snapshots, keys) wait for `flush`
+before they return.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ FLUSH_INTERVAL_S = 1.0
 
 
 class Database:
-    """One process's access to an engine's database; others (the CLI) may have it open at the same time.
+    """One process's access to an engine's database. Other processes (the CLI) may have it open at the same time.
 
-    `execute`, `query` and `transaction` are synchronous and belong to the thread that opened it. They raise
-    NoSpaceError when the disk is full, BusyError when another process holds the write lock for seconds.
+    `execute`, `query` and `transaction` are synchronous and must be called in the thread that opened it. They raise
+    NoSpaceError if the disk is full and BusyError if another process holds the write lock for seconds.
     """
 
     def __init__(self, path: Path, *, flush_interval_s: float = FLUSH_INTERVAL_S) -> None:
@@ -50,7 +51,7 @@ class Database:
         self._flushing = threading.Lock()
 
     def open(self) -> None:
-        """Open, make or upgrade it. Refuses a database that a newer engine made."""
+        """Open, create or upgrade the database. Raises if a newer engine created it."""
         self._ballast.give()
         try:
             self._connection = _connect(self._path)
@@ -59,7 +60,7 @@ class Database:
             self._path.chmod(0o600)
         except sqlite3.DatabaseError as error:
             self._drop()
-            raise _translated(error, f"The database {self._path} cannot be opened: {error}.") from error
+            raise _translated(error, f"Could not open the database {self._path}: {error}.") from error
         except SandyardError:
             self._drop()
             raise
@@ -70,7 +71,7 @@ class Database:
         self._thread.start()
 
     def close(self) -> None:
-        """Bring everything to disk and close. Idempotent."""
+        """Write everything to disk and close. Idempotent."""
         self.abandon()
         if self._connection is not None:
             with contextlib.suppress(sqlite3.Error):
@@ -78,8 +79,7 @@ class Database:
             self._drop()
 
     def abandon(self) -> None:
-        """Stop the flushing thread and nothing else, as a crash would: what was committed is there for the next
-        `open`."""
+        """Stop the flushing thread and nothing else, like a crash would. Committed data is available to the next `open`."""
         self._stopping = True
         self._wake.set()
         if self._thread is not None:
@@ -87,7 +87,7 @@ class Database:
             self._thread = None
 
     def execute(self, sql: str, parameters: Sequence[Any] = ()) -> int:
-        """Run one statement, in the open transaction or in one of its own. The number of rows it changed."""
+        """Run one statement, in the open transaction or in its own. Return the number of changed rows."""
         self._ballast.give()
         try:
             changed = self._open_connection.execute(sql, parameters).rowcount
@@ -98,7 +98,7 @@ class Database:
         return changed
 
     def insert(self, sql: str, parameters: Sequence[Any] = ()) -> int:
-        """Like `execute`; the new row's number."""
+        """Run an INSERT like `execute` and return the id of the new row."""
         self._ballast.give()
         self._dirty = True
         try:
@@ -115,7 +115,7 @@ class Database:
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
-        """All or nothing. Do not await inside: the loop's other tasks use the same connection."""
+        """Run the block in one transaction. Do not await inside: the loop's other tasks use the same connection."""
         connection = self._open_connection
         self._ballast.give()
         self._dirty = True
@@ -134,7 +134,7 @@ class Database:
             raise
 
     def data_version(self) -> int:
-        """A number that changes when another connection has committed. Costs microseconds."""
+        """Return a number that changes when another connection commits. Takes microseconds."""
         return int(self.query("PRAGMA data_version")[0][0])
 
     def meta(self, key: str) -> str | None:
@@ -147,7 +147,7 @@ class Database:
         )
 
     async def flush(self) -> None:
-        """Return when everything committed so far survives a power cut."""
+        """Return when everything committed so far survives a power failure."""
         await asyncio.to_thread(self._flush)
 
     def _migrate(self) -> None:
@@ -155,10 +155,12 @@ class Database:
         done = int(connection.execute("PRAGMA user_version").fetchone()[0])
         if done > len(STEPS):
             raise SandyardError(
-                f"The database {self._path} was made by a newer engine (schema {done}, known here: {len(STEPS)})."
+                f"The database {self._path} was created by a newer engine (schema {done}, supported here: {len(STEPS)}). Upgrade the engine."
             )
         if done < len(STEPS):
-            with self.transaction():  # a crash half-way leaves the old schema; another process that upgrades too waits
+            with (
+                self.transaction()
+            ):  # a crash leaves the old schema; another process that upgrades at the same time waits
                 done = int(connection.execute("PRAGMA user_version").fetchone()[0])
                 for step in STEPS[done:]:
                     for statement in _statements(step):
@@ -178,8 +180,7 @@ class Database:
                     log.warning("database_flush_failed", path=str(self._path), error=str(error))
 
     def _flush(self) -> None:
-        # a connection of its own: sqlite3 releases the GIL while it works, and a passive checkpoint never blocks the
-        # writer
+        # A separate connection: sqlite3 releases the GIL while it works, and a passive checkpoint never blocks the writer.
         with self._flushing:
             if self._flusher is not None:
                 self._flusher.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
@@ -199,7 +200,7 @@ class Database:
 
 
 def _statements(script: str) -> Iterator[str]:
-    """One by one: `executescript` would commit what is open."""
+    """Yield the statements one by one, because `executescript` would commit the open transaction."""
     statement = ""
     for line in script.splitlines(keepends=True):
         statement += line
@@ -222,7 +223,9 @@ def _connect(path: Path, *, any_thread: bool = False) -> sqlite3.Connection:
 def _translated(error: sqlite3.Error, message: str | None = None) -> SandyardError:
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     if code == sqlite3.SQLITE_FULL:
-        return NoSpaceError("There is no space left for the engine's database.")
+        return NoSpaceError(
+            "Could not write to the engine's database: the disk is full. Free some space and try again."
+        )
     if code in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}:
-        return BusyError("Another process holds the engine's database.")
+        return BusyError("The engine's database is locked by another process. Try again.")
     return SandyardError(message or f"The engine's database failed: {error}.")

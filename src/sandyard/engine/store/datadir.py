@@ -1,4 +1,4 @@
-"""The data directory of one engine: where things lie in it, and that only one engine has it open."""
+"""The data directory of one engine: its layout, and the lock that lets only one engine open it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class DataDir(OwnedFolder):
 
     @property
     def egress(self) -> Path:
-        """The authority that sandboxes with network rules trust, and nobody else."""
+        """The authority that only sandboxes with network rules trust."""
         return self.path / "ca" / "egress"
 
     @property
@@ -36,7 +36,7 @@ class DataDir(OwnedFolder):
 
     @property
     def tls(self) -> Path:
-        """The authorities that clients of this engine trust, one for each domain."""
+        """The authorities that clients of this engine trust, one per domain."""
         return self.path / "tls"
 
     @property
@@ -46,10 +46,10 @@ class DataDir(OwnedFolder):
 
     @property
     def images(self) -> Path:
-        """What images from elsewhere are made of."""
+        """The layers and metadata of imported images."""
         return self.path / "images"
 
     @property
     def uploads(self) -> Path:
-        """What clients sent for the COPY steps of builds."""
+        """Files that clients uploaded for the COPY steps of builds."""
         return self.path / "uploads"

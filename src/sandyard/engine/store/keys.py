@@ -1,4 +1,4 @@
-"""API keys: made once, shown once, stored as a hash."""
+"""API keys. A key is created once, shown once and stored as a hash."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sandyard.kit.ids import random_id, random_secret
 from sandyard.kit.secret import Secret
 
 RECHECK_S = 0.25
-PREFIX = "e2b_"  # the form official clients expect of a key
+PREFIX = "e2b_"  # the key format that official clients expect
 SECRET_BYTES = 20
 MAX_LABEL = 100
 
@@ -24,15 +24,15 @@ MAX_LABEL = 100
 class ApiKey:
     id: str
     label: str
-    hint: str  # the first characters, to recognise it by
+    hint: str  # the first characters, for recognising the key
     created_at: float
 
 
 class ApiKeys:
-    """The keys of one engine.
+    """The API keys of one engine.
 
-    `check` answers from memory in microseconds; a key that another process (the CLI) made or revoked counts within
-    RECHECK_S. Keys in `fixed` (from the command line) are valid as long as this object lives and are not stored.
+    `check` answers from memory in microseconds. A key that another process (the CLI) created or revoked takes effect
+    within RECHECK_S. Keys in `fixed` (from the command line) are valid as long as this object lives and are not stored.
     """
 
     def __init__(self, database: Database, fixed: Iterable[Secret] = (), clock: Clock | None = None) -> None:
@@ -47,7 +47,7 @@ class ApiKeys:
         self._looked_at = 0.0
 
     def create(self, label: str) -> tuple[ApiKey, Secret]:
-        """A new key; the secret is in no other place than this answer. ConflictError when the label is taken."""
+        """Create a key. The returned secret is not available anywhere else. Raises ConflictError if the label is taken."""
         label = _label(label)
         secret = random_secret(PREFIX, SECRET_BYTES)
         key = ApiKey(random_id("k", 12), label, _hint(secret), self._clock.now())
@@ -61,17 +61,18 @@ class ApiKeys:
         return key, secret
 
     def list(self) -> list[ApiKey]:
-        """The stored keys, oldest first."""
+        """Return the stored keys, oldest first."""
         rows = self._database.query("SELECT id, label, hint, created_at FROM api_keys ORDER BY created_at, id")
         return [ApiKey(*row) for row in rows]
 
     def rename(self, key_id: str, label: str) -> ApiKey:
-        """NotFoundError when there is none, ConflictError when another has the label."""
+        """Change a key's label. Raises NotFoundError if the key does not exist and ConflictError if another key has the
+        label."""
         label = _label(label)
         with self._database.transaction():
             found = next((key for key in self.list() if key.id == key_id), None)
             if found is None:
-                raise NotFoundError(f"There is no key {key_id!r}.")
+                raise NotFoundError(f"API key {key_id!r} not found.")
             if label != found.label:
                 self._require_free(label)
                 self._database.execute("UPDATE api_keys SET label = ? WHERE id = ?", (label, key_id))
@@ -79,16 +80,16 @@ class ApiKeys:
         return replace(found, label=label)
 
     def revoke(self, id_or_label: str) -> ApiKey:
-        """NotFoundError when there is none. The key that asks for it may be its own."""
+        """Revoke a key. A key may revoke itself. Raises NotFoundError if the key does not exist."""
         found = [key for key in self.list() if id_or_label in {key.id, key.label}]
         if not found:
-            raise NotFoundError(f"There is no key {id_or_label!r}.")
+            raise NotFoundError(f"API key {id_or_label!r} not found.")
         self._database.execute("DELETE FROM api_keys WHERE id = ?", (found[0].id,))
         self._reload()
         return found[0]
 
     def check(self, candidate: str | None) -> ApiKey | None:
-        """Whose key this is; None when it is nobody's. The comparison takes the same time for every wrong key."""
+        """Return the key that matches, or None. The comparison takes the same time for every wrong key."""
         if not candidate:
             return None
         now = time.monotonic()
@@ -102,7 +103,7 @@ class ApiKeys:
 
     def _require_free(self, label: str) -> None:
         if self._database.query("SELECT 1 FROM api_keys WHERE label = ?", (label,)):
-            raise ConflictError(f"There is already a key with the label {label!r}.")
+            raise ConflictError(f"An API key with the label {label!r} already exists. Choose another label.")
 
     def _reload(self) -> None:
         self._version = self._database.data_version()
@@ -110,7 +111,7 @@ class ApiKeys:
         self._keys = _index((row[0], ApiKey(*row[1:])) for row in rows)
 
 
-_INDEXED = 8  # bytes of a hash by which it is looked up; the whole of it is then compared in constant time
+_INDEXED = 8  # bytes of a hash used for the lookup; the whole hash is then compared in constant time
 
 
 def _index(keys: Iterable[tuple[bytes, ApiKey]]) -> dict[bytes, tuple[bytes, ApiKey]]:
@@ -120,12 +121,12 @@ def _index(keys: Iterable[tuple[bytes, ApiKey]]) -> dict[bytes, tuple[bytes, Api
 def _label(text: str) -> str:
     label = text.strip()
     if not label or len(label) > MAX_LABEL or not label.isprintable():
-        raise InvalidInputError(f"A key's label has 1 to {MAX_LABEL} printable characters.")
+        raise InvalidInputError(f"An API key's label must have 1 to {MAX_LABEL} printable characters.")
     return label
 
 
 def _hash(secret: str) -> bytes:
-    # no slow hash: a key has 160 random bits, there is no dictionary to try
+    # A slow hash is not needed: a key has 160 random bits, so it cannot be guessed.
     return hashlib.sha256(secret.encode(errors="replace")).digest()
 
 

@@ -1,5 +1,5 @@
-"""Root file systems that sandboxes start from: what exists on this machine, how each is made, which name means which.
+"""Root file systems for sandboxes: which exist on this machine, how each is built, and which name refers to which.
 
-`catalogue.Catalogue` is what the engine asks. A template is one or more read-only directories in a folder that all
-engines of the machine share; nothing is changed once it is published, because running sandboxes stand on it.
+The engine uses `catalogue.Catalogue`. A template is one or more read-only directories in a folder that all engines of
+the machine share. Nothing is changed once it is published, because running sandboxes use it.
 """

@@ -1,4 +1,4 @@
-"""`python -m sandyard.engine.templates`: how an engine builds a template in a process of its own."""
+"""`python -m sandyard.engine.templates`: used by an engine to build a template in a separate process."""
 
 from sandyard.engine.templates.commands import template
 

@@ -1,7 +1,7 @@
-"""The `base` template: a clean Debian or Ubuntu of the machine's own release, built with mmdebstrap, and Node.
+"""The `base` template: a clean Debian or Ubuntu of the machine's own release, built with mmdebstrap, plus Node.
 
-The build runs in mount and pid namespaces of its own that end with this process: whatever kills it, no mount and no
-process is left, only a directory that the next build removes.
+The build runs in separate mount and pid namespaces that end with this process: if it is killed, no mount and no process
+is left, only a directory that the next build removes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sandyard.kit.errors import SandyardError
 from sandyard.kit.python import SAFE_FOLDER
 
 NAME = "base"
-FORMAT = 2  # counts changes in how it is made that nothing else in the recipe shows
+FORMAT = 2  # increase it when the build changes in a way that nothing else in the recipe reflects
 PACKAGES = tuple(
     """
     bash sudo git curl wget ca-certificates openssl openssh-client openssh-server openssh-sftp-server rsync attr mount
@@ -33,7 +33,7 @@ PACKAGES = tuple(
     """.split()
 )
 DPKG_OPTIONS = (
-    "force-unsafe-io",  # the tree is synced once, when it is published; a sandbox's disk is not worth an fsync a file
+    "force-unsafe-io",  # the tree is synced once, when it is published; fsync per file is not worth it in a sandbox
     "path-exclude=/usr/share/doc/*",
     "path-include=/usr/share/doc/*/copyright",
     "path-exclude=/usr/share/man/*",
@@ -43,25 +43,25 @@ DPKG_OPTIONS = (
     "path-exclude=/usr/lib/python3*/config-*/*.a",
     "path-exclude=/usr/share/locale/*",
     "path-include=/usr/share/locale/locale.alias",
-    # one sandbox is one environment already: `pip install` may write into it
+    # a sandbox is already an isolated environment, so `pip install` may write to the system
     "path-exclude=/usr/lib/python3*/EXTERNALLY-MANAGED",
 )
 MERGED_USR = Path("/usr/share/mmdebstrap/hooks/maybe-merged-usr")
 CUSTOMIZE = Path(__file__).with_name("base-customize.sh")
 SPACE = 3 << 30
-NODE_SHARE = 0.12  # of the bar
+NODE_SHARE = 0.12  # of the progress bar
 LOG_TAIL = 15
 
 
 class BuildError(SandyardError):
-    """The template could not be built."""
+    """Could not build the template."""
 
     code, status = "build_failed", 500
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """All that decides what the tree holds, but for what the archives have today."""
+    """Everything that determines the tree's contents, except the current state of the archives."""
 
     release: sources.Release
     machine: str
@@ -75,13 +75,13 @@ class Recipe:
 
 
 def recipe() -> Recipe:
-    """For this machine. Raises UnsupportedError where there is none."""
+    """Return the recipe for this machine. Raises UnsupportedError if it is not supported."""
     return Recipe(sources.read_release(), platform.machine())
 
 
 def build(folder: Folder, report: Report, *, force: bool = False) -> Version:
-    """Build `base`, or wait for whoever builds it, and give what is there then. With `force` it is built from today's
-    archives even if it exists. Blocks for a minute or more. Raises BuildError with the end of the log."""
+    """Build `base`, or wait for another builder, and return the resulting version. With `force` it is rebuilt from the
+    current archives even if it exists. Blocks for a minute or more. Raises BuildError with the end of the log."""
     wanted = recipe()
     with folder.building(NAME) as work, plain_modes():
         if not force and (found := folder.find(NAME, wanted.digest)):
@@ -101,7 +101,7 @@ def build(folder: Folder, report: Report, *, force: bool = False) -> Version:
 
 def _debootstrap(wanted: Recipe, work: Path, tree: Path, report: Report) -> None:
     archives = sources.read_sources(wanted.release)
-    mirror, settings = work / "host.sources", work / "apt.conf"  # in a directory nobody else may enter
+    mirror, settings = work / "host.sources", work / "apt.conf"  # in a directory that only the engine's user can access
     mirror.write_text("\n".join(source.stanza() for source in archives))
     settings.write_text("".join(f'{key} "{value}";\n' for key, value in trust.apt_settings()))
     command = [
@@ -132,15 +132,15 @@ def _debootstrap(wanted: Recipe, work: Path, tree: Path, report: Report) -> None
     mirror.unlink()
     settings.unlink()
     if process.returncode:
-        raise BuildError("Template base could not be built. mmdebstrap said last:\n  " + "\n  ".join(tail))
+        raise BuildError("Could not build template base. Last output of mmdebstrap:\n  " + "\n  ".join(tail))
     _settle_sources(archives, work / ROOTFS)
-    for device in (work / ROOTFS / "dev").iterdir():  # a sandbox has a /dev of its own making
+    for device in (work / ROOTFS / "dev").iterdir():  # a sandbox has its own /dev
         remove_tree(device)
 
 
 def _settle_sources(archives: list[sources.Source], root: Path) -> None:
-    """What apt inside the template uses from now on: the same archives and keys, but nobody's password, and no setting
-    of the build (those that a sandbox needs are carried in by `trust`)."""
+    """Write the apt sources of the template: the same archives and keys, but no passwords and no settings of the build
+    (`trust` adds those that a sandbox needs)."""
     for path in [
         root / "etc/apt/sources.list",
         root / "etc/apt/apt.conf.d/99mmdebstrap",

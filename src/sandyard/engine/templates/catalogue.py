@@ -1,10 +1,9 @@
-"""Which name means which directories: the engine's `Templates`, kept in memory.
+"""Maps template names to directories: the engine's `Templates`, kept in memory.
 
-`base` is what clients get when they name nothing. While it is not built, `host` stands in for it, so that an engine
-serves from its first second; the build runs in a process of its own, and names switch over when it is whole. Sandboxes
-that stand on the stand-in keep it. In the same way `base` stands in for `code-interpreter`: sandboxes are had, only the
-code interpreter does not answer in them. Nothing stands in for `desktop`: it is known from the start, and built when it is first
-asked for.
+`base` is the default template. Until it is built, `host` replaces it, so that an engine can serve immediately; the
+build runs in a separate process, and names switch over when it is complete. Sandboxes created from the replacement keep
+it. In the same way `base` replaces `code-interpreter`: sandboxes can be created, but the code interpreter does not work
+in them. Nothing replaces `desktop`: it is listed from the start, and built on first use.
 """
 
 from __future__ import annotations
@@ -41,20 +40,22 @@ LAYERED: Mapping[str, Callable[[Folder], bool]] = {
     interpreter.NAME: interpreter.is_stale,
     desktop.NAME: desktop.is_stale,
 }
-"""Templates above `base`, and whether they are to be built anew when an engine starts."""
+"""Templates on top of `base`, and whether an engine rebuilds them when it starts."""
 PATIENCE = 15
 LINES_KEPT = 200
 WATCH_SECONDS = 5.0
 TAGS = frozenset({"default", "latest"})
 ENV = {"LANG": "C.UTF-8"}
-# native modules find Node's headers without a download
+# lets native modules find Node's headers without a download
 BASE_ENV = {"npm_package_config_node_gyp_nodedir": "/usr/local"}
-HOST_ENV = {"NPM_CONFIG_PREFIX": "/usr/local"}  # where `npm install -g` may write, whatever the machine's npm thinks
+HOST_ENV = {
+    "NPM_CONFIG_PREFIX": "/usr/local"
+}  # a location where `npm install -g` may write, regardless of the machine's npm settings
 
 
 class Catalogue:
-    """`open` blocks for a moment and comes first; `resolve` and `list` answer from memory. `start` and `close` belong
-    to the event loop that serves."""
+    """Call `open` first; it blocks briefly. `resolve` and `list` answer from memory. Call `start` and `close` in the
+    event loop that serves."""
 
     def __init__(
         self,
@@ -65,7 +66,8 @@ class Catalogue:
         authority: bytes | None = None,
         own: Path | None = None,
     ) -> None:
-        """`authority` is the certificate of one that this engine's sandboxes trust besides; layers with it are made in `own`."""
+        """`authority` is the certificate of an additional authority that this engine's sandboxes trust; layers with it
+        are created in `own`."""
         self._folder = Folder(directory)
         self._carry = carry_host_trust
         self._build_desktop = build_desktop
@@ -76,16 +78,16 @@ class Catalogue:
         self._builder: asyncio.Task[None] | None = None
         self._watcher: asyncio.Task[None] | None = None
         self._adder: asyncio.Task[None] | None = None
-        self._languages: dict[str, str] = {}  # that are to be added: why that failed, empty as long as it has not
+        self._languages: dict[str, str] = {}  # languages to add, with the reason of a failure or an empty string
         self._desktop_builder: asyncio.Task[None] | None = None
         self._desktop_failure: str | None = None
-        self._progress: dict[str, str] = {}  # of templates that are being built: what was said last
+        self._progress: dict[str, str] = {}  # latest progress of templates that are being built
         self._seen: tuple[int, ...] = ()
         self._standing_in = False
 
     def open(self) -> None:
-        """See what is built; make `host` when there is nothing else to serve. Blocks for up to a few seconds. Raises
-        what `host.build` raises when not even that can be made."""
+        """Find the built templates; create `host` if there is nothing else to serve. Blocks for up to a few seconds.
+        Raises what `host.build` raises if that fails too."""
         self._folder.prepare()
         if self._newest(base.NAME) is None:
             if self._newest(host.NAME) is None:
@@ -94,15 +96,15 @@ class Catalogue:
         self.refresh()
 
     def refresh(self) -> None:
-        """Look at the folder again and switch names over to the newest versions. Blocks."""
+        """Read the folder again and switch names to the newest versions. Blocks."""
         self._serve(*self._look())
 
     async def _refresh(self) -> None:
-        """The same from the event loop, which alone changes what is served."""
+        """Do the same from the event loop, the only place that changes what is served."""
         self._serve(*await asyncio.to_thread(self._look))
 
     def _look(self) -> tuple[Sequence[Template], tuple[int, ...], bool]:
-        """What can be served, the folder's stamp before that was looked at, and whether `host` stands in for `base`."""
+        """Return what can be served, the folder's stamp before it was read, and whether `host` replaces `base`."""
         seen = self._stamp()
         built_base, built_host = self._newest(base.NAME), self._newest(host.NAME)
         trust = (read_trust() if self._carry else Trust()).with_authorities(self._authorities)
@@ -133,12 +135,12 @@ class Catalogue:
         return self._templates
 
     async def start(self) -> None:
-        """Begin, in the background, whatever is missing or out of date. Returns at once."""
+        """Start building whatever is missing or outdated, in the background. Returns at once."""
         self._builder = asyncio.create_task(self._bring_up_to_date())
         self._watcher = asyncio.create_task(self._watch())
 
     async def close(self) -> None:
-        """Stop a build that is under way; it leaves nothing behind."""
+        """Cancel a running build; it leaves nothing behind."""
         for task in (self._watcher, self._builder, self._adder, self._desktop_builder):
             if task is not None:
                 task.cancel()
@@ -146,8 +148,9 @@ class Catalogue:
                     await task
 
     def add_language(self, template: str | None, language: str) -> str | None:
-        """Add a kernel to the code interpreter's template, in the background; what to tell who asked for it. None for a
-        language that is none of `interpreter.EXTRAS`, and for a sandbox of another template, whose programs may ask for anything."""
+        """Add a kernel to the code interpreter's template in the background and return a message for the client. None
+        if the language is not one of `interpreter.EXTRAS`, and for a sandbox of another template, whose programs may
+        request anything."""
         if template not in interpreter.ALIASES or language not in interpreter.EXTRAS:
             return None
         name = interpreter.TITLES[language]
@@ -159,20 +162,20 @@ class Catalogue:
         lacking = missing_for_base()
         failure = "; ".join(lacking) if lacking else self._languages.get(language)
         if failure:
-            return f"{name} is not installed, and adding it failed: {failure}. `{command}` on the engine's machine tries again."
+            return f"{name} is not installed, and adding it failed: {failure}. Run `{command}` on the engine's machine to try again."
         if language not in self._languages:
             self._languages[language] = ""
             log.info("template_language_wanted", template=interpreter.NAME, language=language)
             if self._adder is None or self._adder.done():
                 self._adder = asyncio.create_task(self._add_languages())
         return (
-            f"{name} is not installed yet. It is being added to {interpreter.ALIASES[0]} and will be in new sandboxes in a few "
-            f"minutes. `{command}` on the engine's machine shows the progress."
+            f"{name} is not installed yet. It is being added to {interpreter.ALIASES[0]} and will be available in new sandboxes in a few "
+            f"minutes. Run `{command}` on the engine's machine to see the progress."
         )
 
     async def _add_languages(self) -> None:
         if self._builder is not None:
-            await asyncio.wait((self._builder,))  # it may be building the one they are added to
+            await asyncio.wait((self._builder,))  # it may be building the template that they are added to
         while missing := [language for language, failure in self._languages.items() if not failure]:
             reason = await self._build(interpreter.NAME, "--with", ",".join(missing))
             if reason is None:
@@ -185,22 +188,23 @@ class Catalogue:
                     self._languages[language] = reason
 
     def make_ready(self, template: Template) -> str:
-        """Build a template that is not ready, in the background; what to tell who asked for it, after the template's name."""
-        assert template.id == template_id(desktop.NAME), template.id  # the only one that may not be ready
+        """Build a template that is not ready in the background. Return a message for the client that follows the
+        template's name."""
+        assert template.id == template_id(desktop.NAME), template.id  # the only template that may not be ready
         command = f"`sandyard template build {desktop.NAME}` on the engine's machine"
         lacking = missing_for_base()
         if failure := "; ".join(lacking) or self._desktop_failure:
-            return f"could not be built: {failure}. {command} tries again."
+            return f"could not be built: {failure}. Run {command} to try again."
         if not self._build_desktop:
-            return f"is not built. {command} builds it."
+            return f"is not built. Run {command} to build it."
         if self._desktop_builder is None or self._desktop_builder.done():
             log.info("template_wanted", template=desktop.NAME)
             self._desktop_builder = asyncio.create_task(self._make_desktop())
             self._show_desktop_as(TemplateStatus.BUILDING)
         progress = self._progress.get(desktop.NAME)
         return (
-            f"is being built, because it was asked for, and will be ready in a few minutes{f' ({progress})' if progress else ''}. "
-            f"Try again then. {command} waits for it."
+            f"is being built on first use and will be ready in a few minutes{f' ({progress})' if progress else ''}. "
+            f"Try again then, or run {command} to wait for it."
         )
 
     async def _make_desktop(self) -> None:
@@ -214,13 +218,13 @@ class Catalogue:
             log.info("template_ready", template=desktop.NAME)
 
     def _show_desktop_as(self, status: TemplateStatus) -> None:
-        """Until it is built."""
+        """Set the status that is shown until the template is built."""
         own = template_id(desktop.NAME)
         shown = [replace(one, status=status) if one.id == own and not one.ready else one for one in self._templates]
         self._serve(shown, self._seen, self._standing_in)
 
     async def _watch(self) -> None:
-        """Serve what others build (`sandyard template build`, another engine) without a restart."""
+        """Serve templates that others build (`sandyard template build`, another engine) without a restart."""
         while True:
             await asyncio.sleep(WATCH_SECONDS)
             if await asyncio.to_thread(self._stamp) != self._seen:
@@ -228,7 +232,7 @@ class Catalogue:
                 log.info("templates_changed")
 
     def _stamp(self) -> tuple[int, ...]:
-        """Changes whenever a version is published."""
+        """Return a value that changes whenever a version is published."""
         found = []
         for name in ALIASES:
             with contextlib.suppress(OSError):
@@ -253,7 +257,7 @@ class Catalogue:
                 log.info("template_ready", template=name)
 
     async def _is_out_of_date(self, name: str) -> bool:
-        """Looked at when its turn comes: `base` may be a new one by then."""
+        """Check it when its turn comes, because `base` may have changed by then."""
         if name == desktop.NAME and not self._build_desktop:
             return False
         return not missing_for_base() and await asyncio.to_thread(LAYERED[name], self._folder)
@@ -264,7 +268,8 @@ class Catalogue:
         return self._standing_in
 
     async def _build(self, name: str, *options: str) -> str | None:
-        """In another process: minutes of work, and a crash of it is not ours. It ends with us. Returns why it failed."""
+        """Build in a separate process, because it takes minutes and may crash. The process ends with the engine. Return
+        why it failed, or None."""
         where = ("--templates-dir", str(self._folder.directory))
         build = ("build", name, *options, "--parent", str(os.getpid()))
         try:
@@ -279,7 +284,7 @@ class Catalogue:
             )
         except OSError as error:
             log.error("template_build_failed", template=name, output=str(error))  # noqa: TRY400
-            return f"the build could not be started ({error})"
+            return f"could not start the build ({error})"
         assert process.stdout is not None
         lines: deque[str] = deque(maxlen=LINES_KEPT)
         try:
@@ -314,7 +319,7 @@ class Catalogue:
 
     def _interpreter(self, version: Version, trust: Trust) -> Template:
         below = layered.base_of(self._folder, version)
-        assert below is not None  # or it would not be the newest
+        assert below is not None  # otherwise it would not be the newest
         program = interpreter_program.layer(self._folder, interpreter.python_of(below))
         plain = self._template(interpreter.NAME, below, trust, BASE_ENV)
         *above, bottom = plain.layers
@@ -338,7 +343,7 @@ class Catalogue:
                 memory_mb=memory_mb,
             )
         below = layered.base_of(self._folder, version)
-        assert below is not None  # or it would not be the newest
+        assert below is not None  # otherwise it would not be the newest
         plain = self._template(desktop.NAME, below, trust, BASE_ENV)
         *above, bottom = plain.layers
         layers = (*above, str(version.rootfs), bottom)
@@ -346,13 +351,13 @@ class Catalogue:
 
     @property
     def _desktop_status(self) -> TemplateStatus:
-        """As long as it is not built."""
+        """Return the status until it is built."""
         if self._desktop_builder is not None and not self._desktop_builder.done():
             return TemplateStatus.BUILDING
         return TemplateStatus.WAITING if self._desktop_failure is None else TemplateStatus.ERROR
 
     def _trust_layer(self, trust: Trust, version: Version) -> Version:
-        """The layer that carries `trust` into this very version, made when there is none yet."""
+        """Return the layer that adds `trust` to this version, creating it if needed."""
         digest = hashlib.sha256(f"{trust.digest} {version.name} {version.version}".encode()).hexdigest()[:16]
         folder = self._trust_folder
         if found := folder.find("trust", digest):
@@ -368,7 +373,7 @@ class Catalogue:
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """Give a build the time to remove what it has made so far."""
+    """Give a build time to remove what it has created so far."""
     with contextlib.suppress(ProcessLookupError):
         process.terminate()
     try:
@@ -380,6 +385,6 @@ async def _end(process: asyncio.subprocess.Process) -> None:
 
 
 def template_id(name: str) -> str:
-    """Twenty lower-case letters and digits, as E2B's; the same on every machine and for every version."""
+    """Return an id of twenty lower-case letters and digits, like E2B's; the same on every machine and for every version."""
     digest = hashlib.sha256(f"sandyard template {name}".encode()).digest()
     return base64.b32encode(digest).decode().lower()[:20]

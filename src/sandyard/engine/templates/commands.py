@@ -24,7 +24,7 @@ PR_SET_PDEATHSIG = 1
 @click.option(
     "--templates-dir",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Where templates live; all engines of the machine share it. Also SANDYARD_TEMPLATES_DIR.",
+    help="Folder of the templates, shared by all engines of the machine. Also SANDYARD_TEMPLATES_DIR.",
 )
 @click.pass_context
 def template(context: click.Context, templates_dir: Path | None) -> None:
@@ -34,23 +34,25 @@ def template(context: click.Context, templates_dir: Path | None) -> None:
 
 @template.command()
 @click.argument("name", type=click.Choice([base.NAME, host.NAME, interpreter.NAME, desktop.NAME]))
-@click.option("--force", is_flag=True, help="Build it anew from today's archives. Sandboxes keep the old one.")
+@click.option(
+    "--force", is_flag=True, help="Rebuild from the current package archives. Existing sandboxes keep the old version."
+)
 @click.option(
     "--with",
     "extras",
-    help=f"More languages for {interpreter.NAME}, besides those it has: {', '.join(interpreter.EXTRAS)}. An empty text: none.",
+    help=f"Languages to add to {interpreter.NAME}: {', '.join(interpreter.EXTRAS)}. An empty value removes them.",
 )
-@click.option("--if-possible", is_flag=True, help="Where it cannot be built, say why and succeed.")
-@click.option("--parent", type=int, hidden=True, help="End with this process.")
+@click.option("--if-possible", is_flag=True, help="If it cannot be built, print the reason and succeed.")
+@click.option("--parent", type=int, hidden=True, help="Exit when this process ends.")
 @click.pass_obj
 def build(folder: Folder, name: str, *, force: bool, extras: str | None, if_possible: bool, parent: int | None) -> None:
-    """Build a template now, with a progress bar. Quick when it is built already."""
+    """Build a template now, with a progress bar. Does nothing if it is up to date."""
     if parent is not None:
         _end_with(parent)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the directory under construction goes
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the unfinished directory is removed
     try:
         if extras is not None and name != interpreter.NAME:
-            raise InvalidInputError(f"--with is for {interpreter.NAME} only.")
+            raise InvalidInputError(f"--with can only be used with {interpreter.NAME}.")
         if name == host.NAME:
             host.build(folder)
         elif name == base.NAME:
@@ -64,8 +66,8 @@ def build(folder: Folder, name: str, *, force: bool, extras: str | None, if_poss
         if not if_possible:
             sys.exit(1)
         stand_in = {
-            base.NAME: "the template host in its place: this machine's own programs",
-            interpreter.NAME: "the template base in its place",
+            base.NAME: "the template host instead, with this machine's own programs",
+            interpreter.NAME: "the template base instead",
             desktop.NAME: "no template desktop",
         }
         click.echo(f"The engine will serve {stand_in.get(name, 'the template it has')}.", err=True)
@@ -75,7 +77,7 @@ def _build_base(folder: Folder, *, force: bool) -> None:
     if not force and folder.find(base.NAME, base.recipe().digest):
         return
     if lacking := missing_for_base():
-        raise base.BuildError("Template base cannot be built here:\n  " + "\n  ".join(lacking))
+        raise base.BuildError("Cannot build template base here:\n  " + "\n  ".join(lacking))
     report = report_to("template base")
     version = base.build(folder, report, force=force)
     report.done(f"{version.description}, {version.details['size']}")
@@ -88,7 +90,7 @@ def _build_interpreter(folder: Folder, extras: str | None, *, force: bool) -> No
     if not force and chosen is None and interpreter.newest(folder) and not interpreter.is_stale(folder):
         return
     if lacking := missing_for_base():
-        raise base.BuildError(f"Template {interpreter.NAME} cannot be built here:\n  " + "\n  ".join(lacking))
+        raise base.BuildError(f"Cannot build template {interpreter.NAME} here:\n  " + "\n  ".join(lacking))
     report = report_to(f"template {interpreter.NAME}")
     version = interpreter.build(folder, report, chosen, force=force)
     report.done(f"{version.description}, {version.details['size']}")
@@ -98,38 +100,38 @@ def _build_desktop(folder: Folder, *, force: bool) -> None:
     if not force and desktop.newest(folder) and not desktop.is_stale(folder):
         return
     if lacking := missing_for_base():
-        raise base.BuildError(f"Template {desktop.NAME} cannot be built here:\n  " + "\n  ".join(lacking))
+        raise base.BuildError(f"Cannot build template {desktop.NAME} here:\n  " + "\n  ".join(lacking))
     report = report_to(f"template {desktop.NAME}")
     version = desktop.build(folder, report, force=force)
     report.done(f"{version.description}, {version.details['size']}")
 
 
 WHEN_BUILT = {
-    base.NAME: "an engine builds it when it starts",
-    interpreter.NAME: "an engine builds it when it starts",
-    desktop.NAME: "an engine builds it when it is first asked for",
+    base.NAME: "built when an engine starts",
+    interpreter.NAME: "built when an engine starts",
+    desktop.NAME: "built on first use",
 }
 
 
 @template.command("list")
 @click.pass_obj
 def list_versions(folder: Folder) -> None:
-    """List what is built on this machine, newest first, and what is not."""
+    """List the templates built on this machine, newest first, and those that are not built."""
     for name in (base.NAME, interpreter.NAME, desktop.NAME, host.NAME):
         versions = folder.versions(name)
         for version in versions:
             click.echo(f"{name:16} {version.version:28} {version.description}")
         if folder.is_building(name):
-            click.echo(f"{name:16} {'(being built)':28} `sandyard template build {name}` waits for it")
+            click.echo(f"{name:16} {'(being built)':28} run `sandyard template build {name}` to wait for it")
         elif not versions and name in WHEN_BUILT:
             click.echo(
-                f"{name:16} {'(not built)':28} {WHEN_BUILT[name]}; `sandyard template build {name}` builds it now"
+                f"{name:16} {'(not built)':28} {WHEN_BUILT[name]}; run `sandyard template build {name}` to build it now"
             )
 
 
 def _end_with(parent: int) -> None:
-    """Work in the background of that process: behind it in line, and not longer than it lives."""
-    os.nice(10)  # tenants first
+    """Run with lower priority than that process, and exit when it ends."""
+    os.nice(10)  # give sandboxes priority
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         sys.exit(1)

@@ -1,8 +1,8 @@
-"""The `desktop` template: a layer above `base` with XFCE on a virtual screen, what types, clicks and looks there for a program,
-and VNC in a browser. It is what `e2b-desktop` and `@e2b/desktop` start their sandboxes from: these start the screen, the session
-and VNC themselves, so that there is no start command.
+"""The `desktop` template: a layer on top of `base` with XFCE on a virtual screen, tools for programs to type, click and
+take screenshots, and VNC in a browser. `e2b-desktop` and `@e2b/desktop` create their sandboxes from it. They start the
+screen, the session and VNC themselves, so there is no start command.
 
-It is large and few need it: an engine builds it when it is first asked for.
+It is large and rarely needed, so an engine builds it on first use.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sandyard.engine.templates.folder import ROOTFS, Folder, Version, plain_mode
 from sandyard.engine.templates.progress import Report
 
 NAME = "desktop"
-FORMAT = 1  # counts changes in how it is made that nothing else in the recipe shows
+FORMAT = 1  # increase it when the build changes in a way that nothing else in the recipe reflects
 PACKAGES = tuple(
     """
     xvfb x11-xserver-utils x11-utils xauth dbus-x11
@@ -27,15 +27,15 @@ PACKAGES = tuple(
     adwaita-icon-theme librsvg2-common fonts-dejavu-core
     """.split()
 )
-OPTIONAL = ("firefox-esr",)  # Ubuntu has it as a snap only, which needs an init
+OPTIONAL = ("firefox-esr",)  # on Ubuntu it exists only as a snap, which needs an init
 CUSTOMIZE = Path(__file__).with_name("desktop-customize.sh")
 SPACE = 3 << 30
-CPU_COUNT, MEMORY_MB = 8, 8192  # E2B's
+CPU_COUNT, MEMORY_MB = 8, 8192  # the same as E2B's
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """All that decides what the layer holds, but for what the archives have today."""
+    """Everything that determines the layer's contents, except the current state of the archives."""
 
     base: Version
 
@@ -47,12 +47,12 @@ class Recipe:
 
 
 def cpu_count() -> int:
-    """E2B's, or as many as the machine has."""
+    """Return E2B's value, limited to the machine's number of CPUs."""
     return min(CPU_COUNT, os.cpu_count() or 1)
 
 
 def memory_mb() -> int:
-    """E2B's, or half of the machine's: one desktop must not take all of it."""
+    """Return E2B's value, limited to half of the machine's memory, so that one desktop cannot take all of it."""
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 20
     return min(MEMORY_MB, machine // 2)
 
@@ -62,14 +62,14 @@ def newest(folder: Folder) -> Version | None:
 
 
 def is_stale(folder: Folder) -> bool:
-    """Whether it was built once, and a build would make something newer."""
+    """Return whether it was built before and a build would produce a newer version."""
     bases = folder.versions(base.NAME)
     return bool(bases) and newest(folder) is not None and folder.find(NAME, Recipe(bases[0]).digest) is None
 
 
 def build(folder: Folder, report: Report, *, force: bool = False) -> Version:
-    """Build it on the newest `base`, or wait for whoever builds it, and give what is there then. Blocks for a minute or more.
-    Raises BuildError with the end of the log."""
+    """Build it on the newest `base`, or wait for another builder, and return the resulting version. Blocks for a minute
+    or more. Raises BuildError with the end of the log."""
     wanted = Recipe(layered.newest_base(folder, NAME))
     with folder.building(NAME) as work, plain_modes():
         if not force and (ready := folder.find(NAME, wanted.digest)):

@@ -1,8 +1,8 @@
 """The machine-wide folder of templates: `<folder>/<name>/<version>/{manifest.json,rootfs/}`.
 
-A version is made in a hidden directory beside it and renamed into place when it is whole, so that a kill at any instant
-leaves no half template. A lock per name makes two engines that want the same one wait for each other. Published
-versions are never changed and never removed here: a sandbox or a snapshot of any engine may stand on one.
+A version is built in a hidden directory next to it and renamed when it is complete, so that a kill at any time leaves
+no partial template. With a lock per name, two engines that need the same template wait for each other. Published
+versions are never changed and never removed here: sandboxes or snapshots of any engine may use them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ BUILDING = ".building-"
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """One published template directory."""
+    """A published template directory."""
 
     name: str
     version: str
@@ -41,7 +41,7 @@ class Version:
 
     @property
     def digest(self) -> str:
-        """What its recipe hashed to; a forced rebuild of the same recipe has the same digest and a later version."""
+        """The hash of its recipe. A forced rebuild of the same recipe has the same digest and a later version."""
         return self.version.partition(".")[0]
 
 
@@ -52,13 +52,13 @@ class Folder:
         self.directory = directory.absolute()
 
     def prepare(self) -> None:
-        """Only the engine's own user may enter: the trees hold set-user-id programs and files of user id 1000, which
-        outside a sandbox belong to somebody else."""
+        """Create the folder with access for the engine's own user only: the trees contain set-user-id programs, and
+        files of user id 1000, which belong to somebody else outside a sandbox."""
         self.directory.mkdir(parents=True, exist_ok=True)
         self.directory.chmod(0o700)
 
     def versions(self, name: str) -> list[Version]:
-        """Newest first."""
+        """Return the versions, newest first."""
         found = []
         with contextlib.suppress(FileNotFoundError):
             for path in (self.directory / name).iterdir():
@@ -72,8 +72,9 @@ class Folder:
 
     @contextlib.contextmanager
     def building(self, name: str, *, wait: bool = True) -> Iterator[Path]:
-        """An empty directory to build in, alone. What a killed builder left goes first, and the directory goes in the
-        end unless it was published. Raises BusyError when another process builds `name` and `wait` is false."""
+        """Yield an empty directory to build in, exclusively. Leftovers of a killed builder are removed first, and the
+        directory is removed at the end unless it was published. Raises BusyError if another process builds `name` and
+        `wait` is false."""
         self.prepare()
         parent = self.directory / name
         parent.mkdir(exist_ok=True)
@@ -81,7 +82,7 @@ class Folder:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
             except BlockingIOError:
-                raise BusyError(f"Template {name} is being built by another process.") from None
+                raise BusyError(f"Template {name} is already being built by another process.") from None
             for leftover in parent.glob(f"{BUILDING}*"):
                 remove_tree(leftover)
             work = parent / f"{BUILDING}{os.getpid()}"
@@ -93,7 +94,7 @@ class Folder:
                     remove_tree(work)
 
     def is_building(self, name: str) -> bool:
-        """Whether a process is building `name` right now."""
+        """Return whether a process is currently building `name`."""
         try:
             with (self.directory / f".{name}.lock").open() as lock:
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -104,9 +105,10 @@ class Folder:
         return False
 
     def publish(self, work: Path, version: Version) -> Version:
-        """Rename what `building` gave into place. Blocks until all is on the disk: the builders write without fsync."""
+        """Rename the directory from `building` to its final name. Blocks until everything is on disk, because builders
+        write without fsync."""
         if version.path.exists():
-            raise BusyError(f"Template {version.name} {version.version} exists already.")
+            raise BusyError(f"Template {version.name} {version.version} already exists.")
         manifest = asdict(version) | {"details": dict(version.details)}
         del manifest["path"]
         (work / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
@@ -127,7 +129,8 @@ def _read(name: str, path: Path) -> Version:
 
 @contextlib.contextmanager
 def plain_modes() -> Iterator[None]:
-    """A strict umask must not become the template's modes. Holds for the whole process: not while others write."""
+    """Set a plain umask, so that a strict one does not affect the template's modes. Affects the whole process: do not
+    use it while other threads write."""
     umask = os.umask(0o022)
     try:
         yield
@@ -136,12 +139,12 @@ def plain_modes() -> Iterator[None]:
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a tree without crossing into a file system that is mounted in it."""
+    """Remove a tree without entering file systems that are mounted in it."""
     subprocess.run(["rm", "-rf", "--one-file-system", "--", str(path)], check=True)
 
 
 def require_space(directory: Path, needed: int, what: str) -> None:
-    """Raise NoSpaceError, saying both figures, unless `needed` bytes are free."""
+    """Raise NoSpaceError, with both numbers, unless `needed` bytes are free."""
     stat = os.statvfs(directory)
     free = stat.f_bavail * stat.f_frsize
     if free < needed:

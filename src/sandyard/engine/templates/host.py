@@ -1,9 +1,11 @@
-"""The `host` template: the machine's own programs and libraries under a made-up /etc. Needs no download and no network.
+"""The `host` template: the machine's own programs and libraries with a generated /etc. Needs no download and no
+network.
 
-What a sandbox sees of the machine is /usr (and /bin, /sbin, /lib* where these are not links into it), less every file
-that not every user of the machine may read. Nothing of /root, /home, /var, /opt or /srv; of /etc only public tables of
-the system. On one file system the tree is made of hard links, which costs a second or two and no space: a sandbox never
-writes through them, because its overlay copies a file before it changes it. Elsewhere files are cloned or copied.
+A sandbox sees the machine's /usr (and /bin, /sbin, /lib* if they are not links into it), except files that are not
+readable by every user of the machine. It sees nothing of /root, /home, /var, /opt or /srv, and of /etc only public
+system tables. On the same file system the tree consists of hard links, which takes a second or two and no space: a
+sandbox never writes through them, because its overlay copies a file before changing it. Otherwise files are cloned or
+copied.
 """
 
 from __future__ import annotations
@@ -25,16 +27,16 @@ from sandyard.engine.templates.host_etc import give_to_user, write_etc, write_ho
 from sandyard.engine.templates.sources import os_release
 
 NAME = "host"
-FORMAT = 2  # counts changes of what this module makes
+FORMAT = 2  # increase it when the output of this module changes
 TOP = ("bin", "sbin", "lib", "lib32", "lib64", "libx32", "usr")
 EMPTY = "boot dev media mnt opt proc run srv sys var/cache var/lib var/log var/mail var/spool".split()
 LEFT_OUT = frozenset(
     "usr/etc usr/local/etc usr/lib/modules usr/lib/firmware usr/lib/debug usr/src lib/modules lib/firmware".split()
 )
-"""Settings of this machine, which may hold secrets, and what only a kernel needs."""
+"""Settings of this machine, which may contain secrets, and files that only a kernel needs."""
 BULKY = frozenset(f"usr/share/{name}" for name in ("doc", "man", "info", "locale", "help", "icons"))
-"""Not worth the copying, where files must be copied."""
-LOCAL = "usr/local/"  # where `pip install` and `npm install -g` write: the user's, so that neither needs sudo
+"""Not worth copying if files have to be copied."""
+LOCAL = "usr/local/"  # `pip install` and `npm install -g` write here; owned by the user, so that neither needs sudo
 LINKS, COPIES = "hard links", "copies"
 FICLONE = 0x40049409
 _CANNOT_LINK = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP}
@@ -42,18 +44,18 @@ _CANNOT_LINK = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP}
 
 @dataclass
 class Tally:
-    """How far a build is."""
+    """The progress of a build."""
 
     root: Path
     how: str
     files: int = 0
     hidden: int = 0
     room_checked: bool = False
-    copied: dict[int, Path] = field(default_factory=dict)  # by inode: files with several names
+    copied: dict[int, Path] = field(default_factory=dict)  # by inode, for files with several names
 
 
 def fingerprint(root: Path = Path("/")) -> str:
-    """Changes when the machine's packages or local programs do. Cheap: looks at dates, not at content."""
+    """Return a value that changes with the machine's packages or local programs. Cheap: compares dates, not contents."""
     looked_at = (
         "var/lib/dpkg/status var/lib/rpm usr usr/bin usr/sbin usr/lib usr/local/bin usr/local/lib etc/ld.so.cache"
     )
@@ -66,8 +68,8 @@ def fingerprint(root: Path = Path("/")) -> str:
 
 
 def build(folder: Folder, root: Path = Path("/")) -> Version:
-    """Make `host`, or give the version that fits the machine as it is. Blocks for a second or two where files can be
-    linked, for minutes where gigabytes must be copied; raises NoSpaceError where these would not fit."""
+    """Create `host`, or return the version that matches the current machine. Blocks for a second or two if files can be
+    linked, for minutes if gigabytes have to be copied; raises NoSpaceError if they would not fit."""
     digest = fingerprint(root)
     if found := folder.find(NAME, digest):
         return found
@@ -106,7 +108,7 @@ def _copy_programs(root: Path, tree: Path) -> Tally:
 
 
 def _mirror(source: Path, target: Path, name: str, tally: Tally, device: int) -> None:
-    """One directory and all below it, staying on its file system."""
+    """Mirror one directory recursively, staying on its file system."""
     info = source.stat()
     target.mkdir()
     with os.scandir(source) as entries:
@@ -116,7 +118,7 @@ def _mirror(source: Path, target: Path, name: str, tally: Tally, device: int) ->
             kind = stat.S_IFMT(status.st_mode)
             if below in LEFT_OUT or status.st_dev != device or (tally.how == COPIES and below in BULKY):
                 continue
-            if entry.name == "EXTERNALLY-MANAGED":  # pip may write into a sandbox; nobody else's system is in there
+            if entry.name == "EXTERNALLY-MANAGED":  # pip may write into a sandbox, because it affects nothing outside
                 continue
             if kind == stat.S_IFLNK:
                 (target / entry.name).symlink_to(Path(entry.path).readlink())
@@ -134,7 +136,7 @@ def _mirror(source: Path, target: Path, name: str, tally: Tally, device: int) ->
 
 
 def _links_work(root: Path, tree: Path) -> bool:
-    """Try it with one file: not across file systems, and not with other people's files unless root does it."""
+    """Try it with one file: linking fails across file systems, and for files of other users unless run as root."""
     for path in (root / "usr/bin").iterdir():
         if path.is_file() and not path.is_symlink():
             probe = tree / ".probe"
@@ -155,11 +157,13 @@ def _place(source: str, target: Path, status: os.stat_result, tally: Tally) -> N
         try:
             os.link(source, target, follow_symlinks=False)
         except OSError as error:
-            if error.errno not in _CANNOT_LINK:  # this one file is immutable, or has too many links, or lies elsewhere
+            if (
+                error.errno not in _CANNOT_LINK
+            ):  # this file is immutable, has too many links, or is on another file system
                 raise
         else:
             return
-    if first := tally.copied.get(status.st_ino):  # several names of one file stay one
+    if first := tally.copied.get(status.st_ino):  # keep hard links between files
         os.link(first, target)
         return
     if not _clone(source, target):
@@ -174,14 +178,14 @@ def _place(source: str, target: Path, status: os.stat_result, tally: Tally) -> N
 
 
 def _size_of(root: Path) -> int:
-    """What a copy of the programs takes on the disk, at most."""
+    """Return the maximum disk space that a copy of the programs needs."""
     tops = [str(root / name) for name in TOP if (root / name).is_dir() and not (root / name).is_symlink()]
     done = subprocess.run(["du", "-sxk", *tops], capture_output=True, text=True, check=False)
     return sum(int(line.split()[0]) << 10 for line in done.stdout.splitlines())
 
 
 def _clone(source: str, target: Path) -> bool:
-    """Share the blocks, where the file system can."""
+    """Share the blocks if the file system supports it."""
     with Path(source).open("rb") as old, target.open("wb") as new:
         try:
             fcntl.ioctl(new.fileno(), FICLONE, old.fileno())

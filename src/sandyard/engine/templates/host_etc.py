@@ -1,4 +1,4 @@
-"""The /etc and the homes of the `host` template: public tables of the machine, and accounts that are nobody's here."""
+"""The /etc and the home directories of the `host` template: public tables of the machine, and generated accounts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import shutil
 from pathlib import Path
 
-# read by the loader, libc, TLS, terminals and language runtimes: no account, no key and no address of this machine
+# used by the loader, libc, TLS, terminals and language runtimes; contains no account, key or address of this machine
 PUBLIC = """
     alternatives ld.so.cache ld.so.conf ld.so.conf.d ssl/certs ssl/openssl.cnf ca-certificates.conf
     pki/tls/certs pki/ca-trust/extracted crypto-policies bindresvport.blacklist debian_version fonts gai.conf host.conf
@@ -63,7 +63,7 @@ true
 
 
 def write_etc(root: Path, tree: Path) -> None:
-    """Fill `tree`/etc; `root` is the machine."""
+    """Fill `tree`/etc; `root` is the machine's root."""
     etc = tree / "etc"
     etc.mkdir(mode=0o755)
     names = [*PUBLIC, *(path.name for pattern in PUBLIC_PATTERNS for path in (root / "etc").glob(pattern))]
@@ -104,7 +104,7 @@ def write_etc(root: Path, tree: Path) -> None:
 
 
 def write_homes(root: Path, tree: Path) -> None:
-    """An empty /root and a /home/user with the distribution's own skeleton."""
+    """Create an empty /root, and a /home/user with the distribution's skeleton."""
     for path, mode in (("root", 0o700), ("home", 0o755), (f"home/{USER}", 0o755)):
         home = tree / path
         home.mkdir()
@@ -117,7 +117,7 @@ def write_homes(root: Path, tree: Path) -> None:
 
 
 def _copy_public(source: Path, target: Path) -> None:
-    """A file, link or tree, less what not every user of the machine may read."""
+    """Copy a file, link or tree, except files that are not readable by every user of the machine."""
     if source.is_symlink():
         target.parent.mkdir(parents=True, exist_ok=True)
         target.symlink_to(source.readlink())
@@ -138,7 +138,8 @@ def _write(path: Path, text: str, mode: int) -> None:
 
 
 def give_to_user(path: Path) -> None:
-    """Without root nobody can be given a file; then it is everybody's, which in a sandbox is one and the same."""
+    """Give a path to the sandbox's user. Without root that is not possible; it is then made accessible to everybody,
+    which is equivalent in a sandbox."""
     if os.geteuid() == 0:
         os.chown(path, ID, ID)
     else:

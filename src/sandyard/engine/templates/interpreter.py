@@ -1,7 +1,7 @@
-"""The `code-interpreter` template: a layer above `base` with what Jupyter kernels need, and a thin one above that with
-our own program (`interpreter_program`), so that a new release of ours needs no build.
+"""The `code-interpreter` template: a layer on top of `base` with what Jupyter kernels need, and a thin layer above that
+with our own program (`interpreter_program`), so that a new release needs no rebuild.
 
-Python's packages come through the machine's own pip or uv, like Node for `base`; for the rest see `layered`.
+Python packages are installed through the machine's own pip or uv, like Node for `base`; for the rest see `layered`.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from sandyard.engine.templates.progress import Report
 from sandyard.kit.errors import InvalidInputError, UnreachableError, UnsupportedError
 
 NAME = "code-interpreter"
-ALIASES = ("code-interpreter-v1", NAME)  # the first is what e2b_code_interpreter asks for
-FORMAT = 1  # counts changes in how it is made that nothing else in the recipe shows
+ALIASES = ("code-interpreter-v1", NAME)  # e2b_code_interpreter requests the first one
+FORMAT = 1  # increase it when the build changes in a way that nothing else in the recipe reflects
 EXTRAS = ("java", "r")
 TITLES = {"java": "Java", "r": "R"}
-MEMORY_MB = 1024  # pandas and matplotlib in one kernel are a third of it
+MEMORY_MB = 1024  # pandas and matplotlib in one kernel use a third of it
 LOCK = Path(__file__).with_name("interpreter.txt")
 JAVA_LOCK = Path(__file__).with_name("interpreter-java.txt")
 CUSTOMIZE = Path(__file__).with_name("interpreter-customize.sh")
@@ -32,7 +32,7 @@ LOG_TAIL = 15
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """All that decides what the layer holds."""
+    """Everything that determines the layer's contents."""
 
     base: Version
     extras: tuple[str, ...] = ()
@@ -49,11 +49,11 @@ class Recipe:
 
 
 def chosen(names: str) -> tuple[str, ...]:
-    """The extra languages in a list with commas. Raises InvalidInputError, saying which there are."""
+    """Parse a comma-separated list of extra languages. Raises InvalidInputError, which lists the valid ones."""
     wanted = tuple(sorted({name.strip().lower() for name in names.split(",") if name.strip()}))
     for name in wanted:
         if name not in EXTRAS:
-            raise InvalidInputError(f"'{name}' cannot be added: choose from {', '.join(EXTRAS)}.")
+            raise InvalidInputError(f"'{name}' cannot be added. Choose from {', '.join(EXTRAS)}.")
     return wanted
 
 
@@ -66,12 +66,12 @@ def extras_of(version: Version | None) -> tuple[str, ...]:
 
 
 def python_of(version: Version) -> str:
-    """Such as "3.11"."""
+    """Return the Python version, such as "3.11"."""
     return (version.rootfs / "usr/bin/python3").readlink().name.removeprefix("python")
 
 
 def is_stale(folder: Folder) -> bool:
-    """Whether a build would make something that is not there, with the extras the newest one has."""
+    """Return whether a build would produce something new, with the extras of the newest version."""
     bases, built = folder.versions(base.NAME), newest(folder)
     if not bases:
         return False
@@ -79,8 +79,8 @@ def is_stale(folder: Folder) -> bool:
 
 
 def build(folder: Folder, report: Report, extras: Iterable[str] | None = None, *, force: bool = False) -> Version:
-    """Build it on the newest `base`, or wait for whoever builds it, and give what is there then. Without `extras` it gets
-    those the newest one has. Blocks for two minutes or so. Raises BuildError with the end of the log."""
+    """Build it on the newest `base`, or wait for another builder, and return the resulting version. Without `extras` it
+    gets those of the newest version. Blocks for about two minutes. Raises BuildError with the end of the log."""
     below = layered.newest_base(folder, NAME)
     with folder.building(NAME) as work, plain_modes():
         if extras is None:
@@ -102,11 +102,13 @@ def build(folder: Folder, report: Report, extras: Iterable[str] | None = None, *
 def _fetch_packages(wanted: Recipe, stage: Path) -> None:
     command = node.installer()
     if command is None:
-        raise UnsupportedError(f"Template {NAME} is made with pip or uv, and this Python has neither.")
+        raise UnsupportedError(
+            f"Building template {NAME} requires pip or uv, and this Python has neither. Install one of them."
+        )
     python = python_of(wanted.base)
     arguments = ["--target", str(stage), "--python-version", python, "--no-deps", "--require-hashes"]
     arguments += ["--only-binary", ":all:", *(word for lock in wanted.locks for word in ("-r", str(lock)))]
     done = node.run_installer(command, arguments)
     if done.returncode:
         tail = "\n".join((done.stderr.strip() or done.stdout.strip()).splitlines()[-LOG_TAIL:])
-        raise UnreachableError(f"The packages of template {NAME} could not be installed for Python {python}: {tail}")
+        raise UnreachableError(f"Could not install the packages of template {NAME} for Python {python}: {tail}")

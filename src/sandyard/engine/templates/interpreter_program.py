@@ -1,4 +1,4 @@
-"""Our own part of the code interpreter's template, as a thin layer: the server, the kernels and where they are found."""
+"""Our own part of the code interpreter's template, as a thin layer: the server, the kernels and their kernel specs."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ START = Start(
 )
 KERNELS = {"python3": "python", "javascript": "javascript", "typescript": "typescript", "bash": "bash"}
 USER = 1000
-"""Whose /usr/local is in the base: what is added there is the user's too."""
+"""The owner of /usr/local in the base; files added there belong to the same user."""
 
 
 def layer(folder: Folder, python: str) -> Version:
-    """The layer with this very program, for a template with that Python; made when there is none yet. Blocks for a
-    moment."""
+    """Return the layer with the current program for a template with this Python version, creating it if needed. Blocks
+    briefly."""
     digest = hashlib.sha256(json.dumps([python, _content()]).encode()).hexdigest()[:16]
     if found := folder.find(NAME, digest):
         return found
@@ -48,7 +48,7 @@ def _content() -> list[list[str]]:
 
 
 def _write(root: Path, python: str) -> None:
-    """`sandyard` and `sandyard.engine` are mere folders there."""
+    """Write the program. `sandyard` and `sandyard.engine` are plain namespace folders there."""
     home = root / HOME
     shutil.copytree(
         PROGRAM, home / "sandyard/engine/interpreter", ignore=shutil.ignore_patterns("__pycache__", "programs")
@@ -65,7 +65,7 @@ def _write(root: Path, python: str) -> None:
             "metadata": {"forked": kernel},
         }
         (target / "kernel.json").write_text(json.dumps(spec, indent=1) + "\n")
-    if python == f"{sys.version_info.major}.{sys.version_info.minor}":  # else it is compiled at each start
+    if python == f"{sys.version_info.major}.{sys.version_info.minor}":  # otherwise it is compiled at each start
         for path in home.rglob("*.py"):
             py_compile.compile(
                 str(path),

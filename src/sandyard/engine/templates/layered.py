@@ -1,8 +1,8 @@
-"""What templates share that are one layer above `base` (`code-interpreter`, `desktop`): which version of `base` a layer belongs
-to, and how a script puts a layer together.
+"""Shared code of templates that are one layer on top of `base` (`code-interpreter`, `desktop`): which version of `base`
+a layer belongs to, and how a script builds a layer.
 
-A layer belongs to the very version of `base` it was built on. It is made in namespaces of its own, over an overlay whose
-upper directory is the layer.
+A layer belongs to exactly the version of `base` it was built on. It is built in separate namespaces, on an overlay
+whose upper directory is the layer.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from sandyard.engine.templates.folder import Folder, Version, remove_tree
 from sandyard.engine.templates.progress import Report, StepProgress
 from sandyard.kit.python import SAFE_FOLDER
 
-SCRIPT = Path(__file__).with_name("layered.sh")  # which the scripts of templates read
+SCRIPT = Path(__file__).with_name("layered.sh")  # sourced by the templates' scripts
 LOG_TAIL = 15
 
 
 def newest(folder: Folder, name: str) -> Version | None:
-    """The newest whose base is still there."""
+    """Return the newest version whose base still exists."""
     bases = {version.version for version in folder.versions(base.NAME)}
     return next((v for v in folder.versions(name) if v.details.get("base") in bases), None)
 
@@ -32,7 +32,7 @@ def base_of(folder: Folder, version: Version) -> Version | None:
 
 
 def newest_base(folder: Folder, name: str) -> Version:
-    """The version of `base` that a new layer is built on. Raises BuildError when there is none."""
+    """Return the version of `base` to build a new layer on. Raises BuildError if there is none."""
     bases = folder.versions(base.NAME)
     if not bases:
         raise BuildError(f"Template {name} requires template base. Build base first.")
@@ -40,8 +40,8 @@ def newest_base(folder: Folder, name: str) -> Version:
 
 
 def put_together(name: str, script: Path, below: Version, work: Path, report: Report, *arguments: str) -> None:
-    """Run `script` with the base's root, the work directory and `arguments`. It leaves the layer in `work/rootfs`, and says
-    where it is as `StepProgress` reads it. Raises BuildError with the end of its output."""
+    """Run `script` with the base's root, the work directory and `arguments`. It leaves the layer in `work/rootfs` and
+    prints progress lines for `StepProgress`. Raises BuildError with the end of its output."""
     _write_apt_settings(work)
     command = [
         *("setpriv", "--pdeathsig", "KILL"),
@@ -62,14 +62,14 @@ def put_together(name: str, script: Path, below: Version, work: Path, report: Re
             process.kill()
             raise
     if process.returncode:
-        raise BuildError(f"Template {name} could not be built. The last lines were:\n  " + "\n  ".join(tail))
+        raise BuildError(f"Could not build template {name}. Last output:\n  " + "\n  ".join(tail))
     for leftover in ("stage", "overlay", "merged"):
         if (work / leftover).exists():
             remove_tree(work / leftover)
 
 
 def _write_apt_settings(work: Path) -> None:
-    """How apt of this machine reaches its archives, and whom it trusts; for the time of the build."""
+    """Write the machine's apt settings (archives, proxies, keys) for the duration of the build."""
     settings = dict(trust.apt_settings())
     bundles = [value for key, value in settings.items() if key.lower().endswith("::cainfo")]
     bundle = Path(next(iter(bundles), trust.BUNDLE))

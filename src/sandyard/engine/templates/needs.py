@@ -1,4 +1,5 @@
-"""What building `base` takes, and whether this machine has it: for `sandyard doctor`, and before a build is begun."""
+"""Requirements for building `base`, and whether this machine meets them: for `sandyard doctor`, and before a build
+starts."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from sandyard.kit.errors import SandyardError
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """One thing. `remedy` says what to do when it is not there."""
+    """One requirement. `remedy` says what to do if it is not met."""
 
     name: str
     met: bool
@@ -21,12 +22,12 @@ class Need:
 
 
 def needs_of_base() -> Iterator[Need]:
-    """Looks only; runs nothing and reaches nowhere."""
-    yield Need("root", os.geteuid() == 0, "building base needs root: it makes files of many users")
+    """Yield the requirements. Only inspects the machine: runs nothing and uses no network."""
+    yield Need("root", os.geteuid() == 0, "run as root: building base creates files of many users")
     for command in ("mmdebstrap", "apt-get", "unshare", "setpriv"):
         package = {"apt-get": "apt", "unshare": "util-linux", "setpriv": "util-linux"}.get(command, command)
         yield Need(command, shutil.which(command) is not None, f"install the package {package}")
-    yield Need("pip or uv", node.installer() is not None, "install pip or uv, which fetch Node")
+    yield Need("pip or uv", node.installer() is not None, "install pip or uv, which download Node")
     try:
         sources.read_sources(sources.read_release())
     except SandyardError as error:
@@ -36,5 +37,5 @@ def needs_of_base() -> Iterator[Need]:
 
 
 def missing_for_base() -> list[str]:
-    """A sentence for each thing that is not there."""
+    """Return a sentence for each unmet requirement."""
     return [need.remedy for need in needs_of_base() if not need.met]

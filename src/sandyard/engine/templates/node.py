@@ -1,6 +1,6 @@
-"""Node for the `base` template, from a PyPI wheel pinned by hash: Debian's is too old for today's agents, and its npm
-brings hundreds of packages. The wheel comes through the machine's own pip or uv, so a mirror set up for them serves
-here too."""
+"""Node for the `base` template, from a PyPI wheel pinned by hash: Debian's version is too old for current agents, and
+its npm pulls in hundreds of packages. The wheel is installed through the machine's own pip or uv, so a mirror
+configured for them is used here too."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sandyard.kit.errors import UnreachableError, UnsupportedError
 from sandyard.kit.python import PYTHON, SAFE_FOLDER, python_command, python_environment
 
 LOCK = Path(__file__).with_name("node.txt")
-LINKS = {  # a wheel knows no symbolic links: these were flattened into copies that do not run
+LINKS = {  # wheels cannot contain symbolic links; these were flattened into copies that do not run
     "npm": "../lib/node_modules/npm/bin/npm-cli.js",
     "npx": "../lib/node_modules/npm/bin/npx-cli.js",
     "corepack": "../lib/node_modules/corepack/dist/corepack.js",
@@ -23,7 +23,7 @@ LINKS = {  # a wheel knows no symbolic links: these were flattened into copies t
 
 
 def installer() -> list[str] | None:
-    """The command that installs wheels on this machine: pip of this Python, else uv; None when there is neither."""
+    """Return the command that installs wheels on this machine: pip of this Python, otherwise uv, or None."""
     if importlib.util.find_spec("pip") is not None:
         return python_command("pip", "--disable-pip-version-check", "--quiet", "install", "--no-compile")
     if uv := shutil.which("uv"):
@@ -32,7 +32,7 @@ def installer() -> list[str] | None:
 
 
 def run_installer(command: list[str], arguments: list[str]) -> subprocess.CompletedProcess[str]:
-    """Run `installer()` with these arguments, away from the caller's directory. Blocks; the caller looks at the exit code."""
+    """Run `installer()` with these arguments, outside the caller's directory. Blocks; the caller checks the exit code."""
     return subprocess.run(
         [*command, *arguments],
         capture_output=True,
@@ -45,16 +45,18 @@ def run_installer(command: list[str], arguments: list[str]) -> subprocess.Comple
 
 
 def fetch_node(work: Path) -> Path:
-    """Download, check and unpack Node below `work`; gives a tree to be copied to /usr/local. Blocks. Raises
-    UnreachableError with the installer's own words when it cannot be had."""
+    """Download, verify and unpack Node below `work`. Return a tree to be copied to /usr/local. Blocks. Raises
+    UnreachableError with the installer's output if it fails."""
     command = installer()
     if command is None:
-        raise UnsupportedError("Node for template base is installed with pip or uv, and this Python has neither.")
+        raise UnsupportedError(
+            "Installing Node for template base requires pip or uv, and this Python has neither. Install one of them."
+        )
     target = work / "wheel"
     arguments = ["--target", str(target), "--no-deps", "--require-hashes", "--only-binary", ":all:", "-r", str(LOCK)]
     done = run_installer(command, arguments)
     if done.returncode:
-        raise UnreachableError(f"Node could not be installed: {done.stderr.strip() or done.stdout.strip()}")
+        raise UnreachableError(f"Could not install Node: {done.stderr.strip() or done.stdout.strip()}")
     tree = work / "node"
     tree.mkdir()
     for part in ("bin", "include", "lib"):
@@ -77,13 +79,13 @@ def _mend(tree: Path) -> None:
         shutil.rmtree(npm / documentation, ignore_errors=True)
     (npm / "npmrc").write_text("update-notifier=false\n")  # npm's built-in settings
     _keep_headers_of(tree, platform.machine())
-    for path in tree.rglob("*"):  # an unusual umask must not leak into the template
+    for path in tree.rglob("*"):  # an unusual umask must not affect the template
         if not path.is_symlink():
             path.chmod(0o755 if path.is_dir() or path.stat().st_mode & stat.S_IXUSR else 0o644)
 
 
 def _keep_headers_of(tree: Path, machine: str) -> None:
-    """Native modules are built against these headers; those of OpenSSL for fifty other machines are 60 MB too many."""
+    """Keep the headers for building native modules; OpenSSL's headers for fifty other architectures would add 60 MB."""
     archs = tree / "include/node/openssl/archs"
     mine = {"x86_64": "linux-x86_64", "aarch64": "linux-aarch64"}.get(machine)
     if mine is None or not archs.is_dir():

@@ -1,4 +1,4 @@
-"""How a long build tells a person where it is: a bar on a terminal, lines elsewhere, driven by what apt really did."""
+"""Progress of a long build: a bar on a terminal, lines elsewhere, based on what apt actually did."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Protocol, TextIO
 
 STAGES = (
-    # what mmdebstrap prints when the stage begins, where the bar stands then, and what a person reads
+    # what mmdebstrap prints when the stage starts, the position of the bar, and the text for users
     ("running apt-get update", 0.00, "package lists"),
     ("downloading packages with apt", 0.05, "downloading the essentials"),
     ("extracting archives", 0.16, "unpacking the essentials"),
@@ -27,7 +27,7 @@ _SCRIPT_STEP = re.compile(r"^step (\d\.\d+)(?:-(\d\.\d+))? (.*)")
 
 
 class Report(Protocol):
-    """Told often how far the work is (0 to 1, never falling) and what is being done."""
+    """Called often with the progress (0 to 1, never decreasing) and the current activity."""
 
     def update(self, fraction: float, doing: str) -> None: ...
 
@@ -35,7 +35,7 @@ class Report(Protocol):
 
 
 class MmdebstrapProgress:
-    """Turns the lines of `mmdebstrap --verbose` into a fraction. Lines it does not know change nothing."""
+    """Turns the output of `mmdebstrap --verbose` into a fraction. Unknown lines are ignored."""
 
     def __init__(self, report: Callable[[float, str], None]) -> None:
         self._report = report
@@ -84,8 +84,8 @@ class MmdebstrapProgress:
 
 
 class StepProgress:
-    """Turns the output of a script into a fraction: lines such as "step 0.1-0.4 downloading packages", which say where the bar
-    stands when the step begins and ends, and what apt tells in between. Other lines change nothing."""
+    """Turns the output of a script into a fraction: lines such as "step 0.1-0.4 downloading packages" give the position
+    of the bar at the start and end of the step, and apt's output moves it in between. Other lines are ignored."""
 
     def __init__(self, report: Callable[[float, str], None]) -> None:
         self._report = report
@@ -108,7 +108,7 @@ class StepProgress:
 
 
 class Bar:
-    """One line, drawn over and over. For terminals."""
+    """A single line that is redrawn. For terminals."""
 
     def __init__(self, title: str, stream: TextIO) -> None:
         self._title, self._stream = title, stream
@@ -134,7 +134,7 @@ class Bar:
 
 
 class Lines:
-    """A line whenever something new is done or a tenth is reached. For logs and pipes."""
+    """Writes a line for each new activity and for each tenth. For logs and pipes."""
 
     def __init__(self, title: str, stream: TextIO) -> None:
         self._title, self._stream = title, stream
@@ -156,6 +156,6 @@ class Lines:
 
 
 def report_to(title: str, stream: TextIO | None = None) -> Report:
-    """What suits the stream (default: standard error)."""
+    """Return a report that suits the stream (default: standard error)."""
     stream = stream or sys.stderr
     return Bar(title, stream) if stream.isatty() else Lines(title, stream)

@@ -1,7 +1,7 @@
-"""Where this machine's own Debian or Ubuntu packages come from, so that a template is built from the same mirrors.
+"""The package archives of this machine's own Debian or Ubuntu, so that a template is built from the same mirrors.
 
-Only the distribution's own archives of the running release are taken: a template made on a machine that also has a
-vendor's repository is the same as on one that has not.
+Only the distribution's own archives of the running release are used: a vendor's repository on the machine does not
+change the template.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _ONE_LINE = re.compile(r"^deb\s+(?:\[(?P<options>[^\]]*)\]\s+)?(?P<uri>\S+)\s+(?
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """What /etc/os-release says."""
+    """The contents of /etc/os-release."""
 
     id: str
     codename: str
@@ -53,19 +53,19 @@ class Source:
             f"Suites: {' '.join(self.suites)}",
             f"Components: {' '.join(self.components)}",
         ]
-        for key, value in self.options:  # a key given in the stanza itself begins on a line of its own
+        for key, value in self.options:  # a key inside the stanza starts on its own line
             lines.append(f"{key.title()}:\n {value}" if "\n" in value else f"{key.title()}: {value}")
         return "\n".join(lines) + "\n"
 
 
 def read_release(root: Path = Path("/")) -> Release:
-    """Raises UnsupportedError where the machine is neither Debian nor Ubuntu."""
+    """Read the machine's release. Raises UnsupportedError if it is neither Debian nor Ubuntu."""
     fields = os_release(root)
     codename = fields.get("VERSION_CODENAME", "")
     if fields.get("ID") not in {"debian", "ubuntu"} or not codename:
         name = fields.get("PRETTY_NAME", "an unknown system")
         raise UnsupportedError(
-            f"Template base is built from the machine's own Debian or Ubuntu archives; this is {name}."
+            f"Template base requires a Debian or Ubuntu machine, because it is built from its archives; this is {name}."
         )
     return Release(fields["ID"], codename, fields.get("PRETTY_NAME", codename))
 
@@ -79,7 +79,8 @@ def os_release(root: Path = Path("/")) -> dict[str, str]:
 
 
 def read_sources(release: Release, root: Path = Path("/")) -> list[Source]:
-    """The distribution's archives that apt on this machine uses for this release. UnsupportedError: there is none."""
+    """Return the distribution's archives that apt on this machine uses for this release. Raises UnsupportedError if
+    there are none."""
     apt = root / "etc/apt"
     every: list[Source] = []
     for path in [apt / "sources.list", *sorted((apt / "sources.list.d").glob("*"))]:
@@ -91,18 +92,19 @@ def read_sources(release: Release, root: Path = Path("/")) -> list[Source]:
         if (suites := tuple(s for s in source.suites if s in release.suites))
         and (components := tuple(c for c in source.components if c in COMPONENTS))
     ]
-    # a vendor's repository brings its own key; only where a company signs its mirror itself is there no other choice
+    # a vendor's repository has its own key; such sources are used only if there are no others (a company's own signed
+    # mirror)
     official = [s for s in fitting if not s.keyring or Path(s.keyring).name.startswith(ARCHIVE_KEYRINGS)]
     chosen = official or fitting
     if not any(release.codename in source.suites for source in chosen):
         raise UnsupportedError(
-            f"apt on this machine has no source for {release.codename}, of which to build a template."
+            f"apt on this machine has no source for {release.codename}, which is needed to build a template."
         )
     return chosen
 
 
 def without_credentials(source: Source) -> Source:
-    """The same archive as it may be written into a template: `user:password@` stays home."""
+    """Return the archive without `user:password@`, as it may be written into a template."""
     parts = urlsplit(source.uri)
     if "@" not in parts.netloc:
         return source

@@ -1,12 +1,12 @@
-"""What this machine needs to reach its package registries, as a thin layer above a template: extra certificate
-authorities and the settings of apt, pip and npm. Without it every install inside fails behind a network that intercepts
-TLS.
+"""The machine's settings for reaching its package registries, as a thin layer on top of a template: extra certificate
+authorities and the settings of apt, pip and npm. Without it every install in a sandbox fails behind a network that
+intercepts TLS.
 
-What is carried is public by construction:
+The layer contains only public data:
 - only files that every user of the machine may read, never one from a home directory;
-- only settings on a list of known ones, and never a value that holds a user name, a password or a token;
-- of certificate files only the certificates in them.
-An address on the machine's own loopback is left out too: it means something else inside a sandbox.
+- only settings on an allowlist, and never a value that contains a user name, a password or a token;
+- only the certificates from certificate files.
+An address on the machine's own loopback is left out too, because it means something else inside a sandbox.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ APT_SETTING = re.compile(
 )
 PROXY_VARIABLES = ("http_proxy", "https_proxy", "ftp_proxy", "all_proxy", "no_proxy")
 _ENV = dict.fromkeys(("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "NODE_EXTRA_CA_CERTS", "DENO_CERT"), BUNDLE)
-"""For programs that bring authorities of their own."""
+"""For programs that have their own authorities."""
 _PEM = re.compile(r"-----BEGIN CERTIFICATE-----\s+[A-Za-z0-9+/=\s]+-----END CERTIFICATE-----")
 
 
 @dataclass(frozen=True, slots=True)
 class Trust:
-    """What is carried. `left_out` names what was found and not carried, without its value."""
+    """The settings to add. `left_out` lists the names, without values, of settings that were found but not added."""
 
     certificates: tuple[str, ...] = ()
     apt: tuple[tuple[str, str], ...] = ()
@@ -76,7 +76,7 @@ class Trust:
         return not (self.certificates or self.apt or self.pip or self.npm or self.env)
 
     def with_authorities(self, pems: Iterable[bytes]) -> Trust:
-        """The same, with these authorities trusted too."""
+        """Return a copy that also trusts these authorities."""
         found = tuple(
             sorted({*self.certificates, *(one for pem in pems for one in _certificates(pem.decode("ascii")))})
         )
@@ -89,7 +89,7 @@ class Trust:
 
 
 def read_trust(root: Path = Path("/"), environ: Mapping[str, str] = os.environ) -> Trust:
-    """Look at the machine (or, in tests, at a directory that stands for it). Reads small files only; never raises."""
+    """Read the machine's settings (in tests: those of a directory). Reads only small files; never raises."""
     left_out: list[str] = []
     certificates = _extra_certificates(root)
     apt = tuple(_filtered("apt", apt_settings(root), lambda key: bool(APT_SETTING.match(key)), left_out))
@@ -99,13 +99,13 @@ def read_trust(root: Path = Path("/"), environ: Mapping[str, str] = os.environ) 
     env = dict(_filtered("environment", proxies, lambda _: True, left_out))
     if certificates:
         env |= _ENV
-    if npm:  # npm looks below its prefix, which users move to their home
+    if npm:  # npm looks below its prefix, which users may move to their home
         env["NPM_CONFIG_GLOBALCONFIG"] = "/" + NPM_FILES[2]
     return Trust(certificates, apt, pip, npm, env, tuple(left_out))
 
 
 def write_layer(trust: Trust, template: Path, layer: Path) -> None:
-    """Fill the empty directory `layer` with what, laid over `template`, carries `trust` in."""
+    """Fill the empty directory `layer`, which adds `trust` when mounted over `template`."""
 
     def put(path: str, text: str) -> None:
         target = layer / path.lstrip("/")
@@ -116,7 +116,7 @@ def write_layer(trust: Trust, template: Path, layer: Path) -> None:
     if trust.certificates:
         own = _certificates_in(template / BUNDLE.lstrip("/"))
         put(BUNDLE, "\n".join([*own, *(c for c in trust.certificates if c not in set(own))]) + "\n")
-        for pem in trust.certificates:  # so that update-ca-certificates, run inside, keeps them
+        for pem in trust.certificates:  # so that running update-ca-certificates in the sandbox keeps them
             put(f"{ANCHORS[0]}/host-{hashlib.sha256(pem.encode()).hexdigest()[:12]}.crt", pem + "\n")
     if trust.apt:
         put("etc/apt/apt.conf.d/90host-trust", "".join(f'{key} "{value}";\n' for key, value in trust.apt))
@@ -125,12 +125,13 @@ def write_layer(trust: Trust, template: Path, layer: Path) -> None:
     if trust.npm:
         for path in NPM_FILES:
             put(path, "".join(f"{key}={value}\n" for key, value in trust.npm))
-    if trust.env:  # for shells that did not start from the agent, such as `sudo -i`
+    if trust.env:  # for shells that were not started by the agent, such as `sudo -i`
         put("etc/profile.d/host-trust.sh", "".join(f"export {k}='{v}'\n" for k, v in sorted(trust.env.items())))
 
 
 def _make_directories(directory: Path, layer: Path, template: Path) -> None:
-    """In an overlay the topmost directory's owner and mode count: they are the template's own."""
+    """Create directories with the template's owner and mode, because the topmost directory of an overlay determines
+    them."""
     if directory != layer:
         _make_directories(directory.parent, layer, template)
     directory.mkdir(exist_ok=True)
@@ -142,8 +143,8 @@ def _make_directories(directory: Path, layer: Path, template: Path) -> None:
 
 
 def is_safe(word: str, *, reachable: bool = True) -> bool:
-    """Whether a word of a setting may be shown to a tenant: no credentials, no character that would end the line it is
-    written into and, with `reachable`, nothing that only this machine itself can reach."""
+    """Return whether a word of a setting may be shown to a sandbox: no credentials, no character that would end its
+    line and, with `reachable`, nothing that only this machine itself can reach."""
     if re.search(r"[\x00-\x1f\"'\\`$?@]", word) or re.search(r"token|secret|passw|_auth", word, re.IGNORECASE):
         return False
     host = _host_of(word)
@@ -159,7 +160,7 @@ def _filtered(
             left_out.append(f"{owner}: {key}")
             continue
         if name in {"cert", "cafile"} or name.endswith("::cainfo"):
-            yield key, BUNDLE  # whatever the file is called here, inside it is this one
+            yield key, BUNDLE  # inside the sandbox the bundle always has this path
             continue
         words = value.split()
         kept = [word for word in words if is_safe(word, reachable=name not in {"no_proxy", "noproxy"})]
@@ -174,7 +175,7 @@ def _is_npm_setting(key: str) -> bool:
 
 
 def apt_settings(root: Path = Path("/")) -> list[tuple[str, str]]:
-    """How apt on this machine reaches its archives, in its own words and unfiltered: for a build, not for a tenant."""
+    """Return apt's settings for reaching its archives, unfiltered: for a build, not for a sandbox."""
     if not (root / "etc/apt").is_dir():
         return []
     with tempfile.NamedTemporaryFile(
@@ -217,10 +218,11 @@ def _npm_settings(root: Path) -> list[tuple[str, str]]:
 
 
 def _extra_certificates(root: Path) -> tuple[str, ...]:
-    """Certificates an administrator added: the anchors, and what the system's bundle has beyond the packaged ones."""
+    """Return certificates that an administrator added: the anchors, and those in the system's bundle that are not
+    packaged."""
     extra = {pem for anchor in ANCHORS for path in sorted((root / anchor).rglob("*")) for pem in _certificates_in(path)}
     packaged = {pem for path in (root / PUBLIC_AUTHORITIES).rglob("*.crt") for pem in _certificates_in(path)}
-    if packaged:  # without them there is nothing to tell the added ones from
+    if packaged:  # without the packaged ones, added ones cannot be recognised
         extra |= {pem for bundle in HOST_BUNDLES for pem in _certificates_in(root / bundle)} - packaged
     return tuple(sorted(extra))
 
@@ -230,7 +232,7 @@ def _certificates_in(path: Path) -> list[str]:
 
 
 def _certificates(text: str) -> list[str]:
-    """The certificates in a PEM text, each in one spelling, so that they can be compared."""
+    """Return the certificates in a PEM text in a normalised form, so that they can be compared."""
     blocks = _PEM.findall(text)
     bodies = ("".join(block.split("-----")[2].split()) for block in blocks)
     return [
@@ -246,7 +248,7 @@ def _certificates(text: str) -> list[str]:
 
 
 def _public_text(path: Path) -> str:
-    """A file's text when every user of the machine may read it, else nothing."""
+    """Return a file's text if every user of the machine may read it, otherwise an empty string."""
     try:
         if not path.is_file() or not path.stat().st_mode & 0o004:
             return ""

@@ -1,5 +1,6 @@
-"""Volumes: directories that outlive sandboxes, mounted in several of them and reachable without any.
+"""Volumes: directories that outlive sandboxes. Several sandboxes can mount one, and its files are accessible without
+any.
 
-`service` knows which there are, `mounts` checks where they may go, and `content` is what the host does with the files in one:
-every path in there may have been laid as a trap by a sandbox, so `beneath` is the only way in.
+`service` keeps the list of volumes, `mounts` checks where they may be mounted, and `content` is what the host does with
+their files. Sandboxes control every path in a volume and may set traps, so all access goes through `beneath`.
 """

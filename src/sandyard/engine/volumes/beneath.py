@@ -1,7 +1,7 @@
-"""Opening what is in a volume, and nothing else: the kernel resolves every path as if the volume were the root.
+"""Open files in a volume and nothing else: the kernel resolves every path as if the volume were the root.
 
-A sandbox may swap a directory for a link between any two system calls. So a path is resolved once, to a descriptor, and from
-then on the descriptor is what is worked with. All of it blocks, and raises OSError.
+A sandbox may replace a directory with a link between any two system calls. So a path is resolved once, to a descriptor,
+and all further work uses the descriptor. All functions block and raise OSError.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 @contextlib.contextmanager
 def opened(root: int, parts: tuple[str, ...], flags: int = os.O_PATH) -> Iterator[int]:
-    """A descriptor of what is at this path. Without `O_NOFOLLOW` a link at its end is followed too, inside the volume.
+    """Open the file at this path. Without `O_NOFOLLOW` a link at its end is followed too, inside the volume.
 
-    Only with `O_PATH` may it be anything: opening a pipe or a device for more than that would wait, or do something."""
+    Only with `O_PATH` may it be of any type: opening a pipe or a device otherwise could block or have side effects.
+    """
     fd = open_at(root, parts, flags)
     try:
         yield fd
@@ -36,7 +37,7 @@ def open_at(root: int, parts: tuple[str, ...], flags: int) -> int:
 
 @contextlib.contextmanager
 def reopened(fd: int, flags: int) -> Iterator[int]:
-    """The very thing an `O_PATH` descriptor stands for, opened for work."""
+    """Open the file of an `O_PATH` descriptor with other flags."""
     inner = reopen(fd, flags)
     try:
         yield inner
@@ -49,7 +50,7 @@ def reopen(fd: int, flags: int) -> int:
 
 
 def proc(fd: int) -> str:
-    """A name for what a descriptor stands for, for the calls that take names only."""
+    """Return a path for a descriptor, for calls that only accept paths."""
     return f"/proc/self/fd/{fd}"
 
 

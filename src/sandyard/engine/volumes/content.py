@@ -1,4 +1,4 @@
-"""What the host does with the files of a volume: look, list, make, change, remove. Every verb blocks: call it in a thread."""
+"""Operations on the files of a volume: stat, list, create, change, remove. All of them block: call them in a thread."""
 
 from __future__ import annotations
 
@@ -20,13 +20,15 @@ Parts = tuple[str, ...]
 
 FILE_OWNER, FILE_MODE, FOLDER_MODE = 1000, 0o644, 0o755
 DEEPEST, MOST_ENTRIES = 10, 50_000
-MOST_CHARACTERS = 8 << 20  # of paths and links in one list: both may be thousands long
+MOST_CHARACTERS = 8 << 20  # total length of paths and links in one list, because each may have thousands of characters
 
 
 def parts_of(path: str) -> Parts:
-    """A client's path, in its parts. Nothing is above the volume: `..` at the top stays there. InvalidInputError."""
+    """Split a client's path into its parts. `..` at the top stays at the volume's root. Raises InvalidInputError."""
     if not path.strip() or "\0" in path:
-        raise InvalidInputError("path is not valid: name a file or directory of the volume, such as /folder/file.")
+        raise InvalidInputError(
+            "path is not valid: use the path of a file or directory in the volume, such as /folder/file."
+        )
     try:
         path.encode()
     except UnicodeEncodeError:
@@ -40,7 +42,7 @@ def shown(parts: Parts) -> str:
 
 @contextlib.contextmanager
 def telling(parts: Parts) -> Iterator[None]:
-    """What the kernel says, in a sentence about this path."""
+    """Translate an OSError into an error message about this path."""
     try:
         yield
     except OSError as error:
@@ -48,10 +50,10 @@ def telling(parts: Parts) -> Iterator[None]:
 
 
 class Content:
-    """Of one volume. All verbs but `stat` follow a link at the end of a path, inside the volume."""
+    """The files of one volume. All methods except `stat` follow a link at the end of a path, inside the volume."""
 
     def __init__(self, folder: Path) -> None:
-        """`folder` itself is no sandbox's to change."""
+        """`folder` itself must not be writable by any sandbox."""
         self._folder = folder
 
     @contextlib.contextmanager
@@ -59,20 +61,20 @@ class Content:
         try:
             fd = os.open(self._folder, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except FileNotFoundError:
-            raise NotFoundError("The volume's files are gone.") from None
+            raise NotFoundError("The volume's files no longer exist.") from None
         try:
             yield fd
         finally:
             os.close(fd)
 
     def stat(self, path: str) -> Entry:
-        """A link is shown as one. NotFoundError."""
+        """Return the entry at this path; a link is not followed. Raises NotFoundError."""
         parts = parts_of(path)
         with telling(parts), self.root() as root, opened(root, parts, os.O_PATH | os.O_NOFOLLOW) as fd:
             return entry(parts, fd)
 
     def list(self, path: str, depth: int = 1) -> list[Entry]:
-        """What is in a directory, and in those below it down to `depth`, sorted; links are shown, not followed."""
+        """Return the sorted entries of a directory and its subdirectories down to `depth`. Links are not followed."""
         if depth > DEEPEST:
             raise InvalidInputError(f"depth must be between 1 and {DEEPEST}")
         parts = parts_of(path)
@@ -85,7 +87,8 @@ class Content:
         return found.entries
 
     def make_dir(self, path: str, owner: Owner, *, force: bool) -> Entry:
-        """`force` makes what is missing above it, and is content with a directory that is there. ConflictError."""
+        """Create a directory. With `force`, create missing parents and accept an existing directory; otherwise raises
+        ConflictError."""
         parts = parts_of(path)
         with telling(parts), self.root() as root:
             if not parts:
@@ -102,7 +105,7 @@ class Content:
                     return entry(parts, made)
 
     def change(self, path: str, owner: Owner) -> Entry:
-        """Owner and permissions; what is None stays."""
+        """Change owner and permissions; values that are None stay unchanged."""
         parts = parts_of(path)
         with telling(parts), self.root() as root, opened(root, parts) as fd:
             if owner.uid is not None or owner.gid is not None:
@@ -112,25 +115,27 @@ class Content:
             return entry(parts, fd)
 
     def remove(self, path: str) -> None:
-        """A file, a link, or a directory with all in it. NotFoundError."""
+        """Remove a file, a link, or a directory with its contents. Raises NotFoundError."""
         parts = parts_of(path)
         if not parts:
-            raise InvalidInputError("The volume's own directory can't be removed: delete the volume, or what is in it.")
+            raise InvalidInputError(
+                "The volume's root directory can't be removed. Delete the volume, or the files in it."
+            )
         with telling(parts), self.root() as root, self.parent(root, parts, None) as parent:
             removal.remove(parent, _name(parts))
 
     def open_file(self, path: str) -> tuple[int, int]:
-        """A descriptor to read a regular file from, the caller's to close, and how long it is now."""
+        """Open a regular file for reading. Return the descriptor, which the caller must close, and the current size."""
         parts = parts_of(path)
         with telling(parts), self.root() as root, opened(root, parts) as fd:
             if not is_file(fd):
-                kind = "a directory" if stat.S_ISDIR(os.fstat(fd).st_mode) else "no regular file"
+                kind = "a directory" if stat.S_ISDIR(os.fstat(fd).st_mode) else "not a regular file"
                 raise InvalidInputError(f"{shown(parts)} is {kind}: only files can be read.")
             return reopen(fd, os.O_RDONLY | os.O_NONBLOCK), os.fstat(fd).st_size
 
     @contextlib.contextmanager
     def parent(self, root: int, parts: Parts, make_for: Owner | None) -> Iterator[int]:
-        """The directory in which the last part is. With `make_for`, those that are missing are made and belong to them."""
+        """Open the directory that contains the last part. With `make_for`, create missing directories with that owner."""
         above = parts[:-1]
         try:
             fd = open_at(root, above, os.O_PATH | os.O_DIRECTORY)
@@ -145,7 +150,7 @@ class Content:
 
 
 def _make_all(root: int, parts: Parts, owner: Owner) -> int:
-    """Every directory on this path, as far as it is missing; the last one's descriptor."""
+    """Create all missing directories on this path and return a descriptor of the last one."""
     here = os.dup(root)
     try:
         for number in range(1, len(parts) + 1):
@@ -175,8 +180,8 @@ def _new_folder(parent: int, name: str, owner: Owner) -> Iterator[int]:
 
 
 def give(fd: int, owner: Owner, mode: int) -> None:
-    """Let something new belong to whom it should. Only root gives files away: without, they stay the engine's, which is the
-    root of all its sandboxes, unless another owner was asked for by name."""
+    """Set the owner and mode of a new file. Only root can change owners: without root, files stay owned by the engine's
+    user, which is root in all its sandboxes, unless another owner was requested explicitly."""
     if os.geteuid() == 0 or owner.uid is not None or owner.gid is not None:
         chosen = [FILE_OWNER if wanted is None else wanted for wanted in (owner.uid, owner.gid)]
         os.fchown(fd, *chosen)
@@ -185,7 +190,7 @@ def give(fd: int, owner: Owner, mode: int) -> None:
 
 @dataclass(slots=True)
 class _Listing:
-    """What was found so far, within bounds."""
+    """The entries found so far, with limits."""
 
     entries: list[Entry]
     characters: int = 0
@@ -193,8 +198,8 @@ class _Listing:
     def make_room(self, parts: Parts, more: int) -> None:
         if len(self.entries) + more > MOST_ENTRIES or self.characters > MOST_CHARACTERS:
             raise InvalidInputError(
-                f"{shown(parts)} has more than {MOST_ENTRIES} entries, or names too long for one list: list a smaller "
-                "directory or with less depth, or look at it in a sandbox that mounts the volume."
+                f"{shown(parts)} has more than {MOST_ENTRIES} entries, or their names are too long for one list. List a smaller "
+                "directory, use less depth, or look at it in a sandbox that mounts the volume."
             )
 
     def add(self, parts: Parts, new: Entry) -> None:
@@ -210,7 +215,7 @@ def _walk(folder: int, parts: Parts, depth: int, found: _Listing) -> None:
             names.append(item.name)
             found.make_room(parts, len(names))
     for name in sorted(names):
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # it went while we looked
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # removed in the meantime
             fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
             try:
                 new = entry((*parts, name), fd)
@@ -227,7 +232,7 @@ def _name(parts: Parts) -> str:
 
 
 def entry(parts: Parts, fd: int) -> Entry:
-    """What a descriptor stands for, under the path by which it was asked for."""
+    """Describe the file of a descriptor, under the path that was requested."""
     status = os.fstat(fd)
     kinds = ((stat.S_ISREG, Kind.FILE), (stat.S_ISDIR, Kind.DIRECTORY), (stat.S_ISLNK, Kind.SYMLINK))
     kind = next((kind for test, kind in kinds if test(status.st_mode)), Kind.UNKNOWN)
@@ -247,5 +252,5 @@ def entry(parts: Parts, fd: int) -> Entry:
 
 
 def _readable(name: str) -> str:
-    """Names are bytes, and JSON is not: what is no UTF-8 is shown with marks in its place."""
+    """Return a name as text for JSON. Names are bytes; invalid UTF-8 is shown with replacement characters."""
     return os.fsencode(name).decode(errors="replace")

@@ -1,4 +1,4 @@
-"""A file on its way out of a volume, as long as it was when it was opened. Blocks: call every verb in a thread."""
+"""Download of a file from a volume, limited to its size when it was opened. All methods block: call them in a thread."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ class Download:
         self.size = size
         self._fd = fd
         self._at = 0
-        self._lock = threading.Lock()  # a reader that was given up on may still be at it when the file is closed
+        self._lock = threading.Lock()  # a cancelled reader may still be reading when the file is closed
 
     @classmethod
     def begin(cls, content: Content, path: str) -> Download:
-        """NotFoundError, InvalidInputError when it is no regular file."""
+        """Open the file. Raises NotFoundError, or InvalidInputError if it is not a regular file."""
         return cls(*content.open_file(path))
 
     def read(self, most: int) -> bytes:
-        """The next piece, empty at the end. What was added since is left out; ConflictError when it became shorter, for
-        the length was told already."""
+        """Return the next chunk, empty at the end. Data added since the start is left out. Raises ConflictError if the
+        file became shorter, because its length was already sent."""
         with self._lock:
             left = self.size - self._at
             if left == 0 or self._fd < 0:
                 return b""
             piece = os.pread(self._fd, min(most, left), self._at)
             if not piece:
-                raise ConflictError("The file became shorter while it was read.")
+                raise ConflictError("The file became shorter while it was being read. Try again.")
             self._at += len(piece)
             return piece
 
     def close(self) -> None:
-        """Idempotent."""
+        """Close the file. Idempotent."""
         with self._lock:
             if self._fd >= 0:
                 os.close(self._fd)

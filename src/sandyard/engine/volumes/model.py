@@ -1,4 +1,4 @@
-"""What a volume is, and what is in it."""
+"""Types for volumes and their files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sandyard.kit.secret import Secret
 class Volume:
     id: str
     name: str
-    token: Secret  # opens its content, and nothing else
+    token: Secret  # grants access to its content only
     size_mb: int
     created_at: float
 
@@ -43,7 +43,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """To whom something is to belong, and its permissions. None: what is usual."""
+    """The owner and permissions for a file. None means the default."""
 
     uid: int | None = None
     gid: int | None = None

@@ -1,4 +1,4 @@
-"""Where volumes may be mounted in a sandbox."""
+"""Validation of volume mounts of a sandbox."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from sandyard.kit.errors import InvalidInputError
 
 MOST_MOUNTS, LONGEST_PATH = 16, 255
 _SYSTEM = ("/proc", "/sys", "/dev")
-_UNFIT = re.compile(r"[\x00-\x1f\x7f:\[\]\\]")  # CRIU's names for mounts are made of them
+_UNFIT = re.compile(r"[\x00-\x1f\x7f:\[\]\\]")  # CRIU uses these characters in its mount names
 
 
 def resolve(wanted: Sequence[tuple[str, str]], find: Callable[[str], Volume | None]) -> tuple[Mapping[str, Any], ...]:
-    """`(name of a volume, path)` as a sandbox's record has them: `name`, `path` and the volume's `id`. InvalidInputError
-    tells all that is wrong, in E2B's words where it has some."""
+    """Resolve `(name of a volume, path)` pairs to the form in a sandbox's record: `name`, `path` and the volume's `id`.
+    Raises InvalidInputError with all problems, in E2B's words where they exist."""
     if len(wanted) > MOST_MOUNTS:
         raise InvalidInputError(f"volumeMounts: a sandbox can have at most {MOST_MOUNTS}.")
     faults: list[str] = []
@@ -37,20 +37,20 @@ def resolve(wanted: Sequence[tuple[str, str]], find: Callable[[str], Volume | No
 
 
 def fault_of(path: str, taken: Sequence[str] = ()) -> str | None:
-    """What is wrong with a place, besides those that are taken."""
+    """Return what is wrong with a mount path, given the paths that are already used, or None."""
     said = repr(path[:200])
     around = next((other for other in taken if _within(path, (other,)) or _within(other, (path,))), None)
     faults = (
         (not path.startswith("/"), f"path {said} must be absolute"),
         (
             posixpath.normpath(path) != path or path[:2] == "//",
-            f"path {said} must be plain: no '..', '.', '//' or last '/'",
+            f"path {said} must not contain '..', '.' or '//', or end with '/'",
         ),
         (len(path.encode(errors="replace")) > LONGEST_PATH, f"path {said} is longer than {LONGEST_PATH} bytes"),
-        (bool(_UNFIT.search(path)), f"path {said} has a control character, ':', '[', ']' or '\\' in it"),
-        (path == "/" or _within(path, _SYSTEM), f"path {said} is the sandbox's own: choose another"),
+        (bool(_UNFIT.search(path)), f"path {said} must not contain a control character, ':', '[', ']' or '\\'"),
+        (path == "/" or _within(path, _SYSTEM), f"path {said} is reserved for the system: choose another"),
         (path in taken, f"path {said} is used twice"),
-        (around is not None, f"path {said} and {around!r} lie in each other: one volume would hide the other"),
+        (around is not None, f"path {said} and {around!r} are nested: one volume would hide the other"),
     )
     return next((sentence for is_so, sentence in faults if is_so), None)
 

@@ -1,5 +1,6 @@
-"""Removing a tree that somebody else may go on changing: without following a link, without a descriptor or a stack frame for
-each of a hundred thousand levels, and without reading a directory of ten million names into memory. Blocks; raises OSError."""
+"""Remove a directory tree that others may be changing: without following links, without a descriptor or a stack frame
+for each of up to a hundred thousand levels, and without reading a directory of ten million names into memory. Blocks;
+raises OSError."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ PATIENCE_S = 300.0
 
 
 def remove(parent: int, name: str, patience_s: float = PATIENCE_S) -> None:
-    """FileNotFoundError when there is nothing. `ENOTEMPTY` when others are quicker to write than this is to remove."""
+    """Remove the tree. Raises FileNotFoundError if it does not exist, and OSError with `ENOTEMPTY` if others write
+    faster than this removes."""
     end = time.monotonic() + patience_s
     while True:
         try:
@@ -49,7 +51,7 @@ def _empty(folder: int, top: int, depth: int, end: float) -> None:
         if not some:
             return
         for name, is_folder in some:
-            with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # it was changed meanwhile: look again
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # changed in the meantime: look again
                 if is_folder:
                     _remove_folder(folder, name, top, depth, end)
                 else:
@@ -59,7 +61,7 @@ def _empty(folder: int, top: int, depth: int, end: float) -> None:
 
 
 def _remove_folder(folder: int, name: str, top: int, depth: int, end: float) -> None:
-    if depth >= _DEEPEST:  # brought up to where it is shallow
+    if depth >= _DEEPEST:  # moved up to a shallow level
         os.rename(name, secrets.token_hex(16), src_dir_fd=folder, dst_dir_fd=top)
         return
     fd = os.open(name, FOLDER, dir_fd=folder)
@@ -67,5 +69,5 @@ def _remove_folder(folder: int, name: str, top: int, depth: int, end: float) -> 
         _empty(fd, top, depth + 1, end)
     finally:
         os.close(fd)
-    with contextlib.suppress(OSError):  # not empty any more: the next round has it again
+    with contextlib.suppress(OSError):  # no longer empty: the next round retries
         os.rmdir(name, dir_fd=folder)

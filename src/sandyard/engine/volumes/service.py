@@ -1,7 +1,8 @@
-"""Which volumes there are, from the wish for one to the last of its files.
+"""The engine's volumes, from creation to the removal of their last file.
 
-A row is written before its directory is made, and deleted after that is gone: a crash in between leaves a row that says what
-is to be removed, and the next start does. What no row names is never removed: files of people are no garbage.
+A row is written before its directory is created, and deleted after the directory is gone. A crash in between leaves a
+row that says what to remove, and the next start removes it. A directory without a row is never removed, because user
+files are not garbage.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ THREADS = 8
 
 class Users(Protocol):
     def who_mounts(self, volume_id: str, *, dying: bool = False) -> Sequence[str]:
-        """The sandboxes that have it mounted, paused ones too; with `dying`, also those that are just being removed."""
+        """Return the sandboxes that mount the volume, including paused ones; with `dying`, also those being removed."""
         ...
 
 
@@ -59,16 +60,17 @@ class Volumes:
         self._users = users
         self._clock = clock or SystemClock()
         self._live: dict[str, Volume] = {}
-        self._names: dict[str, str] = {}  # name → id, of those under way too
+        self._names: dict[str, str] = {}  # name → id, including volumes being created
         self._doomed: set[str] = set()
         self._removing: set[str] = set()
         self._held: dict[str, int] = {}
         self._verbs, self._background = TaskSet("volumes"), TaskSet("volumes")
-        # Their own: files of tenants may be slow, and whoever waits for them must not be in anybody's way.
+        # A separate pool: volume files may be slow, and waiting for them must not block other work.
         self._threads = ThreadPoolExecutor(THREADS, "volumes")
 
     async def open(self) -> None:
-        """The driver is open. What a crash left half-made or half-removed is removed in the background."""
+        """Load the volumes. The driver must be open. Volumes left half-created or half-removed by a crash are removed
+        in the background."""
         for row in self._database.query(
             "SELECT id, name, token, size_mb, created_at, state FROM volumes ORDER BY created_at, id"
         ):
@@ -81,16 +83,17 @@ class Volumes:
         self._background.spawn(self._collect_forever())
 
     async def close(self) -> None:
-        """Volumes stay. Idempotent."""
+        """Stop background work. Volumes are kept. Idempotent."""
         await self._verbs.wait(CLOSING_S)
         await self._verbs.cancel()
         await self._background.cancel()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    # Which there are --------------------------------------------------------------------------------------------------------
+    # Volumes
+    # ----------------------------------------------------------------------------------------------------------------
 
     def get(self, volume_id: str) -> Volume:
-        """NotFoundError."""
+        """Return a volume. Raises NotFoundError."""
         try:
             return self._live[volume_id]
         except KeyError:
@@ -100,17 +103,20 @@ class Volumes:
         return self._live.get(self._names.get(name, ""))
 
     def list(self) -> Sequence[Volume]:
-        """Oldest first."""
+        """Return all volumes, oldest first."""
         return list(self._live.values())
 
     async def create(self, name: str) -> Volume:
-        """An empty one. InvalidInputError for a name that is taken, as at E2B; FullError when there are too many."""
+        """Create an empty volume. Raises InvalidInputError if the name is taken, as E2B does, and FullError if there
+        are too many."""
         if not _NAME.fullmatch(name):
             raise InvalidInputError("Invalid volume name: use 1 to 128 letters, digits, '-' and '_'.")
         if name in self._names:
             raise InvalidInputError(f"Volume with name '{name}' already exists")
         if len(self._names) >= self._settings.max_volumes:
-            raise FullError(f"There are {self._settings.max_volumes} volumes already: delete one that is not needed.")
+            raise FullError(
+                f"The limit of {self._settings.max_volumes} volumes is reached. Delete one that is not needed."
+            )
         size_mb = self._settings.volume_size_mb
         volume = Volume(random_id("v", 19), name, random_secret("vol_"), size_mb, self._clock.now())
         self._names[name] = volume.id
@@ -138,12 +144,13 @@ class Volumes:
         return volume
 
     async def delete(self, volume_id: str) -> None:
-        """Gone for everybody at once; its files follow. ConflictError names the sandboxes that have it mounted."""
+        """Delete a volume immediately; its files are removed in the background. Raises ConflictError, which names the
+        sandboxes that mount it."""
         volume = self.get(volume_id)
         if users := self._users.who_mounts(volume_id):
             shown = ", ".join(users[:5]) + (f" and {len(users) - 5} more" if len(users) > 5 else "")
             raise ConflictError(
-                f"Volume '{volume.name}' is mounted in {shown}: kill what uses it first. Paused sandboxes count too."
+                f"Volume '{volume.name}' is mounted in {shown}. Kill these sandboxes first; paused ones count too."
             )
         self._mark(volume_id, _DOOMED)
         del self._live[volume_id]
@@ -161,7 +168,7 @@ class Volumes:
 
     @contextlib.contextmanager
     def held(self, mounted: Sequence[Mapping[str, Any]]) -> Iterator[None]:
-        """Keep their files while a sandbox is being made that has no record yet."""
+        """Keep the volumes' files while a sandbox that has no record yet is being created."""
         ids = [mount["id"] for mount in mounted]
         for volume_id in ids:
             self._held[volume_id] = self._held.get(volume_id, 0) + 1
@@ -173,19 +180,20 @@ class Volumes:
                 if not self._held[volume_id]:
                     del self._held[volume_id]
 
-    # What is in them ----------------------------------------------------------------------------------------------------------
+    # Files
+    # ------------------------------------------------------------------------------------------------------------------
 
     def content(self, volume: Volume) -> Content:
-        """Its verbs block: hand them to `run`."""
+        """Return the volume's files. The methods block: pass them to `run`."""
         return Content(self._driver.volume_path(volume.id))
 
     async def begin(self, content: Content, path: str, **options: Any) -> Upload:
-        # where the store has quotas, it leaves the reserve by itself
+        # a store with quotas keeps the reserve by itself
         reserve = 0 if "disk" in self._driver.capabilities.limits else self._settings.disk_reserve_mb << 20
         return await self.run(lambda: Upload.begin(content, path, reserve=reserve, **options))
 
     async def run(self, work: Callable[[], T]) -> T:
-        """In a thread. Goes on to its end when the caller is cancelled."""
+        """Run the work in a thread. It runs to completion even if the caller is cancelled."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     # Removing -----------------------------------------------------------------------------------------------------------------
@@ -196,7 +204,7 @@ class Volumes:
             await self._clock.sleep(COLLECT_S)
 
     def _collect(self) -> None:
-        """Begin to remove what is doomed and not in use any more."""
+        """Start removing volumes that are marked for deletion and no longer in use."""
         for volume_id in self._doomed - self._removing:
             if volume_id not in self._held and not self._users.who_mounts(volume_id, dying=True):
                 self._removing.add(volume_id)
@@ -208,7 +216,7 @@ class Volumes:
             self._database.execute("DELETE FROM volumes WHERE id = ?", (volume_id,))
             self._doomed.discard(volume_id)
             log.info("volume_removed", volume=volume_id)
-        except SandyardError as error:  # tried again, also by the next engine
+        except SandyardError as error:  # retried, also by the next engine
             log.warning("volume_removal_failed", volume=volume_id, reason=error.message)
         finally:
             self._removing.discard(volume_id)
@@ -221,4 +229,4 @@ class Volumes:
             async with asyncio.timeout(self._settings.deadline(verb)):
                 await call
         except TimeoutError:
-            raise BusyError(f"The driver does not answer ({verb}); the engine goes on trying.") from None
+            raise BusyError(f"The driver did not answer in time ({verb}). The engine keeps trying.") from None

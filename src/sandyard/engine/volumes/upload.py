@@ -1,5 +1,5 @@
-"""A file on its way into a volume. Nobody sees it before it is whole: it has no name until then, and leaves nothing when the
-sender, the engine or the machine goes away. Blocks: call every verb in a thread."""
+"""Upload of a file into a volume. It becomes visible only when it is complete: it has no name until then, and leaves
+nothing behind if the client, the engine or the machine fails. All methods block: call them in a thread."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from sandyard.engine.volumes.content import FILE_MODE, Content, Parts, entry, gi
 from sandyard.engine.volumes.model import Entry, Owner
 from sandyard.kit.errors import ConflictError, InvalidInputError
 
-_LOOK_EVERY = 8 << 20  # bytes between two looks at the room that is left
+_LOOK_EVERY = 8 << 20  # bytes between two checks of the free space
 
 
 class Upload:
-    """Begun by `begin`, ended by `finish` or `abandon`."""
+    """Started by `begin`, ended by `finish` or `abandon`."""
 
     def __init__(self, parts: Parts, parent: int, fd: int, owner: Owner, *, force: bool, reserve: int) -> None:
         self._parts = parts
@@ -28,15 +28,15 @@ class Upload:
         self._force = force
         self._reserve = reserve
         self._unseen = _LOOK_EVERY
-        self._lock = threading.Lock()  # a piece that was given up on may still be written when the file is closed
+        self._lock = threading.Lock()  # a cancelled chunk may still be being written when the file is closed
 
     @classmethod
     def begin(cls, content: Content, path: str, owner: Owner, *, force: bool, reserve: int = 0) -> Upload:
-        """`force` replaces what is there, and makes directories that are missing. `reserve`: bytes of the disk to leave
-        free. ConflictError, NotFoundError."""
+        """Start an upload. `force` replaces an existing file and creates missing directories. `reserve` is the number
+        of bytes to leave free on the disk. Raises ConflictError or NotFoundError."""
         parts = parts_of(path)
         if not parts:
-            raise InvalidInputError("path is not valid: name a file.")
+            raise InvalidInputError("path is not valid: use the path of a file.")
         with telling(parts), content.root() as root:
             _refuse_what_is_there(root, parts, force)
             with content.parent(root, parts, Owner(owner.uid, owner.gid) if force else None) as found:
@@ -56,7 +56,7 @@ class Upload:
                 view = view[os.write(self._fd, view) :]
 
     def finish(self) -> Entry:
-        """Give it its name, when it is safely on the disk."""
+        """Give the file its name, after it is safely on disk."""
         try:
             with self._lock, telling(self._parts):
                 give(self._fd, self._owner, FILE_MODE)
@@ -86,7 +86,7 @@ class Upload:
         os.link(proc(self._fd), name, dst_dir_fd=self._parent, follow_symlinks=True)
 
     def abandon(self) -> None:
-        """Idempotent."""
+        """Discard the upload. Idempotent."""
         with self._lock:
             if self._fd >= 0:
                 os.close(self._fd)
@@ -95,10 +95,10 @@ class Upload:
 
 
 def _refuse_what_is_there(root: int, parts: Parts, force: bool) -> None:
-    """Before the sender sends all of it for nothing."""
+    """Raise before the client sends the whole file in vain."""
     here = os.O_PATH | os.O_NOFOLLOW
     with contextlib.suppress(FileNotFoundError, NotADirectoryError), opened(root, parts, here) as fd:
         if is_folder(fd):
             raise ConflictError(f"Path {shown(parts)} is a directory")
         if not force:
-            raise ConflictError(f"Path {shown(parts)} already exists: `force` replaces it.")
+            raise ConflictError(f"Path {shown(parts)} already exists. Use `force` to replace it.")

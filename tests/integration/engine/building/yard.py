@@ -40,7 +40,7 @@ class OneImage:
     async def resolve(self, reference: str, auth: RegistryAuth | None, report: Report) -> Image:
         self.asked.append((reference, auth))
         if reference != "app:1":
-            raise NotFoundError(f"There is no image {reference}.")
+            raise NotFoundError(f"Image {reference} not found.")
         report("Pulling app:1")
         return Image((), "sha256:1", {"FROM_IMAGE": "yes"}, user="app", workdir="/app")
 

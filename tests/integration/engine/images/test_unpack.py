@@ -100,8 +100,8 @@ def test_files_have_what_the_layer_gives_them(place: Place) -> None:
     ids=["up", "through", "root", "itself", "below"],
 )
 def test_a_name_does_not_lead_out(place: Place, name: str) -> None:
-    place.refuses(tar(entry(name, "evil")), "outside of itself")
-    place.refuses(tar(entry("f"), hard_link("g", name)), "outside of itself")
+    place.refuses(tar(entry(name, "evil")), "leads out of it")
+    place.refuses(tar(entry("f"), hard_link("g", name)), "leads out of it")
 
 
 def test_a_link_does_not_lead_out(place: Place) -> None:
@@ -120,7 +120,7 @@ def test_a_link_does_not_lead_out(place: Place) -> None:
     place.unpack(tar(link("out", "../.."), entry("out/secret", "inside")))
     assert (place.fs / "secret").read_text() == "inside"
     (place.fs / "secret").unlink()
-    place.refuses(tar(link("abs", outside), entry("abs/secret", "evil")), "no directory in it")
+    place.refuses(tar(link("abs", outside), entry("abs/secret", "evil")), "not a directory in it")
 
 
 def test_a_file_is_not_written_through_a_link(place: Place) -> None:
@@ -130,9 +130,9 @@ def test_a_file_is_not_written_through_a_link(place: Place) -> None:
 
 
 def test_a_hard_link_stays_within(place: Place) -> None:
-    place.refuses(tar(link("out", str(place.path)), hard_link("stolen", "out/secret")), "not in it|no file")
-    place.refuses(tar(hard_link("x", "/etc/passwd")), "not in it|no file")
-    place.refuses(tar(folder("d"), hard_link("x", "d")), "no file in it")
+    place.refuses(tar(link("out", str(place.path)), hard_link("stolen", "out/secret")), "does not contain|not a file")
+    place.refuses(tar(hard_link("x", "/etc/passwd")), "does not contain|not a file")
+    place.refuses(tar(folder("d"), hard_link("x", "d")), "not a file in it")
 
 
 def test_a_hard_link_to_a_link_is_the_link(place: Place) -> None:
@@ -262,9 +262,9 @@ def test_a_sparse_bomb_is_bounded(place: Place, tmp_path: Path) -> None:
 def test_headers_are_bounded(place: Place) -> None:
     long = entry("x")
     long[0].pax_headers = {"comment": "y" * (5 << 20)}
-    place.refuses(tar(long), "more than 4 MiB")
+    place.refuses(tar(long), "larger than 4 MiB")
     place.refuses(tar(entry("/".join("d" * 200))), "nested deeper")
-    place.refuses(tar(entry("n" * 300)), "can't be made here")
+    place.refuses(tar(entry("n" * 300)), "cannot be created here")
 
 
 def test_a_header_can_not_lead_backwards(place: Place) -> None:
@@ -277,13 +277,13 @@ def test_a_header_can_not_lead_backwards(place: Place) -> None:
 
 @pytest.mark.parametrize("cut", [700, 1100])
 def test_what_ends_early_is_no_layer(place: Place, cut: int) -> None:
-    place.refuses(tar(entry("f", "x" * 2000))[:cut], "middle|not a valid tar")
+    place.refuses(tar(entry("f", "x" * 2000))[:cut], "truncated|not a valid tar")
 
 
 def test_content_must_be_what_was_announced(place: Place) -> None:
     layer = tar(entry("f"))
     place.refuses(layer, "its digest differs", diff_id=sha256(b""))
-    place.refuses(layer, "asked for by", digest=sha256(b""))
+    place.refuses(layer, "requested by", digest=sha256(b""))
     place.unpack(layer, digest=None)
 
 
@@ -292,7 +292,7 @@ def test_content_must_be_what_was_announced(place: Place) -> None:
     [b"BZh91AY", b"\xfd7zXZ\x00", b"\x1f\x8bnonsense and more of it", b"\x28\xb5\x2f\xfdnonsense", b"neither" * 200],
 )
 def test_what_is_no_tar(place: Place, start: bytes) -> None:
-    place.refuses(start, "is compressed with|not valid|not a valid tar|middle")
+    place.refuses(start, "is compressed with|not valid|not a valid tar|truncated")
 
 
 def test_an_empty_layer_is_one(place: Place) -> None:
@@ -310,5 +310,5 @@ def test_zstandard(place: Place) -> None:
         for part in (layer[:half], layer[half:])
     )
     place.unpack(layer, frames)
-    with pytest.raises(InvalidInputError, match="middle"):
+    with pytest.raises(InvalidInputError, match="truncated"):
         place.unpack(layer, packed[: len(packed) // 2])

@@ -160,7 +160,7 @@ def test_a_broken_upgrade_leaves_the_old_database(tmp_path: Path, monkeypatch: p
 
 def test_what_is_no_database(tmp_path: Path) -> None:
     (tmp_path / "engine.db").write_bytes(b"not a database" * 1000)
-    with pytest.raises(SandyardError, match="cannot be opened"):
+    with pytest.raises(SandyardError, match="Could not open"):
         Database(tmp_path / "engine.db").open()
 
 

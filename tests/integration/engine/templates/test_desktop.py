@@ -59,7 +59,7 @@ async def test_it_is_built_when_it_is_first_asked_for(folder: Folder, templates:
     assert status(templates) is TemplateStatus.WAITING
     told = ask_for(templates)
     assert told.startswith("is being built")
-    assert told.endswith(f"Try again then. {COMMAND} waits for it.")
+    assert told.endswith(f"Try again then, or run {COMMAND} to wait for it.")
     assert status(templates) is TemplateStatus.BUILDING
     templates.refresh()
     assert status(templates) is TemplateStatus.BUILDING, "whatever else changes"
@@ -90,7 +90,7 @@ async def test_a_build_that_fails_is_told_and_not_repeated_by_every_request(
     first = templates._desktop_builder
     assert first is not None
     await first
-    assert ask_for(templates) == f"could not be built: E: no route to the archive. {COMMAND} tries again."
+    assert ask_for(templates) == f"could not be built: E: no route to the archive. Run {COMMAND} to try again."
     assert templates._desktop_builder is first
     assert status(templates) is TemplateStatus.ERROR
     built_on(folder, below, "by-hand")
@@ -107,7 +107,7 @@ async def test_a_build_that_cannot_begin_is_told(
     ask_for(templates)
     assert templates._desktop_builder is not None
     await templates._desktop_builder
-    assert "the build could not be started" in ask_for(templates)
+    assert "could not start the build" in ask_for(templates)
     assert status(templates) is TemplateStatus.ERROR
 
 
@@ -117,10 +117,10 @@ async def test_where_it_cannot_be_built_or_shall_not_be(
     templates.open()
     with monkeypatch.context() as patch:
         patch.setattr(catalogue, "missing_for_base", lambda: ["install the package mmdebstrap"])
-        assert ask_for(templates) == f"could not be built: install the package mmdebstrap. {COMMAND} tries again."
+        assert ask_for(templates) == f"could not be built: install the package mmdebstrap. Run {COMMAND} to try again."
     unwilling = Catalogue(folder.directory, build_desktop=False)
     unwilling.open()
-    assert ask_for(unwilling) == f"is not built. {COMMAND} builds it."
+    assert ask_for(unwilling) == f"is not built. Run {COMMAND} to build it."
     assert unwilling._desktop_builder is None
     built_on(folder, publish(folder, "base", "b1"), "by-hand")
     publish(folder, "base", "b2")

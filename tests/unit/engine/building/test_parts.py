@@ -159,7 +159,7 @@ async def pieces(*parts: bytes) -> AsyncIterator[bytes]:
 
 async def broken() -> AsyncIterator[bytes]:
     yield ARCHIVE
-    raise InvalidInputError("The upload broke off.")
+    raise InvalidInputError("The upload was interrupted.")
 
 
 class TestUploads:
@@ -205,7 +205,7 @@ class TestUploads:
             archives.check("cd" * 32, token)
         now = time.time()
         monkeypatch.setattr(files.time, "time", lambda: now + 3700)
-        with pytest.raises(ForbiddenError, match="older"):
+        with pytest.raises(ForbiddenError, match="expired"):
             archives.check(HASH, token)
 
     async def test_old_files_go(self, archives: Archives, tmp_path: Path) -> None:

@@ -158,12 +158,12 @@ def test_files_that_cannot_be_used_are_named(tmp_path: Path, issuer: Authority) 
         )
     )
     for certificate, of_key, reason in (
-        (good, other, "another certificate's"),
-        (good, None, "in PEM, are expected"),
-        (key, key, "in PEM, are expected"),
-        (good, locked, "has a password"),
+        (good, other, "another certificate"),
+        (good, None, "not a PEM file"),
+        (key, key, "not a PEM file"),
+        (good, locked, "is encrypted"),
         (tmp_path / "none.pem", key, "No such file"),
-        (Path(os.devnull), key, "in PEM, are expected"),
+        (Path(os.devnull), key, "not a PEM file"),
     ):
         with pytest.raises(CertificateError, match=reason) as raised:
             Files(certificate, of_key)
@@ -203,14 +203,14 @@ def test_a_domain_in_a_certificate_has_no_port() -> None:
     ("settings", "said"),
     [
         ({"domain": "https://example.com"}, "domain"),
-        ({"domain": "*.example.com"}, "without a star"),
-        ({"domain": "192.0.2.1"}, "not an address"),
+        ({"domain": "*.example.com"}, "without a wildcard"),
+        ({"domain": "192.0.2.1"}, "not an IP address"),
         ({"domain": "../../etc"}, "domain"),
         ({"domain": "example.com:0"}, "port"),
         ({"domain": "example.com:x"}, "port"),
-        ({"tls_cert": "/a.pem"}, "needs a tls_port"),
-        ({"tls_host": "0.0.0.0"}, "needs a tls_port"),
-        ({"tls_port": 443, "tls_key": "/a.pem"}, "name that as tls_cert"),
+        ({"tls_cert": "/a.pem"}, "requires tls_port"),
+        ({"tls_host": "0.0.0.0"}, "requires tls_port"),
+        ({"tls_port": 443, "tls_key": "/a.pem"}, "requires tls_cert"),
     ],
 )
 def test_settings_that_do_not_fit(settings: dict[str, str | int], said: str) -> None:

@@ -168,7 +168,7 @@ class TestHttpsPorts:
         await self.listen(gate, plain, None)
         status, _, body = await gate.ask(asked)
         assert status == 502
-        assert "does not speak TLS" in json.loads(body)["message"]
+        assert "does not use TLS" in json.loads(body)["message"]
 
     async def test_a_closed_port_is_said_to_be_closed(self, gate: Bench) -> None:
         gate.sockets.records["iabc"] = sandbox(network=Network(config={"httpsPorts": [8000]}))

@@ -110,7 +110,7 @@ async def test_basic_is_tried_once() -> None:
 async def test_what_is_no_token(body: bytes) -> None:
     with serving(lambda _: Reply(200, body)) as server:
         async with web() as client:
-            with pytest.raises(InvalidInputError, match="gave no token"):
+            with pytest.raises(InvalidInputError, match="returned no token"):
                 await Authority(client, "x", _login(None)).answer(f'Bearer realm="{server.url}"', None)
 
 

@@ -76,5 +76,5 @@ def test_names_on_this_machine(text: str, expected: Local) -> None:
     ],
 )
 def test_what_is_no_name(text: str) -> None:
-    with pytest.raises(InvalidInputError, match=r"looks like|absolute path|64 hexadecimal"):
+    with pytest.raises(InvalidInputError, match=r"Use a name like|absolute path|64 hexadecimal"):
         parse(text)

@@ -88,7 +88,7 @@ async def test_credentials_stay_with_the_host_they_are_for() -> None:
 async def test_redirects_end() -> None:
     with serving(lambda _: Reply(302, headers={"Location": "/again"})) as server:
         async with web() as client:
-            with pytest.raises(InvalidInputError, match="without end"):
+            with pytest.raises(InvalidInputError, match="Too many redirects"):
                 await client.ask(server.url, {}, 100)
         assert len(server.asked) == 6
 
@@ -110,16 +110,16 @@ async def test_the_weather_is_waited_for() -> None:
             assert (await client.ask(server.url, {}, 100)).body == b"ok"
     with serving(lambda _: Reply(429)) as server:
         async with web() as client:
-            with pytest.raises(BusyError, match="too many questions"):
+            with pytest.raises(BusyError, match="rate-limiting requests"):
                 await client.ask(server.url, {}, 100)
         assert len(server.asked) == webs._ATTEMPTS
     async with web() as client:
-        with pytest.raises(UnreachableError, match=r"can't be reached"):
+        with pytest.raises(UnreachableError, match=r"Could not reach"):
             await client.ask(server.url, {}, 100)
 
 
 async def test_answers_are_bounded() -> None:
     with serving(lambda _: Reply(body=bytes(2000))) as server:
         async with web() as client:
-            with pytest.raises(InvalidInputError, match="longer"):
+            with pytest.raises(InvalidInputError, match="exceeds"):
                 await client.ask(server.url, {}, 1000)

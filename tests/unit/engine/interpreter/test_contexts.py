@@ -15,7 +15,7 @@ def test_there_is_an_end_to_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     made = Contexts(tmp_path, Mock(), Mock())
     python = made.default("python")
     made.default("bash")
-    with pytest.raises(FullError, match="remove one"):
+    with pytest.raises(FullError, match="Remove one"):
         made.default("javascript")
     made.remove(python.id)
     made.default("javascript")

@@ -23,7 +23,7 @@ async def test_messages_of_the_agent() -> None:
 
 @pytest.mark.parametrize("text", [b"{", b"[" * 100_000, b"[" + b"{}," * 10_000 + b"0]", b"\xff"])
 async def test_what_no_agent_says_ends_the_call(text: bytes) -> None:
-    with pytest.raises(UnreachableError, match="not JSON"):
+    with pytest.raises(UnreachableError, match="not valid JSON"):
         assert [one async for one in _envelopes(body(text))]
 
 

@@ -32,7 +32,7 @@ VERBS = {
 async def test_a_stuck_verb_says_so_and_the_sandbox_recovers(yard: Yard, verb: str, when: str, deaf: bool) -> None:
     sandbox = await yard.create()
     yard.driver.stuck(verb, when, deaf=deaf)
-    with pytest.raises(StuckError, match=f"did not answer '{verb}'"):
+    with pytest.raises(StuckError, match=f"did not complete '{verb}'"):
         await asyncio.wait_for(VERBS[verb](yard, sandbox.id), 30)
     yard.driver.heal()
     await yard.settle()
@@ -136,7 +136,7 @@ async def test_kill_does_not_wait_for_a_stuck_verb(tmp_path: Path, verb: str, de
 async def test_a_stuck_kill_is_tried_until_it_works(yard: Yard) -> None:
     sandbox = await yard.create()
     yard.driver.stuck("kill")
-    with pytest.raises(BusyError, match="goes on trying"):
+    with pytest.raises(BusyError, match="keeps trying"):
         await yard.service.kill(sandbox.id)
     with pytest.raises(NotFoundError):
         yard.service.get(sandbox.id)

@@ -665,7 +665,7 @@ async def test_idempotency_key(yard: Yard) -> None:
     request = CreateSandbox(metadata={"a": "b"}, idempotency_key="k-1", owner="me")
     first, second = await asyncio.gather(yard.service.create(request), yard.service.create(request))
     assert first == second == await yard.service.create(request)
-    with pytest.raises(ConflictError, match="another request"):
+    with pytest.raises(ConflictError, match="a different request"):
         await yard.service.create(CreateSandbox(metadata={"a": "c"}, idempotency_key="k-1", owner="me"))
     other = await yard.service.create(CreateSandbox(metadata={"a": "b"}, idempotency_key="k-1", owner="you"))
     assert other.id != first.id

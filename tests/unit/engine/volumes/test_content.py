@@ -280,7 +280,7 @@ def test_pipes_sockets_and_devices_are_never_opened(content: Content, volume: Pa
         kinds.append("zero")
     for name in kinds:
         assert content.stat(name).kind is Kind.UNKNOWN
-        with pytest.raises(InvalidInputError, match="no regular file"):
+        with pytest.raises(InvalidInputError, match="not a regular file"):
             content.open_file(name)
         assert content.change(name, Owner(mode=0o600)).mode == 0o600
         write(content, name, b"file now", force=True)

@@ -1,6 +1,6 @@
-"""A driver without root and without isolation: for tests, and for a look at the engine where nothing else works.
+"""A driver without root and without isolation: for tests, and for trying the engine where nothing else works.
 
-A fake sandbox is a directory and a plain guest agent process beside the engine. Its commands run on the host as
-whoever runs the engine, its ports are the host's. Nothing is protected from anything. It survives restarts of the
-engine as every driver does, and it can be slow, stuck or broken on request.
+A fake sandbox is a directory and a plain guest agent process next to the engine. Its commands run on the host as the
+engine's user, and its ports are the host's. Nothing is protected. It survives restarts of the engine like every driver,
+and it can be made slow, stuck or broken for tests.
 """

@@ -1,6 +1,7 @@
-"""What a fake sandbox runs: the guest agent, as the parent of every orphan among its descendants.
+"""The process of a fake sandbox: the guest agent, as the parent of every orphan among its descendants.
 
-So everything a sandbox started can be found from its agent's pid, as everything in a real one is in its pid namespace.
+So everything a sandbox started can be found from its agent's pid, just as everything in a real one is in its pid
+namespace.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The verbs of a fake sandbox: a directory, and the processes of a guest agent."""
+"""The operations of a fake sandbox: a directory, and the processes of a guest agent."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ MODULE = "sandyard.engine.drivers.fake.agent"
 
 
 class FakeDriver:
-    """`faults` makes it misbehave; `vanish` is what nobody wants to happen to a sandbox."""
+    """`faults` makes it misbehave; `vanish` simulates the unexpected loss of a sandbox."""
 
     name = "fake"
     hairpin = None  # its sandboxes use the host's own network
@@ -86,10 +86,10 @@ class FakeDriver:
     async def close(self) -> None:
         async with self._verb("close"):
             with contextlib.suppress(OSError):
-                self._files.sockets.rmdir()  # only when nothing is left in it
+                self._files.sockets.rmdir()  # only if it is empty
 
     def check_room(self) -> None:
-        """It takes what the machine's disk has."""
+        """Never raises: only the machine's disk limits fake sandboxes."""
 
     async def failed(self) -> str:
         never: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -158,7 +158,7 @@ class FakeDriver:
             target = self._files.snapshots / snapshot_id
             async with self._still(handle):
                 await copy(self._files.root(handle.id), target)
-            return (str(target),)  # a whole copy, which needs nothing below it
+            return (str(target),)  # a complete copy, which needs no other layers
 
     async def delete_snapshot(self, snapshot_id: str) -> None:
         async with self._verb("delete_snapshot"):
@@ -200,7 +200,7 @@ class FakeDriver:
             self._files.write_spec(replace(spec, network=policy))
 
     async def take_denied(self, handle: Handle) -> Collection[Denied]:
-        """Nothing: nothing is refused here."""
+        """Return nothing, because nothing is blocked here."""
         return ()
 
     async def create_volume(self, volume_id: str, size_mb: int) -> None:
@@ -215,11 +215,11 @@ class FakeDriver:
         return self._files.volumes / volume_id
 
     def policy(self, sandbox_id: str) -> NetworkPolicy:
-        """What would be enforced if anything were."""
+        """Return the policy that would be enforced if this driver enforced any."""
         return self._files.read_spec(sandbox_id).network
 
     async def vanish(self, sandbox_id: str) -> None:
-        """Remove a sandbox behind everybody's back."""
+        """Remove a sandbox without telling the engine."""
         self._reasons[sandbox_id] = "It vanished"
         await self._remove(sandbox_id)
 
@@ -235,9 +235,10 @@ class FakeDriver:
         await self.faults.meet(name, When.AFTER)
 
     async def _make(self, spec: Spec, layers: list[Path]) -> Handle:
-        """`layers` bottom up. Of a template's layers nothing is copied: the host's own programs stand for them."""
+        """Create a sandbox. `layers` are lowest first. Template layers are not copied: the host's own programs are used
+        instead."""
         if self._files.root(spec.id).exists():
-            raise ConflictError(f"There is already a sandbox {spec.id}.")
+            raise ConflictError(f"Sandbox {spec.id} already exists.")
         try:
             self._files.root(spec.id).mkdir(parents=True)
             for layer in layers:
@@ -282,10 +283,10 @@ class FakeDriver:
 
     @contextlib.asynccontextmanager
     async def _still(self, handle: Handle) -> AsyncIterator[None]:
-        """Nothing in it moves meanwhile; afterwards it is in the condition it was in."""
+        """Freeze the sandbox while the block runs; afterwards it is in its previous condition."""
         before = self._condition(handle.id)
         if before is Condition.ABSENT:
-            raise NotFoundError(f"There is no sandbox {handle.id}.")
+            raise NotFoundError(f"Sandbox {handle.id} not found.")
         if before is Condition.RUNNING:
             await processes.stop(self._agents[handle.id])
         try:
@@ -305,12 +306,12 @@ class FakeDriver:
     def _expect(self, handle: Handle, *conditions: Condition) -> None:
         found = self._condition(handle.id)
         if found is Condition.ABSENT:
-            raise NotFoundError(f"There is no sandbox {handle.id}.")
+            raise NotFoundError(f"Sandbox {handle.id} not found.")
         if found not in conditions:
             raise ConflictError(f"Sandbox {handle.id} is {found.value}.")
 
     def _find_agents(self) -> dict[str, int]:
-        """The agents of this data directory that are alive, whoever started them."""
+        """Return the running agents of this data directory, whoever started them."""
         found = {}
         for process in processes.all_processes():
             words = processes.command_line(process.pid) if process.alive else []
@@ -322,7 +323,7 @@ class FakeDriver:
 
 
 async def _connected(kind: socket.AddressFamily, address: Any) -> socket.socket:
-    """UnreachableError when nobody listens there."""
+    """Connect to a socket. Raises UnreachableError if nothing listens there."""
     connection = socket.socket(kind, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     connection.setblocking(False)
     try:
@@ -337,4 +338,6 @@ async def _connected(kind: socket.AddressFamily, address: Any) -> socket.socket:
 
 def _refuse_rules(policy: NetworkPolicy) -> None:
     if policy.rules:
-        raise UnsupportedError("Fake sandboxes share the host's network: nothing adds headers to what they send.")
+        raise UnsupportedError(
+            "Network rules are not supported: fake sandboxes share the host's network, so nothing can add headers to their requests."
+        )

@@ -1,4 +1,4 @@
-"""Misbehaviour on request."""
+"""Simulated faults for tests."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 class When(enum.StrEnum):
     BEFORE = "before"  # nothing has happened yet
-    AFTER = "after"  # everything has happened, only the answer is missing
+    AFTER = "after"  # everything has happened, only the result is missing
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,8 @@ class Fault:
 
 
 class Faults:
-    """Faults by verb, each until `heal`. A verb meets its faults before it does anything, and again when it is done."""
+    """Faults by operation, each until `heal`. An operation hits its faults before it does anything, and again when it
+    is done."""
 
     def __init__(self) -> None:
         self._faults: dict[tuple[str, When], Fault] = {}
@@ -32,20 +33,20 @@ class Faults:
         self._faults[verb, when] = Fault(seconds=seconds)
 
     def stuck(self, verb: str, when: When = When.BEFORE) -> None:
-        """The verb waits until it is cancelled or healed."""
+        """Let the operation wait until it is cancelled or healed."""
         self._faults[verb, when] = Fault(stuck=True)
 
     def broken(self, verb: str, error: Exception, when: When = When.BEFORE) -> None:
         self._faults[verb, when] = Fault(error=error)
 
     def heal(self) -> None:
-        """All faults end; what is stuck goes on."""
+        """End all faults; stuck operations continue."""
         self._faults.clear()
         self._healed.set()
         self._healed = asyncio.Event()
 
     async def met(self, verb: str, when: When = When.BEFORE) -> None:
-        """Return when a verb has met its fault."""
+        """Return when an operation has hit its fault."""
         async with self._met:
             await self._met.wait_for(lambda: self._meetings.get((verb, when), 0) > 0)
 

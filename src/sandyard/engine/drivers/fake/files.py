@@ -1,4 +1,4 @@
-"""What fake sandboxes leave on disk."""
+"""The files of fake sandboxes on disk."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sandyard.kit.errors import InvalidInputError, NoSpaceError, NotFoundError, 
 
 
 class Files:
-    """Where things are. Sockets lie in a short directory of their own: their paths may have no more than 107 bytes."""
+    """The paths of all files. Sockets are in a short separate directory, because their paths may have at most 107 bytes."""
 
     def __init__(self, data_dir: Path) -> None:
         self.base = data_dir.absolute() / "fake"
@@ -34,19 +34,20 @@ class Files:
         return self.sandboxes / sandbox_id / "root"
 
     def mount(self, sandbox_id: str, mount: Mount) -> None:
-        """A link is as near to a mount as it gets without privileges. NotFoundError, InvalidInputError."""
+        """Mount a volume as a symbolic link, because real mounts need privileges. Raises NotFoundError or
+        InvalidInputError."""
         place, volume = self.root(sandbox_id) / mount.target.lstrip("/"), self.volumes / mount.volume
         if not volume.is_dir():
-            raise NotFoundError(f"There is no volume {mount.volume}.")
+            raise NotFoundError(f"Volume {mount.volume} not found.")
         if place.is_symlink():
             place.unlink()
         try:
             if place.is_dir():
-                place.rmdir()  # what is in one that is not empty could not be hidden
+                place.rmdir()  # the contents of a directory that is not empty could not be hidden
             place.parent.mkdir(parents=True, exist_ok=True)
             place.symlink_to(volume)
         except OSError:
-            raise InvalidInputError(f"There is something at {mount.target} already.") from None
+            raise InvalidInputError(f"{mount.target} already exists and is not an empty directory.") from None
 
     def spec(self, sandbox_id: str) -> Path:
         return self.sandboxes / sandbox_id / "spec.json"
@@ -66,7 +67,7 @@ class Files:
         try:
             plain = json.loads(self.spec(sandbox_id).read_text())
         except FileNotFoundError:
-            raise NotFoundError(f"There is no sandbox {sandbox_id}.") from None
+            raise NotFoundError(f"Sandbox {sandbox_id} not found.") from None
         policy = plain["network"]
         network = NetworkPolicy(policy["allow_internet"], tuple(policy["allow_out"]), tuple(policy["deny_out"]))
         mounts = tuple(Mount(**mount) for mount in plain.get("mounts", ()))
@@ -74,7 +75,7 @@ class Files:
 
 
 async def copy(source: Path, target: Path) -> None:
-    """Copy what is in `source` into `target`. One that did not exist before is there completely or not at all."""
+    """Copy the contents of `source` into `target`. A new target exists completely or not at all."""
     fresh = await asyncio.to_thread(_make, target)
     command = ("cp", "-a", "--reflink=auto", "--", f"{source}/.", str(target))
     process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
@@ -94,14 +95,14 @@ async def copy(source: Path, target: Path) -> None:
 
 
 def _make(path: Path) -> bool:
-    """True when it was not there before."""
+    """Create the directory. Return whether it is new."""
     fresh = not path.exists()
     path.mkdir(exist_ok=True)
     return fresh
 
 
 async def delete(path: Path) -> None:
-    """Remove a directory and all in it. Idempotent."""
+    """Remove a directory with its contents. Idempotent."""
 
     def work() -> None:
         if path.exists():
@@ -111,7 +112,7 @@ async def delete(path: Path) -> None:
 
 
 def _insist(function: object, path: str, error: object) -> None:
-    """What a sandbox's user made unreadable is still ours."""
+    """Make a path accessible that a sandbox's user made unreadable, and retry."""
     parent = Path(path).parent
     parent.chmod(0o700)
     target = Path(path)
@@ -123,7 +124,7 @@ def _insist(function: object, path: str, error: object) -> None:
 
 
 def size(path: Path) -> int:
-    """Bytes on disk below a directory."""
+    """Return the bytes on disk below a directory."""
     total = 0
     for folder, _, names in os.walk(path):
         for name in names:

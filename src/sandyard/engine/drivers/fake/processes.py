@@ -1,4 +1,4 @@
-"""Processes of the host, found through /proc: agents by the socket on their command line, the rest by descent."""
+"""Processes of the host, found through /proc: agents by the socket on their command line, others by descent."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def look(pid: int) -> Process | None:
             text = file.read(_LINE)
     except OSError:
         return None
-    fields = text[text.rindex(b")") + 2 :].decode().split()  # the name before may hold anything
+    fields = text[text.rindex(b")") + 2 :].decode().split()  # the name before it may contain anything
     cpu = (int(fields[11]) + int(fields[12])) / _TICKS
     return Process(pid, int(fields[1]), fields[0], cpu, int(fields[21]) * _PAGE)
 
@@ -56,7 +56,7 @@ def all_processes() -> Iterator[Process]:
 
 
 def family(pid: int) -> list[Process]:
-    """A process and its living descendants, parents first."""
+    """Return a process and its running descendants, parents first."""
     children: dict[int, list[Process]] = {}
     for process in all_processes():
         if process.alive:
@@ -76,7 +76,7 @@ def command_line(pid: int) -> list[str]:
 
 
 def start(command: list[str], log: Path) -> int:
-    """Start a program in a session of its own, so that it outlives the engine. Its pid."""
+    """Start a program in a new session, so that it outlives the engine. Return its pid."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     actions = [
         (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
@@ -87,10 +87,11 @@ def start(command: list[str], log: Path) -> int:
 
 
 async def stop(pid: int) -> None:
-    """Freeze a whole family. The agent first, so that it starts nothing while the others are found."""
+    """Freeze a process and its descendants. The agent comes first, so that it starts nothing while the others are found."""
     while True:
         members = family(pid)
-        # Who waits in vfork() for a child that was stopped before its exec can't be stopped, and does nothing either.
+        # A process that waits in vfork() for a child that was stopped before its exec cannot be stopped, but does
+        # nothing either.
         waited_for = {process.parent for process in members if process.stopped}
         running = [
             process
@@ -104,7 +105,7 @@ async def stop(pid: int) -> None:
 
 
 async def go_on(pid: int) -> None:
-    """Thaw a whole family; the agent last, so that it finds its children as it left them."""
+    """Thaw a process and its descendants; the agent last, so that it finds its children unchanged."""
     while True:
         stopped = [process for process in family(pid) if process.stopped]
         if not stopped:
@@ -114,7 +115,7 @@ async def go_on(pid: int) -> None:
 
 
 async def end(pid: int) -> None:
-    """Kill a whole family and wait until it is gone."""
+    """Kill a process and its descendants and wait until they are gone."""
     while True:
         members = family(pid)
         send(signal.SIGSTOP, (process.pid for process in members[:1]))
@@ -134,8 +135,8 @@ def send(number: signal.Signals, pids: Iterable[int]) -> None:
 
 
 def reap(pid: int) -> int | None:
-    """Take the exit status of a child that has ended; None when it lives or is no child of ours (of an earlier
-    engine)."""
+    """Return the exit status of an ended child, or None if it is running or not a child of this process (but of an
+    earlier engine)."""
     try:
         done, status = os.waitpid(pid, os.WNOHANG)
     except ChildProcessError:
@@ -144,7 +145,7 @@ def reap(pid: int) -> int | None:
 
 
 async def ended(pid: int) -> int | None:
-    """Return when a process has ended: its exit code if it was our child, else None."""
+    """Wait until a process has ended. Return its exit code if it was a child of this process, otherwise None."""
     try:
         fd = os.pidfd_open(pid)
     except ProcessLookupError:

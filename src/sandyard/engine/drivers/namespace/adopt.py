@@ -1,4 +1,4 @@
-"""Taking over a host: which of the sandboxes the engine knows are really there, and removing whatever it does not know."""
+"""Take over a host: find out which of the engine's sandboxes still exist, and remove everything else."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def take_over(
     keep: Collection[Handle],
     snapshots: Collection[str],
 ) -> Mapping[str, Condition]:
-    """Fill `records` with the sandboxes in `keep`, end and remove all others, and say what was found of each."""
+    """Fill `records` with the sandboxes in `keep`, end and remove all others, and return the condition of each."""
     for handle in keep:
         if handle.id not in records:
             _, _, life = parse(handle)
@@ -34,7 +34,7 @@ async def take_over(
                 _adopt(host, lives, records[handle.id], life)
     kept = {handle.id for handle in keep}
     alive = {name: record for name, record in records.items() if name in kept and record.alive}
-    for name in set(records) - kept:  # of an earlier `open`: ended by the sweep
+    for name in set(records) - kept:  # from an earlier `open`; the sweep has ended them
         records.pop(name).ending = "removed: the engine does not know it"
     await host.sweep_processes({name: record.life.pid for name, record in alive.items() if record.life})
     _sweep_run(host.run, alive)
@@ -57,8 +57,8 @@ async def take_over(
 
 
 def _adopt(host: Host, lives: Lives, record: Record, life: Life) -> None:
-    """It is the same process if it began at the same time, and this sandbox's if it is in its group and has its files. Where there are
-    no groups its command line says whose it is."""
+    """Adopt a running sandbox. It is the same process if it started at the same time, and belongs to this sandbox if it
+    is in its cgroup and has its files. Without cgroups its command line identifies it."""
     pidfd = processes.hold(life.pid, life.start)
     if pidfd is None:
         return
@@ -68,7 +68,7 @@ def _adopt(host: Host, lives: Lives, record: Record, life: Life) -> None:
         return
     host.slots.claim(life.slot)
     words = -1
-    with contextlib.suppress(OSError):  # without root its agent's descriptors are out of reach
+    with contextlib.suppress(OSError):  # without root its agent's descriptors are not accessible
         words = os.open(f"/proc/{life.pid}/fd/2", os.O_RDONLY | os.O_CLOEXEC)
     lives.begin(record, life, pidfd, words, ours=False)
 
@@ -84,11 +84,9 @@ async def _open_network(host: Host, alive: Mapping[str, Record]) -> None:
         return
     slots = {record.life.slot: name for name, record in alive.items() if record.life}
     await host.network.open(list(slots))
-    if (
-        "network" in host.network.missing
-    ):  # not even namespaces: sandboxes get a loopback of their own, without its help
+    if "network" in host.network.missing:  # without namespaces, sandboxes get their own loopback elsewhere
         host.give_up_network()
         return
     for slot, name in slots.items():
-        with contextlib.suppress(SandyardError):  # a network that is not there at all: `missing` says so
+        with contextlib.suppress(SandyardError):  # there is no network at all; `missing` says so
             await host.network.set_policy(slot, policies.load(host.run / name))

@@ -1,7 +1,8 @@
-"""The layer under everything a sandbox wrote and over its template: the few files that depend on where it runs.
+"""The layer between a sandbox's own files and its template: the few files that depend on where it runs.
 
-It holds /etc/{resolv.conf,hosts,hostname} and the mount points. The template stays as it is, nothing is written when a sandbox starts,
-and a file that somebody edits in a sandbox is simply a newer one, also in snapshots. One layer serves all with the same DNS server.
+It contains /etc/{resolv.conf,hosts,hostname} and the mount points. The template stays unchanged, nothing is written
+when a sandbox starts, and a file that is edited in a sandbox is simply a newer version, also in snapshots. One layer
+serves all sandboxes with the same DNS server.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _HOSTS = f"""127.0.0.1 localhost {HOSTNAME}
 
 
 def ensure(store: Path, dns: str | None) -> str:
-    """The path of the layer, made when it is missing. Blocks for less than a millisecond."""
+    """Return the path of the layer, created if it is missing. Blocks for less than a millisecond."""
     resolv = f"nameserver {dns}\noptions timeout:5 attempts:2\n" if dns else "# this sandbox has no network\n"
     files = {"etc/resolv.conf": resolv, "etc/hosts": _HOSTS, "etc/hostname": f"{HOSTNAME}\n"}
     digest = hashlib.sha256(repr(sorted(files.items())).encode()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""Whether the machine has room for one more sandbox, asked before anything is made."""
+"""Checks whether the machine has memory for one more sandbox, before anything is created."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from pathlib import Path
 
 from sandyard.kit.errors import FullError
 
-_FRESH = 0.25  # seconds a figure is good for: a burst of creates asks once
+_FRESH = 0.25  # seconds that a value is cached, so that a burst of creates reads it once
 _LEAST = 256 << 20
 
 
 class Memory:
-    """Limits are promises of a maximum and may be given away several times; what counts is what is really left."""
+    """Memory limits of sandboxes are maximums and may be overcommitted; what counts is the memory that is actually
+    available."""
 
     def __init__(self, meminfo: Path = Path("/proc/meminfo")) -> None:
         self._meminfo = meminfo
@@ -24,7 +25,7 @@ class Memory:
         return max(_LEAST, self._total // 50)
 
     def check(self) -> None:
-        """Raise FullError when the machine's free memory is down to the reserve."""
+        """Raise FullError if the machine's free memory is down to the reserve."""
         now = time.monotonic()
         if now - self._read_at > _FRESH:
             lines = (line.split() for line in self._meminfo.read_text().splitlines()[:5])

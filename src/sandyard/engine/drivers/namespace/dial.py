@@ -1,4 +1,4 @@
-"""Connections into a sandbox: to its agent, and to TCP ports of its loopback."""
+"""Connections into a sandbox: to its agent, and to TCP ports on its loopback interface."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LOOPBACKS = ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1"))
 
 
 async def agent(path: str, sandbox: str) -> socket.socket:
-    """A connection to the agent. It is queued by the kernel, so this says nothing about whether the agent is awake."""
+    """Return a connection to the agent. The kernel queues it, so success does not mean that the agent is responsive."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
     end = asyncio.get_running_loop().time() + _TIMEOUT
     try:
@@ -32,17 +32,18 @@ async def agent(path: str, sandbox: str) -> socket.socket:
                 return sock
     except OSError as error:
         sock.close()
-        raise UnreachableError(f"The agent of the sandbox {sandbox} can't be reached: {error.strerror}.") from error
+        raise UnreachableError(f"Could not reach the agent of the sandbox {sandbox}: {error.strerror}.") from error
     except BaseException:
         sock.close()
         raise
 
 
 async def port_from_outside(pid: int, port: int) -> socket.socket:
-    """Connect to a port on the loopback of the network namespace that process is in. Needs root.
+    """Connect to a port on the loopback interface of that process's network namespace. Needs root.
 
-    A socket belongs to the namespace its maker is in at that moment, so this thread goes there and back, without a pause in
-    between. Nobody inside takes part: what comes back is nobody else's descriptor, and a busy agent doesn't slow it down.
+    A socket belongs to the namespace its creator is in at that moment, so this thread enters the namespace and returns,
+    without a pause in between. No process in the sandbox is involved: the socket cannot be forged, and a busy agent
+    does not slow it down.
     """
     loop = asyncio.get_running_loop()
     refused: OSError | None = None
@@ -65,7 +66,7 @@ async def port_from_outside(pid: int, port: int) -> socket.socket:
         else:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             return sock
-    raise UnreachableError(f"The port {port} is not open in the sandbox.") from refused
+    raise UnreachableError(f"Port {port} is not open in the sandbox.") from refused
 
 
 def _socket_inside(pid: int, family: socket.AddressFamily) -> socket.socket:
@@ -83,8 +84,8 @@ def _socket_inside(pid: int, family: socket.AddressFamily) -> socket.socket:
 
 
 async def port_through_agent(path: str, sandbox: str, port: int) -> socket.socket:
-    """Let the agent connect and hand the descriptor out, for an engine that may not enter namespaces. What comes is looked at
-    before it is believed."""
+    """Let the agent connect and pass the descriptor, for an engine that may not enter namespaces. The descriptor is
+    verified before use."""
     loop = asyncio.get_running_loop()
     sock = await agent(path, sandbox)
     try:
@@ -94,9 +95,9 @@ async def port_through_agent(path: str, sandbox: str, port: int) -> socket.socke
             )
             head, fds = await _receive(loop, sock)
     except TimeoutError:
-        raise UnreachableError(f"The sandbox {sandbox} does not answer.") from None
+        raise UnreachableError(f"The sandbox {sandbox} does not respond.") from None
     except OSError as error:
-        raise UnreachableError(f"The sandbox {sandbox} ended the connection.") from error
+        raise UnreachableError(f"The sandbox {sandbox} closed the connection.") from error
     finally:
         sock.close()
     found = [_checked(fd) for fd in fds]
@@ -105,7 +106,7 @@ async def port_through_agent(path: str, sandbox: str, port: int) -> socket.socke
         return good[0]
     for candidate in good:
         candidate.close()
-    raise UnreachableError(f"The port {port} is not open in the sandbox.")
+    raise UnreachableError(f"Port {port} is not open in the sandbox.")
 
 
 async def _receive(loop: asyncio.AbstractEventLoop, sock: socket.socket) -> tuple[bytes, list[int]]:
@@ -129,7 +130,7 @@ async def _receive(loop: asyncio.AbstractEventLoop, sock: socket.socket) -> tupl
 
 
 def _checked(fd: int) -> socket.socket | None:
-    """A connected TCP socket, or None, with the descriptor closed."""
+    """Return the descriptor as a socket if it is a connected TCP socket; otherwise close it and return None."""
     try:
         sock = socket.socket(fileno=fd)
     except OSError:

@@ -1,7 +1,9 @@
-"""The namespace driver: sandboxes out of Linux namespaces, overlay and cgroups. See `contract.Driver` for what each verb promises.
+"""The namespace driver: sandboxes made of Linux namespaces, overlay and cgroups. See `contract.Driver` for the contract
+of each operation.
 
-With root: own user, pid, mount, net, ipc, uts and cgroup namespaces, copy-on-write storage with disk limits, network by policy.
-Without: the same shape with what the kernel allows a user; `capabilities.missing` says what that leaves out.
+With root: separate user, pid, mount, net, ipc, uts and cgroup namespaces, copy-on-write storage with disk limits, and a
+network with policies. Without root: the same structure with what the kernel allows a user; `capabilities.missing` lists
+what is not available.
 """
 
 from __future__ import annotations
@@ -88,7 +90,8 @@ class NamespaceDriver:
         return found
 
     def _first_processes(self) -> dict[str, int]:
-        """Of sandboxes that run. Frozen ones take nothing, and with cgroup 1 their processes can't die."""
+        """Return the first processes of running sandboxes. Frozen ones use nothing more, and with cgroup 1 their
+        processes cannot die."""
         running = (record for record in self._records.values() if record.alive and not record.frozen)
         return {record.id: record.life.pid for record in running if record.life is not None}
 
@@ -96,11 +99,11 @@ class NamespaceDriver:
         return self._here.cgroups.socket_memory(sandbox)
 
     def _end_greedy(self, sandbox: str) -> None:
-        """Its processes could not be ended one by one. One that was frozen meanwhile stays."""
+        """End a sandbox whose processes could not be ended one by one, unless it was frozen in the meantime."""
         record = self._records.get(sandbox)
         if record is None or not record.alive or record.pidfd < 0 or record.frozen:
             return
-        record.ending = record.ending or "killed: it held kernel memory beyond its share, and its processes did not end"
+        record.ending = record.ending or "killed: it used too much kernel memory, and its processes did not end"
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(record.pidfd, signal.SIGKILL)
 
@@ -109,7 +112,7 @@ class NamespaceDriver:
             self.capabilities = self._suspender.capabilities()
 
     async def all_capabilities(self) -> Capabilities:
-        """As they are when everything has been tried out."""
+        """Return the capabilities after everything has been tested."""
         await self._suspender.tried_out()
         return self.capabilities
 
@@ -162,10 +165,10 @@ class NamespaceDriver:
         if record.alive:
             raise ConflictError(f"The sandbox {handle.id} is running.")
         if self._suspender.has(handle.id):
-            raise ConflictError(f"The memory of the sandbox {handle.id} is on disk: restore it, or stop it first.")
+            raise ConflictError(f"The memory of the sandbox {handle.id} is on disk. Restore it, or stop it first.")
         host = self._here
         if not host.store.has(handle.id):
-            raise NotFoundError(f"The file system of the sandbox {handle.id} is gone.")
+            raise NotFoundError(f"The file system of the sandbox {handle.id} no longer exists.")
         self._check_volumes(spec)
         host.memory.check()
 
@@ -195,9 +198,9 @@ class NamespaceDriver:
         host = self._here
         self._check_rules(spec.network)
         if not _ID.fullmatch(spec.id):
-            raise InvalidInputError(f"{spec.id!r} is no id for a sandbox.")
+            raise InvalidInputError(f"{spec.id!r} is not a valid sandbox id.")
         if spec.id in self._records:
-            raise ConflictError(f"There is a sandbox {spec.id} already.")
+            raise ConflictError(f"Sandbox {spec.id} already exists.")
         self._check_volumes(spec)
         host.memory.check()
         host.store.check_room()
@@ -205,18 +208,18 @@ class NamespaceDriver:
     def _check_volumes(self, spec: Spec) -> None:
         for mount in spec.mounts:
             if not self.volume_path(mount.volume).is_dir():
-                raise NotFoundError(f"There is no volume {mount.volume}.")
+                raise NotFoundError(f"Volume {mount.volume} not found.")
 
     def _check_rules(self, policy: NetworkPolicy) -> None:
         if policy.rules and self._here.network is None:
             raise UnsupportedError(
-                "Network rules need the engine to run as root: without it sandboxes have no network that requests could "
-                "be filled in on. Leave out network.rules."
+                "Network rules require an engine that runs as root, because sandboxes otherwise have no network in which headers could "
+                "be added to requests. Leave out network.rules."
             )
 
     async def _whole(self, work: Coroutine[Any, Any, T], undo: Callable[[T], Awaitable[object]]) -> T:
-        """A verb whose caller may go away runs on to its end, and is undone then: half of it is in other processes and threads,
-        which can't be called back."""
+        """Run an operation to its end even if the caller is cancelled, and then undo it: parts of it run in other
+        processes and threads and cannot be interrupted."""
         task = self._lives.track(work)
         try:
             return await asyncio.shield(task)
@@ -230,7 +233,7 @@ class NamespaceDriver:
             raise
 
     async def _make(self, record: Record, policy: NetworkPolicy, fill: Callable[[], Awaitable[None]]) -> Handle:
-        """The record exists while it is being made, so that nobody takes the id; when that fails, nothing is left."""
+        """Create a sandbox. Its record exists in the meantime, so that the id is taken; on failure nothing is left."""
         self._records[record.id] = record
         try:
             await self._starter.start(record, policy, fill)
@@ -248,13 +251,13 @@ class NamespaceDriver:
     # Looking ------------------------------------------------------------------------------------------------------------------
 
     def _record(self, handle: Handle) -> Record:
-        """A handle that this driver object was never told of is looked up on the host, like one in `open`."""
+        """Return the record. A handle that this driver object does not know is looked up on the host, like in `open`."""
         known = self._records.get(handle.id)
         if known is not None:
             return known
         found = resting(handle)
         if not self._here.store.has(handle.id):
-            raise NotFoundError(f"There is no sandbox {handle.id}.")
+            raise NotFoundError(f"Sandbox {handle.id} not found.")
         return found
 
     async def condition(self, handle: Handle) -> Condition:
@@ -317,9 +320,9 @@ class NamespaceDriver:
 
     @contextlib.asynccontextmanager
     async def _still(self, record: Record) -> AsyncIterator[bool]:
-        """Nothing in the sandbox moves meanwhile, and it goes on as it was. Gives whether it is stopped."""
+        """Freeze the sandbox while the block runs, and restore its condition afterwards. Yields whether it is stopped."""
         if not record.alive:
-            yield not self._suspender.has(record.id)  # its memory knows its files as they are
+            yield not self._suspender.has(record.id)  # its memory depends on its files
         elif pause.is_paused(self._here, record):
             yield False
         else:
@@ -331,7 +334,7 @@ class NamespaceDriver:
 
     async def snapshot(self, handle: Handle, snapshot_id: str) -> Layers:
         if not _ID.fullmatch(snapshot_id):
-            raise InvalidInputError(f"{snapshot_id!r} is no id for a snapshot.")
+            raise InvalidInputError(f"{snapshot_id!r} is not a valid snapshot id.")
         record, store = self._record(handle), self._here.store
         store.check_room()
 
@@ -351,7 +354,7 @@ class NamespaceDriver:
 
     async def suspend(self, handle: Handle) -> Handle:
         async def nothing(_: Handle) -> None:
-            """It may stay suspended."""
+            """Do nothing: it may stay suspended."""
 
         return await self._whole(self._suspender.suspend(self._alive(handle), self._end), nothing)
 
@@ -378,7 +381,7 @@ class NamespaceDriver:
         record = self._record(handle)
         if record.alive:
             await self._end(record, "stopped")
-            self._lives.track(self._here.store.flush())  # its files are all that is left of it
+            self._lives.track(self._here.store.flush())  # its files are all that remains of it
         await self._suspender.forget(record.id)
         return record.afresh().handle()
 
@@ -391,19 +394,19 @@ class NamespaceDriver:
         await self._remove(handle.id)
 
     async def _end(self, record: Record, why: str) -> None:
-        """End all processes; returns when none is left. What the slot had is freed in the background."""
+        """End all processes and return when none is left. The slot's resources are freed in the background."""
         if not record.alive:
             return
         record.ending = record.ending or why
         with contextlib.suppress(ProcessLookupError):
-            if record.pidfd >= 0:  # the first process takes all others with it, also those no cgroup knows of
+            if record.pidfd >= 0:  # ending the first process ends all others, including those in no cgroup
                 signal.pidfd_send_signal(record.pidfd, signal.SIGKILL)
         self._here.cgroups.kill(record.id)
         try:
             async with asyncio.timeout(_KILL_PATIENCE):
                 await asyncio.shield(record.ended)
         except TimeoutError:
-            raise SandyardError(f"The processes of the sandbox {record.id} do not end.") from None
+            raise SandyardError(f"Could not end the processes of the sandbox {record.id}.") from None
 
     # Volumes ----------------------------------------------------------------------------------------------------------------------
 
@@ -433,5 +436,5 @@ class NamespaceDriver:
 
 def _checked(volume_id: str) -> str:
     if not _ID.fullmatch(volume_id):
-        raise InvalidInputError(f"{volume_id!r} is no id for a volume.")
+        raise InvalidInputError(f"{volume_id!r} is not a valid volume id.")
     return volume_id

@@ -1,4 +1,4 @@
-"""What the kernel or a child process said, as an error a person understands."""
+"""Translate errors of the kernel or of a child process into errors for users."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ _EXHAUSTED = {
 
 def from_errno(code: int | None, sentence: str) -> SandyardError:
     if code in _NO_SPACE:
-        return NoSpaceError(f"There is no space left: {sentence}.")
+        return NoSpaceError(f"No space left: {sentence}.")
     if code in _EXHAUSTED:
         return FullError(f"The machine is full ({_EXHAUSTED[code]}): {sentence}.")
     return SandyardError(f"{sentence}.")
 
 
 def from_child(answer: dict[str, Any]) -> SandyardError:
-    """Of an `error` answer of the zygote or of a process it made."""
+    """Translate an `error` response of the zygote or of a process it created."""
     if "mount a volume on" in answer["error"] and answer.get("errno") in _NO_PLACE:
-        return InvalidInputError(f"The sandbox {answer['error']}. Choose a place that is a directory, or nothing yet.")
+        return InvalidInputError(f"The sandbox {answer['error']}. Choose a path that is a directory or does not exist.")
     return from_errno(
         answer.get("errno"), f"The sandbox {answer['error']}" if "could not" in answer["error"] else answer["error"]
     )

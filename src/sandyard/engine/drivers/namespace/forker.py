@@ -1,4 +1,4 @@
-"""The engine's side of the zygote: starts it, asks it, starts another one when it died."""
+"""The engine's side of the zygote: starts it, sends requests, and replaces it if it died."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ Ask = Callable[[str, protocol.Message], Awaitable[protocol.Message]]
 
 
 class ZygoteDiedError(BusyError):
-    """The process that makes sandboxes died; another one is being started. Try again."""
+    """The process that creates sandboxes died; another one is being started. Try again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Started:
     pid: int
-    pidfd: int  # the caller's to close
+    pidfd: int  # the caller must close it
 
 
 class _Pending:
@@ -56,8 +56,8 @@ class _Pending:
 
 
 class Forker:
-    """One zygote at a time. Requests are pipelined: none waits for the answer of another. A request that finds no zygote starts one;
-    a request that was under way when the zygote died raises ZygoteDiedError."""
+    """Manages one zygote at a time. Requests are pipelined: none waits for the answer to another. A request starts a
+    zygote if there is none; a request in progress when the zygote dies raises ZygoteDiedError."""
 
     def __init__(
         self,
@@ -66,8 +66,8 @@ class Forker:
         settle: Callable[[int, Ask], Awaitable[None]],
         on_exit: Callable[[int, int], None],
     ) -> None:
-        """`settle(pid, ask)` is called with each new zygote: it gives it its place before any other request gets there.
-        `on_exit(pid, exit code)` is called for every process this zygote made, when it ended; negative is a signal."""
+        """`settle(pid, ask)` is called with each new zygote to set it up before any other request. `on_exit(pid, exit
+        code)` is called for every process of this zygote that has ended; negative means a signal."""
         self._title = title
         self._guest = guest
         self._settle = settle
@@ -77,11 +77,11 @@ class Forker:
         self._pidfd = -1
         self._numbers = 0
         self._pending: dict[int, _Pending] = {}
-        self._by_pid: dict[int, int] = {}  # of starts under way: pid → number
+        self._by_pid: dict[int, int] = {}  # for starts in progress: pid → number
         self._outbox: deque[tuple[protocol.Message, Sequence[int]]] = deque()
         self._starting = asyncio.Lock()
         self._closed = False
-        self._errors: BinaryIO | None = None  # what it says before it can say it properly
+        self._errors: BinaryIO | None = None  # its stderr, for errors before it can report them properly
         self._last_words = ""
 
     @property
@@ -89,7 +89,7 @@ class Forker:
         return self._process.pid if self._process and self._socket else None
 
     async def ensure(self) -> None:
-        """A zygote that has settled. Idempotent."""
+        """Ensure that a zygote is running and set up. Idempotent."""
         if self._socket is not None and not self._starting.locked():
             return
         async with self._starting:
@@ -97,7 +97,7 @@ class Forker:
                 await self._spawn()
 
     async def restart(self) -> None:
-        """Replace the zygote: what it was told when it settled has changed."""
+        """Replace the zygote, because its setup has changed."""
         async with self._starting:
             self._drop()
             await self._spawn()
@@ -111,7 +111,7 @@ class Forker:
         return await self._ask(op, fields, timeout)
 
     async def start(self, fields: protocol.Message, fds: Sequence[int] = ()) -> Started:
-        """A new process that is ready to serve. Whatever fails, nothing of it is alive when this raises."""
+        """Start a process that is ready to serve. If this raises, no process is left."""
         await self.ensure()
         return await self._begin("start", fields, fds)
 
@@ -125,7 +125,7 @@ class Forker:
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
         ours.setblocking(False)
         root = Path(sandyard.__file__).parents[1]
-        # No environment of the engine's, no site-packages: nothing secret, and nothing that starts a thread.
+        # No environment of the engine and no site-packages: no secrets, and nothing that starts a thread.
         command = bare_python_command("-B", bootstrap.__file__, str(root), self._guest, self._title)
         self._errors = os.fdopen(os.memfd_create("zygote-stderr"), "rb")
         with theirs:
@@ -139,7 +139,8 @@ class Forker:
                 start_new_session=True,
             )
         self._socket = ours
-        # Its death shows here at once; its end of the socket may be held a little longer by a process it just made.
+        # Its death is visible here immediately; its end of the socket may be held a little longer by a process it just
+        # created.
         self._pidfd = os.pidfd_open(self._process.pid)
         loop = asyncio.get_running_loop()
         loop.add_reader(ours, self._receive)
@@ -157,7 +158,7 @@ class Forker:
             async with asyncio.timeout(timeout):
                 answer = await pending.future
         except TimeoutError:
-            raise BusyError(f"The process that makes sandboxes did not answer in {timeout} s.") from None
+            raise BusyError(f"The process that creates sandboxes did not answer within {timeout} s.") from None
         finally:
             self._pending.pop(number, None)
         if "error" in answer:
@@ -175,7 +176,7 @@ class Forker:
             assert pending.started is not None
             done = True
         except TimeoutError:
-            raise BusyError(f"The sandbox was not ready in {_TIMEOUT:.0f} s.") from None
+            raise BusyError(f"The sandbox was not ready within {_TIMEOUT:.0f} s.") from None
         else:
             return pending.started
         finally:
@@ -230,7 +231,7 @@ class Forker:
             self._last_words = str(message["fatal"])
         elif "gone" in message:
             self._died(message["gone"], os.waitstatus_to_exitcode(message["status"]))
-        elif message["n"] not in self._pending:  # the caller gave up
+        elif message["n"] not in self._pending:  # the caller was cancelled
             for fd in fds:
                 _end(Started(message.get("pid", 0), fd))
         elif "pid" in message:
@@ -264,7 +265,7 @@ class Forker:
             self._errors.seek(0)
             words = self._errors.read().decode(errors="replace").strip().splitlines()
         log.warning("zygote_died", words=words[-1] if words else "none")
-        self._drop(ZygoteDiedError(f"The process that makes sandboxes died: {words[-1]}" if words else None))
+        self._drop(ZygoteDiedError(f"The process that creates sandboxes died: {words[-1]}" if words else None))
 
     def _drop(self, error: SandyardError | None = None) -> None:
         if self._socket is not None:
@@ -281,7 +282,7 @@ class Forker:
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
-            self._process.wait()  # it was killed, or closed its socket as the last thing it did
+            self._process.wait()  # it was killed, or closed its socket before it exited
             self._process = None
         for _, fds in self._outbox:
             for fd in fds:

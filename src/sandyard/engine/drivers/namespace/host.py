@@ -1,4 +1,4 @@
-"""The machine as this driver uses it: what is opened once and shared by all sandboxes."""
+"""The machine as used by this driver: what is opened once and shared by all sandboxes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _RELEASE_SECONDS = 60.0
 
 
 class Network(Protocol):
-    """What `net` offers: a namespace, an address and an egress policy for each slot."""
+    """The interface of `net`: a namespace, an address and an egress policy for each slot."""
 
     @property
     def missing(self) -> Mapping[str, str]: ...
@@ -58,7 +58,7 @@ MakeNetwork = Callable[[str, Path], Network]  # instance name, directory for its
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """`layer_roots`: the folders templates lie in. `rootless` None: found out. `store` "plain" keeps btrfs out."""
+    """`layer_roots`: the folders of templates. `rootless` None: detected. `store` "plain" disables btrfs."""
 
     data_dir: Path
     layer_roots: Sequence[Path] = ()
@@ -129,7 +129,7 @@ class Host:
             self.network = self.options.network(known.name, data_dir / "net")
 
     async def close(self, *, everything_ended: bool, keep_ids: bool = False) -> None:
-        """`everything_ended`: no sandbox runs, so the host can be left as it was found."""
+        """`everything_ended`: no sandbox is running, so the host can be restored to its original state."""
         await self.store.close(unmount=False)
         await self.launcher.forker.close()
         if self.network is not None:
@@ -145,7 +145,7 @@ class Host:
         os.close(self._run_fd)
 
     def _kill_titled(self, keep: Collection[int] | None) -> None:
-        """End zygotes of earlier runs and, given which agents to keep, all other agents of this instance."""
+        """End zygotes of earlier runs and, if given which agents to keep, all other agents of this instance."""
         for pid in processes.titled(self.title):
             ours = pid == self.launcher.forker.pid
             is_agent = _inside_pid_namespace(pid)
@@ -154,17 +154,17 @@ class Host:
                     os.kill(pid, signal.SIGKILL)
 
     async def sweep_processes(self, keep: Mapping[str, int]) -> None:
-        """End everything of this instance but the sandboxes in `keep` (id → pid of the first process)."""
+        """End all processes of this instance except the sandboxes in `keep` (id → pid of the first process)."""
         strangers = self.cgroups.names() - set(keep) - {ZYGOTE}
         if strangers:
             log.info("sandboxes_swept", count=len(strangers))
         cleared = await asyncio.gather(*(self.cgroups.clear(name) for name in strangers))
         if not all(cleared):
-            raise SandyardError("Processes of sandboxes that should be gone do not end.")
+            raise SandyardError("Processes of removed sandboxes do not end.")
         self._kill_titled(set(keep.values()))
 
     def taken_over(self) -> None:
-        """What the data directory tells of is adopted or removed."""
+        """Mark the contents of the data directory as adopted or removed."""
         self.instance = instances.taken_over(self.options.data_dir, self.instance)
 
     def give_up_network(self) -> None:
@@ -174,7 +174,7 @@ class Host:
             self.network = None
 
     def agent_path(self, sandbox: str) -> str:
-        """Short whatever the data directory is called: a unix socket's path has 107 bytes."""
+        """Return a short path whatever the data directory is called, because a unix socket's path has at most 107 bytes."""
         return f"/proc/self/fd/{self._run_fd}/{sandbox}/agent.sock"
 
     async def _open_store(self, path: Path) -> Store:
@@ -187,8 +187,8 @@ class Host:
         return store
 
     async def _release_store(self, path: Path, file: Path) -> None:
-        """Unmount a store that the kernel has made read-only: mounted again it can be written to. The sandboxes on it hold it, so
-        their processes end; their files are there, and they are started from them."""
+        """Unmount a store that the kernel has made read-only, so that it is writable when mounted again. Running
+        sandboxes keep it mounted, so their processes are ended; they are started again from their files."""
         log.warning("store_remounted", path=str(path), reason="the kernel had made it read-only")
         await asyncio.gather(*(self.cgroups.clear(name) for name in self.cgroups.names()))
         for pid in processes.titled(self.title):
@@ -204,7 +204,7 @@ class Host:
                 return
             if time.monotonic() > deadline:
                 raise SandyardError(
-                    f"The store {path} is read-only and can't be unmounted: something else uses it. `fuser -m {path}` says what."
+                    f"The store {path} is read-only and can't be unmounted: something else uses it. Run `fuser -m {path}` to find it."
                 )
             await asyncio.sleep(0.1)
 
@@ -218,7 +218,7 @@ class Host:
         if not path.is_mount() and _holds_something(path) and not file.exists():
             if btrfs.is_btrfs(path):
                 return CowStore(path, name, None)
-            return PlainStore(path, self._ask, "it was begun without btrfs; a new data directory would have it")
+            return PlainStore(path, self._ask, "it was created without btrfs; use a new data directory to get it")
         if btrfs.is_btrfs(path) and not path.is_mount() and not file.exists() and btrfs.quota_kind(path):
             return CowStore(path, name, None)
         obstacle = image.obstacle()
@@ -233,8 +233,8 @@ class Host:
         except (image.ImageError, OSError) as error:
             obstacle = str(error)
         if file.exists():
-            raise SandyardError(f"The store {file} can't be opened: {obstacle}.")
-        # A btrfs of the machine's own: turning quotas on for all of it is for its owner to decide.
+            raise SandyardError(f"Could not open the store {file}: {obstacle}.")
+        # A btrfs of the machine itself: its owner has to decide whether to enable quotas for all of it.
         return (
             CowStore(path, name, None) if btrfs.is_btrfs(path) else PlainStore(path, self._ask, obstacle or "unknown")
         )
@@ -243,7 +243,7 @@ class Host:
         return await self.launcher.forker.request(op, fields, timeout=None)
 
     def capabilities(self, *, suspend: str) -> Capabilities:
-        """`suspend`: why memory can't go to disk."""
+        """`suspend` is the reason why memory can't be moved to disk."""
         limits = (
             self.cgroups.limits | self.store.limits | {"pids"}
         )  # without the cgroup, the kernel counts them per user
@@ -272,7 +272,7 @@ class Host:
 
 
 def _raise_file_limit() -> None:
-    """Every sandbox is a descriptor of this process, and its connections are more."""
+    """Raise the limit of open files: every sandbox needs a descriptor of this process, and its connections need more."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
     if soft < wanted:

@@ -1,8 +1,9 @@
-"""Who this engine is among those of the machine: a short name for its groups, interfaces and processes, and a range of user ids.
+"""The identity of this engine among those of the machine: a short name for its cgroups, interfaces and processes, and a
+range of user ids.
 
-Both are kept in the data directory, because sandboxes outlive the engine, and belong to that directory: a copy of it is a new
-instance, which leaves alone what the original has on the machine. Ranges are claimed in a folder all engines of the
-machine see; a claim holds as long as the data directory that made it says the same.
+Both are stored in the data directory, because sandboxes outlive the engine, and belong to that directory: a copy of it
+is a new instance, which does not touch the original's resources on the machine. Ranges are claimed in a folder that all
+engines of the machine see; a claim is valid as long as the data directory that made it contains the same range.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ import secrets
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-# Above what useradd hands out, below 2^31, where a group may no longer ping. Somebody else may use parts of it (systemd-nspawn, a
-# directory service); no file on a disk ever belongs to such an id, so that does no harm.
+# Above the ids of useradd and below 2^31, where a group may no longer ping. Others may use parts of it (systemd-nspawn,
+# a directory service); no file on a disk ever belongs to such an id, so that is harmless.
 FIRST_UID = 0x4000_0000
 UIDS_PER_SLOT = 65_536
 SLOTS_PER_BLOCK = 256
@@ -29,27 +30,28 @@ CLAIMS = Path("/run/sandyard/uids")
 class Instance:
     name: str
     first_uid: int
-    slots: int  # how many sandboxes the range has room for
+    slots: int  # how many sandboxes fit into the range
     cgroups: dict[str, str] = field(default_factory=dict)  # hierarchy → directory, as of the last run
-    directory: str = ""  # which directory it was made for: its device and inode
+    directory: str = ""  # the directory it was created for: its device and inode
     is_copy: bool = (
-        False  # copied from another instance's, and not yet taken over: its handles tell of the original's processes
+        False  # copied from another instance and not yet taken over: its handles refer to the original's processes
     )
 
     def uid(self, slot: int) -> int:
-        """Where the ids of a slot begin."""
+        """Return the first id of a slot."""
         return self.first_uid + slot * UIDS_PER_SLOT
 
 
 def load(data_dir: Path, slots: int, claims: Path = CLAIMS) -> Instance:
-    """The instance of this data directory, with a range for at least that many slots where the machine has one. Blocks briefly."""
+    """Return the instance of this data directory, with a range for at least that many slots if the machine has one.
+    Blocks briefly."""
     file = data_dir / "instance.json"
     known: Instance | None = None
     with contextlib.suppress(FileNotFoundError, ValueError, TypeError):
         known = Instance(**json.loads(file.read_text()))
     directory = _identity(data_dir)
     is_copy = known is not None and known.directory not in {"", directory}
-    if is_copy:  # what has the old name on this machine is the original's
+    if is_copy:  # the old name belongs to the original on this machine
         known = None
     elif known is not None and known.is_copy:
         is_copy = True  # an earlier start did not get as far as `taken_over`
@@ -66,21 +68,21 @@ def load(data_dir: Path, slots: int, claims: Path = CLAIMS) -> Instance:
             slots = count * SLOTS_PER_BLOCK
             candidate = Instance(name, first, slots, known.cgroups if known else {}, directory, is_copy)
             try:
-                save(data_dir, candidate)  # before the claim: one that nobody's file confirms is void
+                save(data_dir, candidate)  # before the claim, because a claim without a matching file is void
             except OSError as error:
                 if known is None or error.errno != errno.ENOSPC:
                     raise
-                return known  # on a full disk it stays as it was
+                return known  # on a full disk it stays unchanged
             if _claim(claims, candidate, data_dir):
                 return candidate
-    # Too many engines: share the first range. Namespaces still keep sandboxes apart, only the ids don't.
+    # Too many engines: share the first range. Namespaces still isolate sandboxes, only their ids overlap.
     shared = Instance(name, FIRST_UID, SLOTS_PER_BLOCK, known.cgroups if known else {}, directory, is_copy)
     save(data_dir, shared)
     return shared
 
 
 def _identity(data_dir: Path) -> str:
-    """Differs between a directory and its copies; stays when it is renamed."""
+    """Return a value that differs between a directory and its copies, but stays when it is renamed."""
     status = data_dir.stat()
     return f"{status.st_dev}:{status.st_ino}"
 
@@ -88,7 +90,7 @@ def _identity(data_dir: Path) -> str:
 def save(data_dir: Path, instance: Instance) -> None:
     file, text = data_dir / "instance.json", json.dumps(asdict(instance))
     with contextlib.suppress(FileNotFoundError):
-        if file.read_text() == text:  # an engine starts on a full disk too
+        if file.read_text() == text:  # so that an engine can start on a full disk
             return
     partial = data_dir / ".instance.partial"
     partial.write_text(text)
@@ -96,7 +98,7 @@ def save(data_dir: Path, instance: Instance) -> None:
 
 
 def taken_over(data_dir: Path, instance: Instance) -> Instance:
-    """Everything in the directory is this instance's own by now: whatever is found of it later, it has made itself."""
+    """Mark everything in the directory as this instance's own."""
     if instance.is_copy:
         instance = replace(instance, is_copy=False)
         save(data_dir, instance)
@@ -108,7 +110,7 @@ def with_cgroups(instance: Instance, folders: dict[str, str]) -> Instance:
 
 
 def release(instance: Instance, data_dir: Path, claims: Path = CLAIMS) -> None:
-    """Let others have the range: nothing of this instance runs any more. The next `load` claims it again, or another one."""
+    """Release the range, because nothing of this instance is running. The next `load` claims it again, or another one."""
     first = (instance.first_uid - FIRST_UID) // (SLOTS_PER_BLOCK * UIDS_PER_SLOT)
     for block in range(first, first + instance.slots // SLOTS_PER_BLOCK):
         with contextlib.suppress(OSError):
@@ -117,7 +119,7 @@ def release(instance: Instance, data_dir: Path, claims: Path = CLAIMS) -> None:
 
 
 def _claim(claims: Path, instance: Instance, data_dir: Path) -> bool:
-    """Take every block of the range, or none."""
+    """Claim every block of the range, or none."""
     first = (instance.first_uid - FIRST_UID) // (SLOTS_PER_BLOCK * UIDS_PER_SLOT)
     taken: list[Path] = []
     try:
@@ -150,7 +152,7 @@ def _claim_block(claim: Path, instance: Instance, data_dir: Path) -> bool:
 
 
 def _holder(claim: Path) -> Path | None:
-    """The data directory that still stands by this claim."""
+    """Return the data directory that still confirms this claim, or None."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         said = json.loads(claim.read_text())
         holder = Path(said["data_dir"])

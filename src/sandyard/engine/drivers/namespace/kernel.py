@@ -1,6 +1,7 @@
-"""System calls Python 3.11 does not offer: namespaces, mounts, capabilities, clone3. Each raises OSError and says what failed.
+"""System calls that Python 3.11 does not offer: namespaces, mounts, capabilities, clone3. Each raises OSError with what
+failed.
 
-Standard library only: the zygote loads this, and whatever the zygote loads is memory of every sandbox.
+Standard library only, because everything the zygote loads is in the memory of every sandbox.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ MNT_DETACH = 2
 MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID, MOUNT_ATTR_NODEV, MOUNT_ATTR_NOEXEC = 1, 2, 4, 8
 MOUNT_ATTR_IDMAP = 0x0010_0000
 
-# Younger than the unified table, so the same number on every architecture.
+# Newer than the unified table, so the numbers are the same on every architecture.
 SYS_OPEN_TREE, SYS_MOVE_MOUNT, _SYS_FSCONFIG, _SYS_FSPICK = 428, 429, 431, 433
 _SYS_CLONE3, SYS_CLOSE_RANGE, SYS_MOUNT_SETATTR = 435, 436, 442
 SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}.get(os.uname().machine, -1)
@@ -43,7 +44,7 @@ PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS, PR_SET_THP_DISABLE = 22, 38, 41
 SECCOMP_MODE_FILTER = 2
 
 _libc = ctypes.CDLL(None, use_errno=True)
-libc = ctypes.PyDLL(None, use_errno=True)  # calls without letting go of the interpreter lock: a clone must not
+libc = ctypes.PyDLL(None, use_errno=True)  # calls without releasing the interpreter lock, which a clone must not do
 _libc.syscall.restype = libc.syscall.restype = ctypes.c_long
 
 _CAPABILITY_VERSION_3 = 0x2008_0522
@@ -69,12 +70,13 @@ def setns(fd: int, kind: int) -> None:
 
 
 def clone(flags: int, cgroup_fd: int = -1) -> tuple[int, int]:
-    """Fork into new namespaces and, when given, straight into a cgroup2 directory: a later move would wait for an RCU grace
-    period, which takes milliseconds. Returns (pid, pidfd) in the parent and (0, -1) in the child.
+    """Fork into new namespaces and, if given, directly into a cgroup2 directory: a later move would wait for an RCU
+    grace period, which takes milliseconds. Return (pid, pidfd) in the parent and (0, -1) in the child.
 
-    For a process with one thread only, which holds no lock of Python's or of the C library: what their own fork does besides the
-    clone (making locks anew that other threads may hold, cached thread ids, hooks of modules) is left out. In a fresh copy of an
-    interpreter those hooks cost a millisecond of copied pages. Whoever uses `random` in the child must seed it.
+    Only for a process with one thread that holds no lock of Python or the C library: what their own fork does in
+    addition to the clone (recreating locks that other threads may hold, cached thread ids, module hooks) is left out.
+    In a fresh copy of an interpreter those hooks cost a millisecond of copied pages. Seed `random` in the child before
+    using it.
     """
     pidfd = ctypes.c_int(-1)
     sigchld = 17
@@ -88,7 +90,7 @@ def clone(flags: int, cgroup_fd: int = -1) -> tuple[int, int]:
 
 
 def close_range(first: int, last: int) -> None:
-    """Close every descriptor from first to last, both included."""
+    """Close every descriptor from first to last, inclusive."""
     if last >= first and _libc.syscall(SYS_CLOSE_RANGE, ctypes.c_uint(first), ctypes.c_uint(last), 0) < 0:
         os.closerange(first, min(last, os.sysconf("SC_OPEN_MAX")) + 1)
 
@@ -107,7 +109,7 @@ def sethostname(name: str) -> None:
 
 
 def capset_arguments(keep: int) -> tuple[bytes, bytes]:
-    """For capset(2): permitted and effective capabilities become `keep`, inheritable ones none."""
+    """Return the arguments of capset(2): permitted and effective capabilities become `keep`, inheritable ones none."""
     low, high = keep & 0xFFFF_FFFF, keep >> 32
     return struct.pack("Ii", _CAPABILITY_VERSION_3, 0), struct.pack("6I", low, low, 0, high, high, 0)
 
@@ -124,12 +126,12 @@ def effective_capabilities() -> int:
 
 
 def is_root() -> bool:
-    """Whether this process may make namespaces and mounts on the host itself."""
+    """Return whether this process may create namespaces and mounts on the host itself."""
     return os.geteuid() == 0 and bool(effective_capabilities() & _CAP_SYS_ADMIN)
 
 
 class SeccompProgram:
-    """A filter of `sock_filter` records, ready to be loaded as often as wanted."""
+    """A filter of `sock_filter` records that can be loaded repeatedly."""
 
     def __init__(self, program: bytes) -> None:
         self._code = ctypes.create_string_buffer(program, len(program))
@@ -138,7 +140,7 @@ class SeccompProgram:
 
 
 def load_seccomp(program: bytes) -> None:
-    """Install a filter for this thread and all that come of it, for ever."""
+    """Install a filter for this thread and all its descendants, permanently."""
     loaded = SeccompProgram(program)  # its arguments point into it
     _check(_libc.prctl(*loaded.arguments), "load the seccomp filter")
 
@@ -160,7 +162,7 @@ def unmount(target: str, flags: int = 0) -> None:
 
 
 def clone_mount(path: str, *, recursive: bool = False) -> int:
-    """A descriptor of a detached copy of the mount that `path` is on, with `path` as its root."""
+    """Return a descriptor of a detached copy of the mount that contains `path`, with `path` as its root."""
     flags = OPEN_TREE_CLONE | os.O_CLOEXEC | (_AT_RECURSIVE if recursive else 0)
     return _check(_libc.syscall(SYS_OPEN_TREE, AT_FDCWD, os.fsencode(path), flags), f"copy the mount of {path}")
 
@@ -171,21 +173,22 @@ def attach_mount(fd: int, target: str) -> None:
 
 
 def set_mount(fd: int, attributes: int, *, recursive: bool = False, userns_fd: int = -1) -> None:
-    """With `userns_fd`, ids are mapped through that user namespace; the mount must not be attached yet."""
+    """Change a mount. With `userns_fd`, ids are mapped through that user namespace; the mount must not be attached yet."""
     attr = mount_attributes(attributes, userns_fd)
     flags = AT_EMPTY_PATH | (_AT_RECURSIVE if recursive else 0)
     _check(_libc.syscall(SYS_MOUNT_SETATTR, fd, b"", flags, attr, ctypes.c_size_t(len(attr))), "change a mount")
 
 
 def mount_attributes(attributes: int, userns_fd: int = -1) -> bytes:
-    """For mount_setattr(2); with `userns_fd`, ids on the mount are mapped through that user namespace."""
+    """Return the argument of mount_setattr(2); with `userns_fd`, ids on the mount are mapped through that user
+    namespace."""
     if userns_fd >= 0:
         attributes |= MOUNT_ATTR_IDMAP
     return struct.pack("4Q", attributes, 0, 0, max(userns_fd, 0))
 
 
 def reconfigure(path: str, flags: list[str]) -> None:
-    """Set options of the file system that is mounted at `path`; those of the mount stay."""
+    """Set options of the file system mounted at `path`; those of the mount stay."""
     context = _check(
         _libc.syscall(_SYS_FSPICK, AT_FDCWD, os.fsencode(path), _FSPICK_CLOEXEC), f"open the options of {path}"
     )
@@ -201,7 +204,7 @@ def reconfigure(path: str, flags: list[str]) -> None:
 
 
 def syncfs(path: str) -> None:
-    """Write all that is dirty on a file system to its disk. Blocks."""
+    """Write all dirty data of a file system to disk. Blocks."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         _check(_libc.syncfs(fd), f"sync {path}")
@@ -210,21 +213,21 @@ def syncfs(path: str) -> None:
 
 
 def fallocate(fd: int, offset: int, length: int) -> None:
-    """Give this part of a file its blocks; what is there already stays. Unlike `os.posix_fallocate`, never writes where the file
-    system has no way to do it, but raises EOPNOTSUPP: somebody else may be writing to the file."""
+    """Allocate the blocks of this part of a file; existing data stays. Unlike `os.posix_fallocate`, never falls back to
+    writing, but raises EOPNOTSUPP: another process may be writing to the file."""
     raw = (ctypes.c_int(fd), 0, ctypes.c_int64(offset), ctypes.c_int64(length))
     _check(_libc.fallocate(*raw), "reserve disk space")
 
 
 def filesystem_type(path: str) -> int:
-    """The magic number statfs tells."""
+    """Return the magic number from statfs."""
     raw = ctypes.create_string_buffer(256)
     _check(_libc.statfs(os.fsencode(path), raw), f"statfs {path}")
     return int(ctypes.c_long.from_buffer(raw).value) & 0xFFFF_FFFF
 
 
 def pivot_into(root: str) -> None:
-    """Make `root`, a mount point, the root of this mount namespace, and let go of all that was there before."""
+    """Make `root`, a mount point, the root of this mount namespace, and detach everything that was there before."""
     os.chdir(root)
     _check(_libc.syscall(SYS_PIVOT_ROOT, b".", b"."), "pivot_root")
     unmount(".", MNT_DETACH)

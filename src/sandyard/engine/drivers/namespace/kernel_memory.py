@@ -1,12 +1,13 @@
-"""Bounds kernel memory that no cgroup limits: netlink sockets, buffers of other sockets (`socket_memory`), file locks, TCP orphans.
+"""Limits kernel memory that no cgroup limits: netlink sockets, buffers of other sockets (`socket_memory`), file locks,
+TCP orphans.
 
-The kernel charges none of it to the process that causes it, and has no other limit for it than a size for each socket. So the engine
-watches the machine's kernel memory, one small file twice a second. Only when that has grown it looks at what each sandbox
-holds, and ends the processes of those that hold more than their share. A sandbox that takes it slowly is found as well: every growth
-by the bound is followed by a look at all sandboxes.
+The kernel charges none of it to the process that causes it, and its only limit is a size per socket. So the engine
+watches the machine's kernel memory, one small file twice a second. Only when that has grown does it check what each
+sandbox holds, and ends the processes of those that hold more than their share. A sandbox that takes it slowly is found
+as well: every growth by the limit is followed by a check of all sandboxes.
 
-TCP has figures of its own for the machine's buffers and orphans, one more small file: sandboxes are looked at as long as these are more
-than one sandbox may hold.
+TCP has its own figures for the machine's buffers and orphans, in one more small file: sandboxes are checked while these
+exceed what one sandbox may hold.
 """
 
 from __future__ import annotations
@@ -29,19 +30,17 @@ from sandyard.kit.logging import get_logger
 
 log = get_logger(__name__)
 
-_INTERVAL = 0.5  # a process can take some hundred megabytes a second
+_INTERVAL = 0.5  # a process can take some hundred megabytes per second
 _LEAST_GROWTH = 256 << 20
 _PART_OF_MEMORY = 50
 _PART_OF_ORPHANS = 8  # the kernel resets some connections from a quarter of its limit on
 _CHUNK = 1 << 16
-_LARGEST_TABLE = 16 << 20  # of netlink sockets, in bytes: some 150,000 of them
+_LARGEST_TABLE = 16 << 20  # netlink sockets, in bytes: some 150,000 of them
 _NOT_THE_KERNELS = ("MemFree", "Buffers", "Cached", "SwapCached", "AnonPages", "SReclaimable", "Hugetlb")
-_NETLINK_SOCKET = 2048  # bytes of each, besides its buffer
+_NETLINK_SOCKET = 2048  # bytes per socket, in addition to its buffer
 _SOCKETS_SECONDS = 2.0
-_LOCKS_SECONDS = (
-    3.0  # the kernel counts from the first lock again for every page of them it gives: 100,000 take a second
-)
-_CERTAIN = 10  # of locks that could not be read to their end, this part of the share is too much
+_LOCKS_SECONDS = 3.0  # for every page of locks the kernel counts from the first lock again: 100,000 take a second
+_CERTAIN = 10  # for a list of locks that was not read completely, this fraction of the share is too much
 _ROUNDS = 100
 _ROUND_PAUSE = 0.02
 
@@ -50,10 +49,10 @@ Device = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """`growth`: bytes by which the machine's kernel memory grows before sandboxes are looked at; 0 for 2 % of the machine's memory, at
-    least 256 MB. `netlink` and `sockets` (bytes) and `locks` are what each sandbox may hold then, of sockets beyond what its cgroup is
-    charged for and allowed. `orphans`: TCP connections that each may have closed with data that is not taken yet; 0 for an eighth of what
-    the machine may have."""
+    """`growth`: bytes by which the machine's kernel memory grows before sandboxes are checked; 0 means 2 % of the
+    machine's memory, at least 256 MB. `netlink` and `sockets` (bytes) and `locks` are what each sandbox may then hold,
+    for sockets in addition to what its cgroup is charged for and allowed. `orphans`: TCP connections per sandbox that
+    are closed with undelivered data; 0 means an eighth of the machine's limit."""
 
     growth: int = 0
     netlink: int = 64 << 20
@@ -72,10 +71,11 @@ class Excess:
 
 
 class Growth:
-    """Decides when to look: when memory has grown by the bound above the lowest figure since the last look that found nothing."""
+    """Decides when to check: when memory has grown by the limit above the lowest value since the last check that found
+    nothing."""
 
     def __init__(self) -> None:
-        self._lowest: int | None = None  # the first figure is looked at too: sandboxes outlive the engine
+        self._lowest: int | None = None  # the first value triggers a check too, because sandboxes outlive the engine
 
     def is_due(self, current: int, bound: int) -> bool:
         if self._lowest is None:
@@ -84,14 +84,14 @@ class Growth:
         return current - self._lowest > bound
 
     def accept(self, current: int) -> None:
-        """Nobody holds too much: the next look is after another growth from here."""
+        """Record that no sandbox holds too much: the next check is after another growth from here."""
         self._lowest = current
 
 
 class KernelMemory:
-    """`sandboxes` gives the running ones with the pid of their first process, which is never ended here: `end` is called for a
-    sandbox whose other processes multiply faster than they are ended. `charged` tells the socket buffers that a sandbox's cgroup is
-    charged for, None where nothing is."""
+    """`sandboxes` returns the running ones with the pid of their first process, which is never ended here: `end` is
+    called for a sandbox whose other processes multiply faster than they can be ended. `charged` returns the socket
+    buffers that a sandbox's cgroup is charged for, or None."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class KernelMemory:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Idempotent."""
+        """Start watching. Idempotent."""
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._run())
 
@@ -130,20 +130,20 @@ class KernelMemory:
                 if growth.is_due(current, bound) and not await self._look(current):
                     growth.accept(current)
                 failed = None
-            except (OSError, ValueError, LookupError) as error:  # the next round may see better
+            except (OSError, ValueError, LookupError) as error:  # the next round may succeed
                 if failed != str(error):
                     failed = str(error)
                     log.warning("kernel_memory_check_failed", reason=failed)
 
     async def _look(self, kernel_memory: int) -> bool:
-        """End the processes of sandboxes that hold too much. Says whether there were any."""
+        """End the processes of sandboxes that hold too much. Return whether there were any."""
         sandboxes = dict(self._sandboxes())
         if not sandboxes:
             return False
         found = await asyncio.to_thread(find_netlink, sandboxes, self._bounds.netlink)
         if not found:
             found = await asyncio.to_thread(find_sockets, sandboxes, self._bounds.sockets, self._charged)
-        if not found:  # reading locks takes longer: not while somebody is known who takes more meanwhile
+        if not found:  # reading locks takes longer, so not while a known sandbox keeps taking memory
             found = await asyncio.to_thread(find_locks, sandboxes, self._bounds.locks)
         if not found:
             log.info("kernel_memory_checked", sandboxes=len(sandboxes), machine_kernel_memory=kernel_memory)
@@ -151,7 +151,7 @@ class KernelMemory:
         return bool(found)
 
     async def _look_at_tcp(self, tcp: socket_memory.Tcp) -> None:
-        """The same, of sandboxes that hold too much of TCP's memory or orphans."""
+        """Do the same for sandboxes that hold too much TCP memory or too many orphans."""
         found: list[Excess] = []
         sandboxes = dict(self._sandboxes())
         if tcp.memory > LEAST_SOCKETS + self._bounds.sockets:
@@ -177,29 +177,30 @@ class KernelMemory:
 
     async def _end_processes(self, sandbox: str, pid: int, kinds: Collection[str]) -> None:
         if self._sandboxes().get(sandbox) != pid:
-            return  # it has ended meanwhile, and its pid may be somebody else's
+            return  # it has ended in the meantime, and its pid may be reused
         if not await asyncio.to_thread(end_descendants, pid):
             self._end(sandbox)
-        elif "orphans" in kinds:  # those whose other side is not in the sandbox are still there
+        elif "orphans" in kinds:  # orphans whose other side is outside of the sandbox are still there
             with contextlib.suppress(OSError):
                 await asyncio.to_thread(socket_memory.end_orphans, pid)
 
 
 def read_memory(proc: Path = Path("/proc")) -> tuple[int, int]:
-    """All memory of the machine, and what of it is the kernel's and can't be reclaimed, in bytes: all that is neither free nor a
-    program's nor a file's. `SUnreclaim` alone would miss what is not made of slabs, such as most of a socket's buffers."""
+    """Return the machine's total memory, and the unreclaimable kernel memory, in bytes: everything that is neither free
+    nor used by programs or files. `SUnreclaim` alone would miss what is not in slabs, such as most socket buffers."""
     lines = (proc / "meminfo").read_text().splitlines()
     table = {line.partition(":")[0]: int(line.split()[1]) << 10 for line in lines}
     pages = re.findall(r"^ +count: +(\d+)$", (proc / "zoneinfo").read_text(), re.MULTILINE)
     free_at_processors = (
         sum(map(int, pages)) * resource.getpagesize()
-    )  # hundreds of megabytes that `MemFree` leaves out
+    )  # hundreds of megabytes that `MemFree` does not include
     others = sum(table.get(name, 0) for name in _NOT_THE_KERNELS)
     return table["MemTotal"], max(table["MemTotal"] - others - free_at_processors, 0)
 
 
 def find_netlink(sandboxes: Mapping[str, int], share: int) -> list[Excess]:
-    """Sandboxes (id → pid of their first process) whose netlink sockets hold more bytes than their share. Blocks briefly."""
+    """Return the sandboxes (id → pid of their first process) whose netlink sockets hold more bytes than their share.
+    Blocks briefly."""
     found = []
     for sandbox, pid in sandboxes.items():
         with contextlib.suppress(OSError):  # it has just ended
@@ -212,7 +213,8 @@ def find_netlink(sandboxes: Mapping[str, int], share: int) -> list[Excess]:
 def find_charged(
     sandboxes: Mapping[str, int], share: int, charged: Callable[[str], SocketMemory | None]
 ) -> list[Excess]:
-    """Sandboxes whose cgroup is charged for more socket buffers than it may hold and their share. Blocks briefly."""
+    """Return the sandboxes whose cgroup is charged for more socket buffers than its limit plus their share. Blocks
+    briefly."""
     found = []
     for sandbox in sandboxes:
         counted = charged(sandbox)
@@ -222,7 +224,7 @@ def find_charged(
 
 
 def find_orphans(sandboxes: Mapping[str, int], share: int) -> list[Excess]:
-    """Sandboxes that have more than their share. Blocks, for each that has many sockets."""
+    """Return the sandboxes that have more orphans than their share. Blocks for each one with many sockets."""
     found = []
     for sandbox, pid in sandboxes.items():
         with contextlib.suppress(OSError):  # it has just ended
@@ -235,16 +237,16 @@ def find_orphans(sandboxes: Mapping[str, int], share: int) -> list[Excess]:
 def find_sockets(
     sandboxes: Mapping[str, int], share: int, charged: Callable[[str], SocketMemory | None]
 ) -> list[Excess]:
-    """Sandboxes whose sockets hold more bytes than their share and what their cgroup is charged for and allowed. Blocks, for each that
-    has many."""
+    """Return the sandboxes whose sockets hold more bytes than their share plus what their cgroup is charged for and
+    allowed. Blocks for each one with many sockets."""
     found = []
     for sandbox, pid in sandboxes.items():
         counted = charged(sandbox)
         if counted is None:
-            continue  # nothing bounds its memory: what it has is no excess
+            continue  # its memory is unlimited, so nothing is an excess
         with contextlib.suppress(OSError):  # it has just ended
             held = _sum_until(time.monotonic() + _SOCKETS_SECONDS, socket_memory.held(pid, share))
-            after = charged(sandbox) or counted  # buffers come and go while they are added up
+            after = charged(sandbox) or counted  # buffers change while they are added up
             excess = held - min(max(counted.used, after.used), counted.limit)
             if excess > share:
                 found.append(Excess(sandbox, "sockets", excess))
@@ -252,7 +254,7 @@ def find_sockets(
 
 
 def _sum_until(deadline: float, amounts: Iterable[int]) -> int:
-    """Of as many as come before the deadline."""
+    """Sum the amounts that arrive before the deadline."""
     total = 0
     for amount in amounts:
         total += amount
@@ -262,7 +264,7 @@ def _sum_until(deadline: float, amounts: Iterable[int]) -> int:
 
 
 def find_locks(sandboxes: Mapping[str, int], share: int) -> list[Excess]:
-    """Sandboxes that hold more locks than their share. Blocks for up to `_LOCKS_SECONDS`."""
+    """Return the sandboxes that hold more locks than their share. Blocks for up to `_LOCKS_SECONDS`."""
     locks, complete = count_locks(_lines(Path("/proc/locks")), time.monotonic() + _LOCKS_SECONDS)
     if not complete:
         share //= _CERTAIN
@@ -273,7 +275,8 @@ def find_locks(sandboxes: Mapping[str, int], share: int) -> list[Excess]:
 
 
 def _lines(path: Path, limit: int | None = None) -> Iterator[bytes]:
-    """Of a file in /proc, as they are read: such a file may be large, and costs more with every piece."""
+    """Yield the lines of a file in /proc while reading: such a file may be large, and each piece costs more than the
+    one before."""
     rest, size = b"", 0
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -286,20 +289,21 @@ def _lines(path: Path, limit: int | None = None) -> Iterator[bytes]:
 
 
 def netlink_bytes(lines: Iterable[bytes]) -> int:
-    """Bytes of the sockets in a `/proc/PID/net/netlink`, with what waits in their receive buffers."""
+    """Return the bytes of the sockets in a `/proc/PID/net/netlink`, including their receive buffers."""
     table = iter(lines)
     column = next(table, b"Rmem").split().index(b"Rmem")
     return sum(int(line.split()[column]) + _NETLINK_SOCKET for line in table if line)
 
 
 def count_locks(lines: Iterable[bytes], deadline: float) -> tuple[Counter[tuple[Device, int]], bool]:
-    """Locks of a `/proc/locks` by device and pid, and whether these are all: it ends at the deadline."""
+    """Count the locks of a `/proc/locks` by device and pid. Also return whether the count is complete, because it stops
+    at the deadline."""
     found: Counter[tuple[Device, int]] = Counter()
     for line in lines:
         words = line.replace(b"->", b"").split()
         if len(words) >= 6 and words[5].count(b":") == 2:
             major, minor, _ = words[5].split(b":")
-            with contextlib.suppress(ValueError):  # of a file that is just going away
+            with contextlib.suppress(ValueError):  # the lock's file is just being removed
                 found[(int(major, 16), int(minor, 16)), int(words[4])] += 1
         if time.monotonic() > deadline:
             return found, False
@@ -309,8 +313,8 @@ def count_locks(lines: Iterable[bytes], deadline: float) -> tuple[Counter[tuple[
 def by_sandbox(
     locks: Mapping[tuple[Device, int], int], devices: Mapping[Device, str], ancestors: Ancestors
 ) -> Counter[str]:
-    """Whose they are: by the file system where only one sandbox has it, as the process may have ended or not be named (open file
-    description locks); else by the process."""
+    """Attribute locks to sandboxes: by the file system if only one sandbox has it, because the process may have ended
+    or be unknown (open file description locks); otherwise by the process."""
     found: Counter[str] = Counter()
     for (device, pid), count in locks.items():
         sandbox = devices.get(device) or ancestors.sandbox(pid)
@@ -320,7 +324,7 @@ def by_sandbox(
 
 
 def exclusive_devices(sandboxes: Mapping[str, int]) -> dict[Device, str]:
-    """File systems that are mounted in one sandbox and nowhere else: its root, its shared memory."""
+    """Return file systems that are mounted in exactly one sandbox: its root, its shared memory."""
     owners: dict[Device, set[str]] = {}
     for sandbox, place in [("", "self"), *((sandbox, str(pid)) for sandbox, pid in sandboxes.items())]:
         with contextlib.suppress(OSError):
@@ -335,7 +339,7 @@ def mounted_devices(mountinfo: str) -> set[Device]:
 
 
 class Ancestors:
-    """Which sandbox a process descends from. Remembers what it has seen: a chain of processes may be long."""
+    """Finds the sandbox that a process descends from. Caches results, because a chain of processes may be long."""
 
     def __init__(self, sandboxes: Mapping[str, int], parent: Callable[[int], int | None] | None = None) -> None:
         self._known: dict[int, str | None] = {pid: sandbox for sandbox, pid in sandboxes.items()}
@@ -359,7 +363,7 @@ def _parent(pid: int) -> int | None:
 
 
 def end_descendants(root: int) -> bool:
-    """Kill all that descend from a process, and wait until they are gone. False when they do not come to an end. Blocks."""
+    """Kill all descendants of a process, and wait until they are gone. Return False if they do not end. Blocks."""
     for _ in range(_ROUNDS):
         left = [pid for pid, state in processes.family(root).items() if pid != root and state not in {"Z", "X"}]
         if not left:

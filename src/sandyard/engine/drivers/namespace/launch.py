@@ -1,4 +1,4 @@
-"""Starting a sandbox's first process: what the zygote must know for it, and where layers are in the zygote's own root."""
+"""Start a sandbox's first process: what the zygote needs for that, and where layers are in the zygote's own root."""
 
 # ruff: noqa: ASYNC240 - a stat or a write to /proc takes microseconds
 
@@ -22,11 +22,11 @@ from sandyard.kit.errors import NotFoundError, UnsupportedError
 
 Seats = list[
     tuple[str, int]
-]  # descriptors for a first process, by what they are for: where it is born, it sees no paths
+]  # descriptors for a first process, by purpose, because it sees no paths when it is created
 
 
 class NetSlot(Protocol):
-    """A slot's network, made by whoever the driver was given for that."""
+    """A slot's network, provided by the driver's network component."""
 
     @property
     def netns_path(self) -> Path: ...
@@ -44,11 +44,12 @@ class Plan:
     limits: Limits
     net: NetSlot | None
     mounts: tuple[Mount, ...] = ()
-    hold: bool = False  # only hold the namespaces: no agent
+    hold: bool = False  # only hold the namespaces, without an agent
 
 
 class Launcher:
-    """Owns the zygote. `roots` are folders below which layers are expected; a layer elsewhere costs a new zygote, once."""
+    """Owns the zygote. `roots` are folders that are expected to contain layers; a layer elsewhere requires a new
+    zygote, once."""
 
     def __init__(
         self,
@@ -68,7 +69,7 @@ class Launcher:
         self._inside = f"{store}/"
         self._base_layers: dict[str | None, str] = {}
         self._wanted_roots = [os.path.realpath(root) for root in roots]
-        self._roots: list[str] = []  # those of the zygote that runs
+        self._roots: list[str] = []  # those of the running zygote
         self._places: dict[str, str] = {}
         self._cgroups = cgroups
         self._instance = instance
@@ -78,7 +79,7 @@ class Launcher:
         self.forker = Forker(title, guest, self._settle, on_exit)
 
     async def _settle(self, pid: int, ask: Ask) -> None:
-        """Give a new zygote its cgroup, its ids and its root."""
+        """Set up a new zygote: its cgroup, its ids and its root."""
         self._cgroups.place_zygote(pid)
         if self._rootless:
             await ask("unshare", {})
@@ -96,7 +97,7 @@ class Launcher:
                 if self._rootless
                 else "an overlay on idmapped mounts, Linux 5.19"
             )
-            raise UnsupportedError(f"Sandboxes need {need} or newer; this is {release}: {answer['problem']}.")
+            raise UnsupportedError(f"Sandboxes require {need} or newer; this is {release}: {answer['problem']}.")
 
     def _uid(self, slot: int) -> int:
         return 0 if self._rootless else self._instance.uid(slot)
@@ -105,21 +106,22 @@ class Launcher:
         return [slot for slot in slots if slot not in self._ready_slots]
 
     async def prepare(self, slot: int) -> None:
-        """Make a slot's user namespace ahead, so that a start finds it."""
+        """Create a slot's user namespace in advance."""
         await self.forker.request("userns", {"slot": slot, "uid": self._uid(slot), "ids": self.ids.count})
         self._ready_slots.add(slot)
 
     def reserve(self, sandbox: str, limits: Limits, seats: Seats) -> None:
-        """Cgroups and the agent's directory, in a few hundred microseconds. The run directory must exist."""
+        """Create cgroups and the agent's directory, in a few hundred microseconds. The run directory must exist."""
         seats += self._cgroups.make(sandbox, limits)
-        # Where its agent's socket will be.
+        # The location of the agent's socket.
         seats.append(("run", os.open(sandbox, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._run_fd)))
-        # What the agent says when it crashes: memory of the sandbox, and gone with both of us.
+        # The agent's crash output: memory that belongs to the sandbox and is freed with both processes.
         seats.append(("stderr", os.memfd_create("agent-stderr")))
 
     async def start(self, plan: Plan, seats: Seats, store: Store) -> tuple[Life, int]:
-        """The life of a new first process, whose agent accepts connections, and a pidfd of it. `seats`, of `reserve`, stay
-        the caller's to close. When it fails, cgroups and directories are left for the caller to remove, but no process."""
+        """Start a first process whose agent accepts connections. Return its life and a pidfd. `seats`, from `reserve`,
+        must be closed by the caller. On failure no process is left, but the caller has to remove cgroups and
+        directories."""
         await self.forker.ensure()
         layers = [*store.below(plan.id), *plan.layers]
         outside = (number for number, layer in enumerate(layers) if not layer.startswith(self._inside))
@@ -149,9 +151,9 @@ class Launcher:
         }
         started = await self._fork(request, seats, plan.net)
         start = processes.start_time(started.pid)
-        if start is None:  # it was ready and is gone already
+        if start is None:  # it was ready and has already ended
             os.close(started.pidfd)
-            raise ZygoteDiedError("The sandbox ended as soon as it was started.")
+            raise ZygoteDiedError("The sandbox ended immediately after it was started.")
         self._ready_slots.add(plan.slot)
         return Life(started.pid, start, plan.slot), started.pidfd
 
@@ -166,7 +168,7 @@ class Launcher:
                 os.close(netns)
 
     async def _place(self, layer: str) -> str:
-        """Where the zygote finds a layer."""
+        """Return where the zygote finds a layer."""
         for _ in range(2):
             if layer in self._places:
                 return self._places[layer]

@@ -1,4 +1,4 @@
-"""The running sandboxes: notices when one has ended, finds out why, and tidies up after it."""
+"""The running sandboxes: detect that one has ended, find out why, and clean up."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ log = get_logger(__name__)
 
 T = TypeVar("T")
 
-_STATUS_PATIENCE = 2.0  # the zygote knows at once, but on a busy machine it may not run at once
+_STATUS_PATIENCE = 2.0  # the zygote knows at once, but may be delayed on a busy machine
 _TAIL = 4096
 
 
 class Lives:
-    """Work that outlasts a verb runs in tracked tasks: `settle` waits for all of it."""
+    """Work that outlasts an operation runs in tracked tasks: `settle` waits for all of it."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
@@ -32,8 +32,8 @@ class Lives:
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def begin(self, record: Record, life: Life, pidfd: int, words: int, *, ours: bool) -> None:
-        """From now on the end of this process is the end of the sandbox. `ours`: the zygote that made it runs, and will say
-        how it ended. Takes both descriptors."""
+        """Watch a sandbox: from now on the end of this process is its end. `ours`: the zygote that created it is
+        running, and will report how it ended. Takes ownership of both descriptors."""
         record.life, record.pidfd, record.words = life, pidfd, words
         record.ending = record.exit_code = None
         record.frozen = False
@@ -44,14 +44,14 @@ class Lives:
         asyncio.get_running_loop().add_reader(pidfd, self._on_end, record)
 
     def on_exit(self, pid: int, code: int) -> None:
-        """The zygote saw a process end."""
+        """Handle the zygote's report that a process has ended."""
         if pid in self._by_pid:
             self._by_pid[pid].exit_code = code
         if pid in self._statuses:
             self._statuses[pid].set()
 
     def track(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Run something that must come to its end, whoever waits for it."""
+        """Run work that must run to completion, even if nobody waits for it."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._done)
@@ -59,7 +59,7 @@ class Lives:
 
     def _done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None:  # who waits for it hears of it as well
+        if not task.cancelled() and task.exception() is not None:  # also raised to whoever awaits it
             log.debug("work_failed", error=str(task.exception()))
 
     async def settle(self) -> None:
@@ -67,7 +67,7 @@ class Lives:
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def abandon(self) -> None:
-        """Stop watching; the sandboxes go on."""
+        """Stop watching; the sandboxes keep running."""
         loop = asyncio.get_running_loop()
         for record in self._by_pid.values():
             loop.remove_reader(record.pidfd)
@@ -83,7 +83,8 @@ class Lives:
         self.track(self._end(record, record.life))
 
     async def _end(self, record: Record, life: Life) -> None:
-        """All processes are gone with the first one. Say why, then free what only a running sandbox needs."""
+        """Handle the end of the first process, with which all others end. Record the reason, then free what only a
+        running sandbox needs."""
         event = self._statuses.pop(life.pid, None)
         if event is not None and record.ending is None:
             with contextlib.suppress(TimeoutError):
@@ -103,7 +104,7 @@ class Lives:
             await self.free(life.slot)
 
     async def free(self, slot: int) -> None:
-        """Give a slot back, with its network."""
+        """Free a slot and its network."""
         try:
             if self._host.network is not None:
                 await self._host.network.release(slot)
@@ -144,7 +145,7 @@ def _last_words(fd: int) -> str:
 
 
 def remove_run(folder: Path) -> None:
-    """A sandbox's directory in run/ holds a few plain files. Idempotent."""
+    """Remove a sandbox's directory in run/, which contains a few plain files. Idempotent."""
     with contextlib.suppress(FileNotFoundError):
         for entry in list(os.scandir(folder)):
             Path(entry.path).unlink(missing_ok=True)

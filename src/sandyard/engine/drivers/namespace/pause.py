@@ -1,4 +1,4 @@
-"""Pausing with memory kept: by the cgroup freezer, which processes can't notice, or by signals where there is none."""
+"""Pause while keeping memory: with the cgroup freezer, which processes cannot notice, or with signals if there is none."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from sandyard.kit.errors import BusyError
 
 
 async def freeze(host: Host, record: Record) -> None:
-    """Returns when nothing in it runs any more. Idempotent. Raises BusyError, with the sandbox running on."""
+    """Freeze the sandbox and return when nothing in it is running. Idempotent. Raises BusyError, and the sandbox keeps
+    running."""
     assert record.life is not None
     try:
         if host.cgroups.can_freeze:
@@ -17,7 +18,7 @@ async def freeze(host: Host, record: Record) -> None:
         else:
             await processes.stop_all(record.life.pid)
     except TimeoutError:
-        raise BusyError(f"The sandbox {record.id} could not be paused: a process in it does not stop.") from None
+        raise BusyError(f"Could not pause the sandbox {record.id}: a process in it does not stop.") from None
     record.frozen = True
 
 
@@ -31,7 +32,7 @@ def thaw(host: Host, record: Record) -> None:
 
 
 def is_paused(host: Host, record: Record) -> bool:
-    """What the kernel says."""
+    """Return whether the kernel reports it as frozen."""
     assert record.life is not None
     if host.cgroups.can_freeze:
         return host.cgroups.frozen(record.id)

@@ -1,4 +1,5 @@
-"""The egress policy of a running sandbox, kept beside its socket: the network wants to be told again after a restart of the engine."""
+"""The egress policy of a running sandbox, stored next to its socket, because it has to be applied again after a restart
+of the engine."""
 
 from __future__ import annotations
 
@@ -11,10 +12,10 @@ _FILE = "network.json"
 
 
 def begin(folder: Path, policy: NetworkPolicy) -> None:
-    """Make a sandbox's directory, with the policy it starts with."""
+    """Create a sandbox's directory with its initial policy."""
     try:
         folder.mkdir(mode=0o700)
-    except FileExistsError:  # of a life before
+    except FileExistsError:  # from an earlier start
         save(folder, policy)
     else:
         if policy != NetworkPolicy():
@@ -22,7 +23,7 @@ def begin(folder: Path, policy: NetworkPolicy) -> None:
 
 
 def save(folder: Path, policy: NetworkPolicy) -> None:
-    """Before it is in force. The default one needs no file."""
+    """Save the policy before it is applied. The default policy needs no file."""
     if policy == NetworkPolicy():
         (folder / _FILE).unlink(missing_ok=True)
         return
@@ -32,7 +33,7 @@ def save(folder: Path, policy: NetworkPolicy) -> None:
 
 
 def load(folder: Path) -> NetworkPolicy:
-    """What cannot be read allows nothing."""
+    """Load the policy. An unreadable one denies everything."""
     try:
         return NetworkPolicy.read(json.loads((folder / _FILE).read_text()))
     except FileNotFoundError:

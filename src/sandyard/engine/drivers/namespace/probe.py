@@ -1,6 +1,6 @@
-"""What this machine has for sandboxes, looked at one by one and without changing anything. For `sandyard doctor`.
+"""Checks of what this machine offers for sandboxes, without changing anything. For `sandyard doctor`.
 
-`capabilities` of an open driver say what works; these findings say what it stands on, and what to do about what is missing.
+`capabilities` of an open driver say what works; these findings say why, and what to do about what is missing.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ OLDEST_CRIU = (4, 1)
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`detail` says what was seen; `help`, where it is not `ok`, what would change it. `vital`: without it, no sandboxes at all."""
+    """`detail` says what was found; `help` says what to do if it is not `ok`. `vital`: without it, no sandboxes can run."""
 
     name: str
     ok: bool
@@ -36,7 +36,8 @@ class Finding:
 
 
 def probe(data_dir: Path | None = None) -> list[Finding]:
-    """Blocks for some tens of milliseconds. `data_dir`: where the engine would keep its data; its disk is looked at."""
+    """Run all checks. Blocks for some tens of milliseconds. `data_dir` is where the engine would store its data; its
+    disk is checked."""
     folder = data_dir or Path("/var/lib")
     while not folder.exists():
         folder = folder.parent
@@ -78,7 +79,7 @@ def _kernel() -> Finding:
 
 
 def _file_system(name: str) -> bool:
-    """Whether the kernel has it; what is a module may not be loaded yet."""
+    """Return whether the kernel supports the file system; a module may not be loaded yet."""
     listed = Path("/proc/filesystems").read_text().split()
     modules = Path("/lib/modules", platform.release())
     with contextlib.suppress(OSError):
@@ -88,7 +89,7 @@ def _file_system(name: str) -> bool:
 
 
 def _user_namespaces() -> Finding:
-    """The three places where a distribution turns them off."""
+    """Check the three settings with which distributions disable them."""
     checks = {
         "/proc/sys/user/max_user_namespaces": ("0", "sysctl -w user.max_user_namespaces=65536"),
         "/proc/sys/kernel/unprivileged_userns_clone": ("0", "sysctl -w kernel.unprivileged_userns_clone=1"),
@@ -98,13 +99,19 @@ def _user_namespaces() -> Finding:
         ),
     }
     if not Path("/proc/self/ns/user").exists():
-        return Finding("user namespaces", False, "this kernel has none", "a kernel with CONFIG_USER_NS", vital=True)
+        return Finding(
+            "user namespaces",
+            False,
+            "this kernel does not support them",
+            "use a kernel with CONFIG_USER_NS",
+            vital=True,
+        )
     for path, (bad, remedy) in checks.items():
         only_users = "unprivileged" in path
         with contextlib.suppress(OSError):
             if Path(path).read_text().strip() == bad and not (only_users and is_root()):
                 return Finding("user namespaces", False, f"turned off by {path}", remedy, vital=True)
-    return Finding("user namespaces", True, "they can be made", vital=True)
+    return Finding("user namespaces", True, "they can be created", vital=True)
 
 
 def _cgroups() -> Iterator[Finding]:
@@ -142,7 +149,7 @@ def _criu() -> Finding:
     path = next((str(p) for p in (Path("/var/lib/sandyard/criu/criu"),) if p.exists()), None) or shutil.which("criu")
     remedy = "install CRIU 4.1 or newer"
     if path is None:
-        return Finding("CRIU", False, "not there: memory of paused sandboxes stays in RAM", remedy)
+        return Finding("CRIU", False, "not installed: memory of paused sandboxes stays in RAM", remedy)
     told = subprocess.run([path, "--version"], check=False, capture_output=True, text=True).stdout
     found = re.search(r"Version:\s*([\d.]+)", told)
     version = found[1] if found else "unknown"
@@ -153,10 +160,10 @@ def _disk(folder: Path) -> Finding:
     stat = os.statvfs(folder)
     free, kept = stat.f_bavail * stat.f_frsize, image.reserve(folder)
     enough = free - kept > image.SMALLEST
-    detail = f"{free >> 30} GiB free on the disk of {folder}, of which {kept >> 30} GiB are left alone"
+    detail = f"{free >> 30} GiB free on the disk of {folder}, of which {kept >> 30} GiB are reserved"
     return Finding(
         "disk",
         enough,
         detail,
-        f"free some space, or use another --data-dir: {image.SMALLEST >> 30} GiB and the reserve",
+        f"free some space, or use another --data-dir: {image.SMALLEST >> 30} GiB plus the reserve are needed",
     )

@@ -1,4 +1,5 @@
-"""Processes of the host: who is who, who is still the same, and stopping them by signals where there is no freezer."""
+"""Processes of the host: identify them, check whether they are still the same, and stop them with signals if there is
+no freezer."""
 
 from __future__ import annotations
 
@@ -16,12 +17,12 @@ _ROUNDS = 200
 
 @cache
 def boot_id() -> str:
-    """Changes with every boot of the machine: pids of another one mean nothing."""
+    """Return an id that changes with every boot of the machine: pids of another boot are meaningless."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def stat(pid: int) -> tuple[str, int, int] | None:
-    """(state, parent, start time) of a process; None when there is none."""
+    """Return (state, parent, start time) of a process, or None if it does not exist."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -30,13 +31,13 @@ def stat(pid: int) -> tuple[str, int, int] | None:
 
 
 def start_time(pid: int) -> int | None:
-    """A pid together with this names one process for ever, until the next boot. A zombie is no process."""
+    """Return the start time, which together with the pid identifies a process until the next boot. None for a zombie."""
     found = stat(pid)
     return None if found is None or found[0] in {"Z", "X"} else found[2]
 
 
 def hold(pid: int, start: int) -> int | None:
-    """A pidfd of exactly this process, or None when it has ended."""
+    """Return a pidfd of exactly this process, or None if it has ended."""
     try:
         fd = os.pidfd_open(pid)
     except OSError:
@@ -48,7 +49,7 @@ def hold(pid: int, start: int) -> int | None:
 
 
 def titled(title: str) -> Iterator[int]:
-    """All processes whose whole command line is this: a zygote and the agents it made."""
+    """Yield all processes whose whole command line is this: a zygote and its agents."""
     wanted = title.encode()
     for entry in os.scandir("/proc"):
         if entry.name.isdigit():
@@ -58,7 +59,8 @@ def titled(title: str) -> Iterator[int]:
 
 
 def family(root: int) -> dict[int, str]:
-    """A process and all that descend from it, with their states. Of a pid namespace's first process: all that live in it."""
+    """Return a process and all its descendants, with their states. For the first process of a pid namespace, these are
+    all processes in it."""
     children: dict[int, list[int]] = {}
     states: dict[int, str] = {}
     for entry in os.scandir("/proc"):
@@ -75,8 +77,8 @@ def family(root: int) -> dict[int, str]:
 
 
 def usage(root: int) -> tuple[float, int]:
-    """Processor seconds and bytes of memory of a process and its descendants, as far as they live or somebody waited for them. Memory
-    that several share is counted for each."""
+    """Return CPU seconds and bytes of memory of a process and its descendants, as far as they are running or were
+    waited for. Shared memory is counted for each of them."""
     ticks = pages = 0
     for pid in family(root):
         with contextlib.suppress(OSError):
@@ -89,11 +91,12 @@ def usage(root: int) -> tuple[float, int]:
 
 
 async def stop_all(root: int) -> None:
-    """Stop a sandbox by signals: its first process, then the others until no running one is left. A process that its own user had
-    stopped before is continued with the others: signals can't tell."""
+    """Stop a sandbox with signals: its first process, then the others until none is running. A process that its own
+    user had stopped before is continued with the others, because signals cannot distinguish that."""
     for _ in range(_ROUNDS):
         members = family(root)
-        # Who waits in vfork() for a child that was stopped before its exec can't be stopped, and does nothing either.
+        # A process that waits in vfork() for a child that was stopped before its exec cannot be stopped, but does
+        # nothing either.
         waited_for = {found[1] for pid, state in members.items() if state == "T" and (found := stat(pid))}
         running = [
             pid for pid, state in members.items() if state not in _STOPPED and not (state == "D" and pid in waited_for)
@@ -109,7 +112,7 @@ async def stop_all(root: int) -> None:
 
 
 def continue_all(root: int) -> None:
-    """The first process last: it sees its children running, not stopped."""
+    """Continue all processes; the first one last, so that it sees its children running."""
     for pid in reversed(family(root)):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGCONT)

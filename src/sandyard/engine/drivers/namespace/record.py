@@ -1,4 +1,4 @@
-"""What the driver knows of one sandbox, and the part of it that a handle carries."""
+"""The driver's state of one sandbox, and the part of it that is stored in a handle."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Life:
     """One run of a sandbox, from the start of its first process to its end."""
 
     pid: int
-    start: int  # when it began, as the kernel counts: with the pid, the name of a process
+    start: int  # start time in kernel units; with the pid it identifies a process
     slot: int
 
     @property
@@ -37,10 +37,10 @@ class Record:
     mounts: tuple[Mount, ...] = ()
     life: Life | None = None
     pidfd: int = -1
-    words: int = -1  # a descriptor of what its agent said when it crashed
-    frozen: bool = False  # what this driver last did or found; cgroups are asked where it matters
-    ending: str | None = None  # why it is being ended by this driver
-    exit_code: int | None = None  # of its first process, where the zygote saw it
+    words: int = -1  # a descriptor of its agent's crash output
+    frozen: bool = False  # the last known state; cgroups are queried where it matters
+    ending: str | None = None  # why this driver is ending it
+    exit_code: int | None = None  # of its first process, if the zygote saw it
     ended: asyncio.Future[str] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
     @property
@@ -48,7 +48,7 @@ class Record:
         return self.life is not None and not self.ended.done()
 
     def afresh(self) -> Record:
-        """The same sandbox, before another life."""
+        """Return a record of the same sandbox for another start."""
         return Record(self.id, self.layers, self.limits, self.mounts)
 
     def handle(self) -> Handle:
@@ -62,7 +62,8 @@ class Record:
 
 
 def parse(handle: Handle) -> tuple[Layers, Limits, Life | None]:
-    """What a handle says; of an earlier boot of the machine, no life. Raises InvalidInputError for a handle of another driver."""
+    """Parse a handle; the life is None if it is from an earlier boot of the machine. Raises InvalidInputError for a
+    handle of another driver."""
     if handle.driver != DRIVER:
         raise InvalidInputError(f"The sandbox {handle.id} belongs to the driver {handle.driver}, not to {DRIVER}.")
     data: Mapping[str, Any] = handle.data
@@ -79,7 +80,7 @@ def parse(handle: Handle) -> tuple[Layers, Limits, Life | None]:
 
 
 def resting(handle: Handle) -> Record:
-    """The record of a sandbox that a handle tells of, without a life. Raises like `parse`."""
+    """Return the record of a sandbox from its handle, without a life. Raises like `parse`."""
     layers, limits, _ = parse(handle)
     try:
         mounts = tuple(Mount(**mount) for mount in handle.data.get("mounts", ()))

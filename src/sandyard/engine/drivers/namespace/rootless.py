@@ -1,4 +1,4 @@
-"""User ids for an engine without root: a range from /etc/subuid where there is one, else the user's own id alone."""
+"""User ids for an engine without root: a range from /etc/subuid if there is one, otherwise only the user's own id."""
 
 # ruff: noqa: ASYNC240 - a stat or a write to /proc takes microseconds
 
@@ -25,7 +25,7 @@ class Ids:
 
 
 def _range(file: Path) -> int | None:
-    """The first subordinate id of a range that is long enough for this user."""
+    """Return the first subordinate id of a range for this user that is large enough, or None."""
     try:
         lines = file.read_text().splitlines()
     except OSError:
@@ -43,7 +43,7 @@ def _range(file: Path) -> int | None:
 
 
 async def map_ids(pid: int) -> Ids:
-    """Map ids of the user namespace that process `pid` has just made: 0 is this user."""
+    """Map the ids of the user namespace that process `pid` has just created: 0 is this user."""
     users, groups = _range(Path("/etc/subuid")), _range(Path("/etc/subgid"))
     why = None
     if users is None or groups is None:
@@ -55,15 +55,15 @@ async def map_ids(pid: int) -> Ids:
         if problem is None:
             return Ids(IDS)
         if Path(f"/proc/{pid}/uid_map").read_text().strip():
-            raise SandyardError(f"The ids of the user namespace are half mapped: {problem}.")
+            raise SandyardError(f"The ids of the user namespace are only partly mapped: {problem}.")
         why = f"newuidmap failed: {problem}"
     try:
         Path(f"/proc/{pid}/setgroups").write_text("deny")
         Path(f"/proc/{pid}/uid_map").write_text(f"0 {os.getuid()} 1")
         Path(f"/proc/{pid}/gid_map").write_text(f"0 {os.getgid()} 1")
     except OSError as error:
-        raise SandyardError(f"No user namespace can be made: {error.strerror}.") from error
-    return Ids(1, f"everybody in a sandbox is root, with no other users: {why}")
+        raise SandyardError(f"Could not create a user namespace: {error.strerror}.") from error
+    return Ids(1, f"a sandbox has only the user root: {why}")
 
 
 async def _run(program: str, pid: int, own: int, first: int) -> str | None:

@@ -1,15 +1,16 @@
-"""The system calls a sandbox may make, as a classic BPF program for this machine's architecture.
+"""The system calls that a sandbox may make, as a classic BPF program for this machine's architecture.
 
-Written by hand instead of through libseccomp: that library is no part of a minimal machine, its tables end at the kernel of its
-release, and a program of a hundred instructions is easier to review than a dependency. A test compares the numbers with libseccomp's.
+Written by hand instead of with libseccomp: that library is not part of a minimal machine, its tables end at the kernel
+of its release, and a program of a hundred instructions is easier to review than a dependency. A test compares the
+numbers with libseccomp's.
 
-The rule: what existed in Linux 6.10 and is not named here is allowed; what is younger than that is answered with ENOSYS, so that
-programs fall back to what they knew before. Named are the calls with which a process reaches for the machine (mounts, namespaces,
-modules, keyrings, bpf, perf, clocks, swap) or for parts of the kernel with a history of holes that no sandbox needs (io_uring,
-userfaultfd, exotic socket families and protocols), or of which the machine has one supply for all (aio), or with which it takes
-kernel memory that no cgroup counts (some socket options, large extended attributes). This is the second line:
-the first is that a sandbox's root owns none of the namespaces it lives in. Other ABIs of the machine (32-bit, x32) are not served:
-their numbers mean other calls.
+The rule: calls that existed in Linux 6.10 and are not listed here are allowed; newer ones fail with ENOSYS, so that
+programs fall back to older calls. Listed are calls that affect the machine (mounts, namespaces, modules, keyrings, bpf,
+perf, clocks, swap), calls into parts of the kernel with a history of vulnerabilities that no sandbox needs (io_uring,
+userfaultfd, exotic socket families and protocols), calls that use a machine-wide resource (aio), and calls that take
+kernel memory that no cgroup accounts for (some socket options, large extended attributes). This is the second line of
+defence: the first is that a sandbox's root owns none of the namespaces it runs in. Other ABIs of the machine (32-bit,
+x32) are not supported, because their numbers mean other calls.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ import struct
 _ARCH_X86_64, _ARCH_AARCH64 = 0xC000_003E, 0xC000_00B7
 MACHINES = {"x86_64": (_ARCH_X86_64, 0), "aarch64": (_ARCH_AARCH64, 1)}  # AUDIT_ARCH_*, column in the tables below
 
-NEWEST = 462  # mseal, Linux 6.10: all up to here were looked at
+NEWEST = 462  # mseal, Linux 6.10: all calls up to here were reviewed
 
 Numbers = tuple[int | None, int | None]
 
-# Denied with EPERM, as a missing privilege would be.
+# Denied with EPERM, like a missing privilege.
 FORBIDDEN: dict[str, Numbers] = {
     # mounts and namespaces
     "mount": (165, 40),
@@ -88,9 +89,9 @@ FORBIDDEN: dict[str, Numbers] = {
     "set_mempolicy_home_node": (450, 450),
 }
 
-# Denied with ENOSYS: programs try these first and do without where they are missing.
+# Denied with ENOSYS: programs try these first and fall back if they are missing.
 MISSING: dict[str, Numbers] = {
-    "clone3": (435, 435),  # its flags lie in memory, where a filter can't look
+    "clone3": (435, 435),  # its flags are in memory, which a filter cannot read
     "io_uring_setup": (425, 425),
     "io_uring_enter": (426, 426),
     "io_uring_register": (427, 427),
@@ -108,11 +109,11 @@ MISSING: dict[str, Numbers] = {
     "lsm_list_modules": (461, 461),
 }
 
-# Answered with success and without effect: they write what everybody on the machine has not written yet, and the engine's
-# database waits for that. fsync() of a file stays what it is.
+# These succeed without any effect: they would write dirty data of the whole machine, and the engine's database would
+# wait for that. fsync() of a file works normally.
 IDLE: dict[str, Numbers] = {"sync": (162, 81), "syncfs": (306, 267)}
 
-# Allowed by their arguments.
+# Allowed depending on their arguments.
 CHECKED: dict[str, Numbers] = {
     "ioctl": (16, 29),
     "clone": (56, 220),
@@ -127,8 +128,9 @@ CHECKED: dict[str, Numbers] = {
     "fsetxattr": (190, 7),
 }
 
-# Socket options by level, answered with ENOPROTOOPT as by a kernel that was built without them. What they allocate is charged to no
-# cgroup, up to net.core.optmem_max (128 KiB) and more for each socket. Plain IPv4 multicast groups stay: the kernel allows a socket 20.
+# Socket options by level, which fail with ENOPROTOOPT as in a kernel built without them. What they allocate is charged
+# to no cgroup, up to net.core.optmem_max (128 KiB) and more for each socket. Plain IPv4 multicast groups are allowed:
+# the kernel limits a socket to 20.
 OPTIONS: dict[int, dict[str, int]] = {
     1: {  # SOL_SOCKET: the compiled filter and the original are not counted
         "SO_ATTACH_FILTER": 26,
@@ -144,7 +146,7 @@ OPTIONS: dict[int, dict[str, int]] = {
         "MCAST_JOIN_SOURCE_GROUP": 46,
         "MCAST_MSFILTER": 48,
     },
-    41: {  # IPPROTO_IPV6, which a sandbox has on its loopback alone: all multicast, flow labels (one supply for all), headers
+    41: {  # IPPROTO_IPV6, which a sandbox has only on its loopback: all multicast, flow labels (machine-wide), headers
         "IPV6_2292PKTOPTIONS": 6,
         "IPV6_JOIN_GROUP": 20,
         "IPV6_JOIN_ANYCAST": 27,
@@ -161,10 +163,10 @@ OPTIONS: dict[int, dict[str, int]] = {
     6: {"TCP_MD5SIG": 14, "TCP_MD5SIG_EXT": 32, "TCP_AO_ADD_KEY": 38},  # IPPROTO_TCP: keys of routers
 }
 LARGEST_ATTRIBUTE = 1024
-"""Bytes of an extended attribute: what Linux allows (65,536) is memory as well, and counted nowhere, where it is an access list. The kernel
-keeps up to two of them for each file it knows, of which some 3 KiB are counted."""
+"""Maximum bytes of an extended attribute. Linux allows 65,536, and for an access list this is memory that is not
+accounted for. The kernel keeps up to two of them for each file it caches, of which some 3 KiB are accounted for."""
 
-# All that a process may do which only reads and writes descriptors it has, and files below a directory (`files_program`).
+# Everything that a process needs to read and write its descriptors, and files below a directory (`files_program`).
 FILES: dict[str, Numbers] = {
     "read": (0, 63),
     "pread64": (17, 67),
@@ -215,15 +217,15 @@ _PROT_EXEC = 4
 _DESCRIPTOR_COMMANDS = (1, 2, 3, 1030)  # F_GETFD, F_SETFD, F_GETFL, F_DUPFD_CLOEXEC
 _NEW_NAMESPACES = 0x7E02_0000  # CLONE_NEW{NS,CGROUP,UTS,IPC,USER,PID,NET}
 _NEW_TIME = 0x80
-_TERMINALS = (0x5412, 0x541C, 0x5423)  # TIOCSTI, TIOCLINUX: typing into somebody else's; TIOCSETD: loads kernel modules
-_CLONE_FILE = (0x4004_9409, 0x4020_940D, 0xC018_9436)  # FICLONE, FICLONERANGE, FIDEDUPERANGE: not btrfs's alone
-_BTRFS = 0x9400  # all others of its family: in a volume anybody could make subvolumes, which its quota does not count
-# Of all others, and of protocols that are not named, the kernel would load the module.
+_TERMINALS = (0x5412, 0x541C, 0x5423)  # TIOCSTI, TIOCLINUX: type into another terminal; TIOCSETD: loads kernel modules
+_CLONE_FILE = (0x4004_9409, 0x4020_940D, 0xC018_9436)  # FICLONE, FICLONERANGE, FIDEDUPERANGE: not specific to btrfs
+_BTRFS = 0x9400  # all others of its family: otherwise subvolumes could be created in a volume, which its quota does not count
+# For all other families and protocols, the kernel would load a module.
 _AF_UNIX, _AF_INET, _AF_NETLINK, _AF_INET6 = 1, 2, 16, 10
 _STREAM_PROTOCOLS = (0, 6)  # TCP
 _DATAGRAM_PROTOCOLS = (0, 17, 1, 58)  # UDP; ICMP of both versions: ping
 _NETLINK_PROTOCOLS = (0, 4, 9, 15)  # route, sock_diag, audit (PAM asks for it), uevent
-_TYPE = 0xF  # of the second argument: the rest are flags
+_TYPE = 0xF  # bits of the second argument; the rest are flags
 _STREAM, _DATAGRAM, _RAW = 1, 2, 3
 _PERSONALITIES = 0x0006_0008  # any of UNAME26, ADDR_NO_RANDOMIZE (debuggers), PER_LINUX32
 
@@ -244,7 +246,7 @@ _PERMIT: Instruction = (_RET, 0, 0, _ALLOW)
 
 
 def _arg(index: int) -> Instruction:
-    """Load the low half of an argument: the kernel looks at no more of those that are checked here."""
+    """Load the low half of an argument: the kernel uses no more of the arguments that are checked here."""
     return (_LD, 0, 0, 16 + 8 * index)
 
 
@@ -257,12 +259,12 @@ def _one_of(values: tuple[int, ...], then: Instruction) -> list[Instruction]:
 
 
 def _only_if(value: int, block: list[Instruction]) -> list[Instruction]:
-    """`block`, which ends in a return, for this value alone."""
+    """Return `block`, which ends in a return, for this value only."""
     return [(_JEQ, 0, len(block), value), *block]
 
 
 def _checks() -> dict[str, list[Instruction]]:
-    """Each block ends in a return, whatever it decides."""
+    """Return the blocks; each ends in a return, whatever it decides."""
     deny = _fail(errno.EPERM)
     no_protocol = _fail(errno.EPROTONOSUPPORT)
     unknown = _fail(errno.ENOPROTOOPT)
@@ -310,12 +312,12 @@ def _checks() -> dict[str, list[Instruction]]:
         "socketpair": [
             _arg(0),
             *_one_of((_AF_UNIX,), _PERMIT),
-            *_one_of((_AF_INET, _AF_INET6), _fail(errno.EOPNOTSUPP)),  # as the kernel says, but after loading modules
+            *_one_of((_AF_INET, _AF_INET6), _fail(errno.EOPNOTSUPP)),  # like the kernel, but without loading modules
             _fail(errno.EAFNOSUPPORT),
         ],
         "personality": [
             _arg(0),
-            *_one_of((0xFFFF_FFFF,), _PERMIT),  # "tell me mine"
+            *_one_of((0xFFFF_FFFF,), _PERMIT),  # queries the current value
             (_AND, 0, 0, ~_PERSONALITIES & 0xFFFF_FFFF),
             *_one_of((0,), _PERMIT),
             deny,
@@ -330,7 +332,8 @@ def _checks() -> dict[str, list[Instruction]]:
             _PERMIT,
         ],
         **dict.fromkeys(("setxattr", "lsetxattr", "fsetxattr"), attribute),
-        # anybody may read the limits of the guest agent; with fewer descriptors it could not serve its sandbox any more
+        # Any process may read the limits of the guest agent, but not set them: with fewer descriptors it could not
+        # serve its sandbox.
         "prlimit64": [
             _arg(0),
             *_only_if(_GUEST_AGENT, [_arg(2), (_JEQ, 0, 2, 0), _upper_half(2), (_JEQ, 1, 0, 0), deny, _PERMIT]),
@@ -340,10 +343,10 @@ def _checks() -> dict[str, list[Instruction]]:
 
 
 def program(machine: str | None = None) -> bytes:
-    """The filter as `sock_filter` records. Raises KeyError for an architecture that has no table here.
+    """Return the filter as `sock_filter` records. Raises KeyError for an architecture without a table here.
 
-    Decides by binary search: the kernel runs a new filter once for every system call to see which it always allows, so that a plain
-    list of a hundred comparisons would cost every sandbox a tenth of a millisecond.
+    Uses binary search: the kernel runs a new filter once for every system call to find those it always allows, so a
+    plain list of a hundred comparisons would cost every sandbox a tenth of a millisecond.
     """
     arch, column = MACHINES[machine or os.uname().machine]
     actions: dict[int, list[Instruction]] = {}
@@ -354,8 +357,8 @@ def program(machine: str | None = None) -> bytes:
 
 
 def files_program(machine: str | None = None) -> bytes:
-    """The filter of a process that takes hostile files apart: `FILES`, no memory that is executable, and EPERM for all else: no
-    program, process, signal, socket or namespace, and no privilege. Raises KeyError as `program` does."""
+    """Return the filter of a process that parses hostile files: `FILES`, no executable memory, and EPERM for everything
+    else: no program, process, signal, socket or namespace, and no privilege. Raises KeyError like `program`."""
     arch, column = MACHINES[machine or os.uname().machine]
     deny = _fail(errno.EPERM)
     not_executable = [_arg(2), (_JSET, 0, 1, _PROT_EXEC), deny, _PERMIT]

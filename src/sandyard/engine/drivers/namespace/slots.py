@@ -1,4 +1,4 @@
-"""Slot numbers: the smallest free one is taken, so that what belongs to a slot (user namespace, network) is used again."""
+"""Slot numbers: the smallest free one is taken, so that what belongs to a slot (user namespace, network) is reused."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Slots:
         self._kept: set[int] = set()
 
     def claim(self, slot: int) -> None:
-        """Mark a certain slot as used: a sandbox that was found running has it."""
+        """Mark a specific slot as used, for a sandbox that was found running."""
         while self._next <= slot:
             heapq.heappush(self._free, self._next)
             self._next += 1
@@ -37,25 +37,25 @@ class Slots:
         return slot
 
     def give_back(self, slot: int) -> None:
-        """Idempotent. One that is kept is not used then, but not free either."""
+        """Release a slot. Idempotent. A kept slot is then unused, but not free."""
         if slot in self._used:
             self._used.discard(slot)
             if slot not in self._kept:
                 heapq.heappush(self._free, slot)
 
     def keep(self, slot: int) -> None:
-        """Nobody else gets this slot: a suspended sandbox comes back to it."""
+        """Reserve this slot for a suspended sandbox, which needs it again."""
         if slot not in self._used:
             self.claim(slot)
             self._used.discard(slot)
         self._kept.add(slot)
 
     def unkeep(self, slot: int) -> None:
-        """It came back, and uses it now."""
+        """Mark a kept slot as used again, because its sandbox was restored."""
         self._kept.discard(slot)
 
     def let_go(self, slot: int) -> None:
-        """It never comes back. Idempotent."""
+        """Release a kept slot whose sandbox will not be restored. Idempotent."""
         if slot in self._kept:
             self._kept.discard(slot)
             if slot not in self._used:
@@ -66,7 +66,7 @@ class Slots:
         return frozenset(self._kept)
 
     def upcoming(self, count: int) -> list[int]:
-        """The slots that will be taken next."""
+        """Return the slots that will be taken next."""
         free = heapq.nsmallest(count, self._free)
         more = range(self._next, min(self._next + count - len(free), self.count))
         return [*free, *more]

@@ -1,11 +1,12 @@
-"""The memory that the internet sockets of a network namespace hold, as the kernel tells it for each socket (sock_diag), and its orphans.
+"""The memory held by the internet sockets of a network namespace, as the kernel reports it for each socket (sock_diag),
+and its orphans.
 
-A cgroup is charged for the buffers of TCP, and for what UDP has received. It is charged neither for datagrams that a program has begun and
-not sent (MSG_MORE), nor for error queues (errors, timestamps), nor for echo sockets, nor for connections that nobody has accepted yet,
-nor for multicast groups.
+A cgroup is charged for the buffers of TCP, and for what UDP has received. It is not charged for datagrams that a
+program has begun and not sent (MSG_MORE), error queues (errors, timestamps), echo sockets, connections that are not
+accepted yet, or multicast groups.
 
-Orphans are TCP connections that a program has closed and whose data the other side has not taken yet. The machine has one supply of them:
-where it is used up, the kernel resets connections instead.
+Orphans are TCP connections that a program has closed and whose data the other side has not received yet. The machine
+has one limit for all of them: when it is reached, the kernel resets connections instead.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ _ANSWER = struct.Struct("=BBB65xI")  # family, state, timer, …, inode
 _MEMORY = struct.Struct("=8I")  # received, its limit, sent, its limit, reserved, queued to send, options, backlog
 _WHOLE_SOCKETS = 0xFFFF_FFFF & ~(
     1 << 3 | 1 << 6 | 1 << 12
-)  # not SYN_RECV, TIME_WAIT, NEW_SYN_RECV: these have no buffers
+)  # not SYN_RECV, TIME_WAIT, NEW_SYN_RECV, which have no buffers
 _ESTABLISHED, _CLOSE_WAIT = 1, 8
 _CLOSED_BY_ITS_PROGRAM = 1 << 4 | 1 << 5 | 1 << 9 | 1 << 11  # FIN_WAIT1, FIN_WAIT2, LAST_ACK, CLOSING
-_TIME_WAIT_TIMER = 3  # of what is left of a connection in FIN_WAIT2, which is no orphan
-_NOT_ACCEPTED = 4096  # bytes of a connection's own that wait with it for accept()
+_TIME_WAIT_TIMER = 3  # the rest of a connection in FIN_WAIT2, which is not an orphan
+_NOT_ACCEPTED = 4096  # bytes of a connection that waits for accept()
 _GROUP = 256  # bytes of a multicast group
 _PROTOCOLS = (socket.IPPROTO_UDP, socket.IPPROTO_TCP)
 _FAMILIES = (socket.AF_INET, socket.AF_INET6)
@@ -47,7 +48,7 @@ _MOST_ORPHANS = Path("/proc/sys/net/ipv4/tcp_max_orphans")
 
 @dataclass(frozen=True, slots=True)
 class Tcp:
-    """Of the whole machine. `memory` is in bytes."""
+    """Figures of the whole machine. `memory` is in bytes."""
 
     orphans: int
     memory: int
@@ -61,18 +62,18 @@ def read_tcp(sockstat: Path = Path("/proc/net/sockstat")) -> Tcp:
 
 
 def most_orphans() -> int:
-    """That the machine may have."""
+    """Return the machine's limit of orphans."""
     try:
         return int(_MOST_ORPHANS.read_text())
-    except FileNotFoundError:  # in a network namespace of the engine's own; this is about the kernel's default
+    except FileNotFoundError:  # in a separate network namespace of the engine; use the kernel's approximate default
         return os.sysconf("SC_PHYS_PAGES") // 64
 
 
 def orphans(pid: int, share: int) -> Iterator[bytes]:
-    """What sock_diag says about each in the network namespace of that process; nothing where there are too few sockets to be more than
-    `share`. Blocks. Raises OSError, also where this kernel has no sock_diag."""
+    """Yield sock_diag's description of each orphan in that process's network namespace; nothing if there are too few
+    sockets to exceed `share`. Blocks. Raises OSError, also if this kernel has no sock_diag."""
     if count_sockets(pid) <= share:
-        return  # a look goes through the tables of the whole machine
+        return  # a query walks the tables of the whole machine
     with _open_diag(pid) as netlink:
         for family in _FAMILIES:
             request = _REQUEST.pack(family, socket.IPPROTO_TCP, 0, _CLOSED_BY_ITS_PROGRAM)
@@ -82,7 +83,7 @@ def orphans(pid: int, share: int) -> Iterator[bytes]:
 
 
 def is_orphan(payload: bytes) -> bool:
-    """Of a socket that was closed, from what sock_diag says about it. One that was only shut down still has an inode."""
+    """Return whether sock_diag's description is that of a closed socket. One that was only shut down still has an inode."""
     timer: int
     inode: int
     _, _, timer, inode = _ANSWER.unpack_from(payload)
@@ -90,14 +91,14 @@ def is_orphan(payload: bytes) -> bool:
 
 
 def can_end_orphans(release: str) -> bool:
-    """Whether the kernel of this release ends orphans that it is told to end; older ones keep them for ever then."""
+    """Return whether the kernel of this release can end orphans; older ones then keep them forever."""
     found = re.match(r"(\d+)\.(\d+)", release)
     return found is not None and (int(found[1]), int(found[2])) >= (6, 11)
 
 
 def end_orphans(pid: int) -> None:
-    """Reset those in the network namespace of that process, where the kernel can: left alone they live for minutes, as long as the other
-    side answers. Blocks. Raises OSError."""
+    """Reset the orphans in that process's network namespace if the kernel can: otherwise they live for minutes, as long
+    as the other side responds. Blocks. Raises OSError."""
     if not can_end_orphans(os.uname().release):
         return
     found = [_REQUEST_ONE.pack(payload[0], socket.IPPROTO_TCP, payload[_ID]) for payload in orphans(pid, 0)]
@@ -106,19 +107,19 @@ def end_orphans(pid: int) -> None:
             try:
                 netlink.request(*(Message(_DESTROY, request) for request in found[start : start + _AT_ONCE]))
             except NetlinkError as error:
-                if error.errno != errno.ENOENT:  # some have ended by themselves meanwhile
+                if error.errno != errno.ENOENT:  # some have ended by themselves in the meantime
                     raise
 
 
 def held(pid: int, share: int) -> Iterator[int]:
-    """The bytes of one socket after the other in the network namespace of that process; where they are too few to hold more than `share`
-    together, only some. Blocks. Raises OSError, also where this kernel has no sock_diag."""
+    """Yield the bytes of each socket in that process's network namespace; if they are too few to exceed `share`
+    together, only some. Blocks. Raises OSError, also if this kernel has no sock_diag."""
     for name, bytes_of in (("icmp", echo_sockets), ("icmp6", echo_sockets), ("igmp", multicast_groups)):
         with contextlib.suppress(FileNotFoundError), Path(f"/proc/{pid}/net/{name}").open("rb") as lines:
             yield from bytes_of(lines)
-    largest = sum(2 * int(limit.read_text()) for limit in _LIMITS)  # the kernel doubles what a program asks for
+    largest = sum(2 * int(limit.read_text()) for limit in _LIMITS)  # the kernel doubles the requested size
     if count_sockets(pid) * largest <= share:
-        return  # a look goes through the tables of the whole machine
+        return  # a query walks the tables of the whole machine
     with _open_diag(pid) as netlink:
         for family in _FAMILIES:
             for protocol in _PROTOCOLS:
@@ -128,7 +129,7 @@ def held(pid: int, share: int) -> Iterator[int]:
 
 
 def socket_bytes(payload: bytes, protocol: int) -> int:
-    """Of one socket, from what sock_diag says about it."""
+    """Return the bytes of one socket from sock_diag's description."""
     _, state, _, inode = _ANSWER.unpack_from(payload)
     memory = attributes(payload[_ANSWER.size :]).get(_MEMORY_INFO, b"")
     if len(memory) < _MEMORY.size:
@@ -141,7 +142,7 @@ def socket_bytes(payload: bytes, protocol: int) -> int:
 
 
 def echo_sockets(lines: Iterable[bytes]) -> Iterator[int]:
-    """Of each in a `/proc/PID/net/icmp`, which sock_diag does not know."""
+    """Yield the bytes of each socket in a `/proc/PID/net/icmp`, which sock_diag does not report."""
     for line in lines:
         words = line.split()
         if len(words) > 4 and words[4].count(b":") == 1 and words[0].endswith(b":"):
@@ -149,13 +150,13 @@ def echo_sockets(lines: Iterable[bytes]) -> Iterator[int]:
 
 
 def multicast_groups(lines: Iterable[bytes]) -> Iterator[int]:
-    """Of each in a `/proc/PID/net/igmp`."""
+    """Yield the bytes of each group in a `/proc/PID/net/igmp`."""
     for _ in lines:
         yield _GROUP
 
 
 def count_sockets(pid: int) -> int:
-    """TCP and UDP sockets of a network namespace."""
+    """Return the number of TCP and UDP sockets of a network namespace."""
     count = 0
     for name in ("sockstat", "sockstat6"):
         with contextlib.suppress(FileNotFoundError):
@@ -167,14 +168,14 @@ def count_sockets(pid: int) -> int:
 
 
 def _open_diag(pid: int) -> Netlink:
-    """A netlink socket in the network namespace of that process."""
+    """Return a netlink socket in that process's network namespace."""
     with _inside(pid):
         return Netlink(_SOCK_DIAG)
 
 
 @contextlib.contextmanager
 def _inside(pid: int) -> Iterator[None]:
-    """The calling thread goes to the network namespace of that process, and back."""
+    """Move the calling thread to that process's network namespace, and back."""
     there = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
     here = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
     try:

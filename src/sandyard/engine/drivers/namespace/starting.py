@@ -1,4 +1,5 @@
-"""Starting a sandbox: what it needs is made at the same time where that can be, and all of it or nothing is there in the end."""
+"""Start a sandbox: what it needs is created concurrently where possible, and either everything or nothing exists at the
+end."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from sandyard.engine.drivers.namespace.lives import Lives, remove_run
 from sandyard.engine.drivers.namespace.record import Life, Record
 from sandyard.kit.errors import SandyardError
 
-_AHEAD = 128  # user namespaces kept ready, some 2 kB of kernel memory each
+_AHEAD = 128  # user namespaces created in advance, about 2 kB of kernel memory each
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -33,8 +34,9 @@ class Starter:
         self._preparing: asyncio.Task[None] | None = None
 
     async def start(self, record: Record, policy: NetworkPolicy, fill: Callable[[], Awaitable[None]]) -> None:
-        """`fill` makes the sandbox's directory in the store. A failure leaves neither slot nor process; that directory is the
-        caller's. Not to be cancelled: part of this happens in other processes and threads, which can't be called back."""
+        """Start a sandbox. `fill` creates its directory in the store. A failure leaves neither slot nor process; the
+        caller removes that directory. Must not be cancelled: parts of it run in other processes and threads and cannot
+        be interrupted."""
         host = self._host
         slot = host.slots.take()
         seats: Seats = []
@@ -42,7 +44,7 @@ class Starter:
         try:
             policies.begin(host.run / record.id, policy)
             together = asyncio.ensure_future(_all(self._join(slot, policy), fill()))
-            await asyncio.sleep(0)  # these are begun, in threads; meanwhile this one makes the cgroups
+            await asyncio.sleep(0)  # both run in threads by now, so create the cgroups in the meantime
             try:
                 host.launcher.reserve(record.id, record.limits, seats)
             finally:
@@ -56,7 +58,7 @@ class Starter:
             remove_run(host.run / record.id)
             await self._lives.free(slot)
             if isinstance(error, OSError):
-                raise from_os(error, f"The sandbox {record.id} could not be started") from error
+                raise from_os(error, f"Could not start the sandbox {record.id}") from error
             raise
         finally:
             _close(seats)
@@ -65,8 +67,8 @@ class Starter:
 
     @contextlib.asynccontextmanager
     async def held(self, record: Record, policy: NetworkPolicy, slot: int) -> AsyncIterator[int]:
-        """All of a sandbox but its processes, in a slot that is the caller's, as is what is left of it after a failure.
-        Gives the pid of a process that is in all its namespaces, and ends with this."""
+        """Create everything of a sandbox except its processes, in a slot that belongs to the caller, who also cleans up
+        after a failure. Yields the pid of a process that is in all its namespaces and ends with the context."""
         host = self._host
         seats: Seats = []
         pidfd = -1
@@ -79,7 +81,7 @@ class Starter:
             life, pidfd = await self._launch(plan, seats)
             yield life.pid
         except OSError as error:
-            raise from_os(error, f"The sandbox {record.id} could not be started") from error
+            raise from_os(error, f"Could not start the sandbox {record.id}") from error
         finally:
             _close(seats)
             self._under_way -= 1
@@ -93,7 +95,7 @@ class Starter:
         if network is None:
             return None
         net = await network.acquire(slot)
-        if policy != NetworkPolicy():  # which it has
+        if policy != NetworkPolicy():  # the default is already applied
             await network.set_policy(slot, policy)
         return net
 
@@ -101,14 +103,14 @@ class Starter:
         launcher, store = self._host.launcher, self._host.store
         try:
             return await launcher.start(plan, seats, store)
-        except ZygoteDiedError:  # once: there is another one
+        except ZygoteDiedError:  # retry once with a new zygote
             await self._clear(plan.id, seats)
-            await store.renew(plan.id, plan.limits.disk_mb)  # it may have been mounted already
+            await store.renew(plan.id, plan.limits.disk_mb)  # it may already have been mounted
             launcher.reserve(plan.id, plan.limits, seats)
             return await launcher.start(plan, seats, store)
 
     async def _clear(self, sandbox: str, seats: Seats) -> None:
-        """What `reserve` made."""
+        """Remove what `reserve` created."""
         _close(seats)
         await self._host.cgroups.clear(sandbox)
         (self._host.run / sandbox / "agent.sock").unlink(missing_ok=True)
@@ -116,7 +118,7 @@ class Starter:
     # Ahead ------------------------------------------------------------------------------------------------------------------
 
     def prepare(self) -> None:
-        """Have user namespaces ready for the next sandboxes, in quiet moments."""
+        """Create user namespaces for the next sandboxes while the engine is idle."""
         if self._preparing is None or self._preparing.done():
             self._preparing = asyncio.get_running_loop().create_task(self._prepare())
 
@@ -133,7 +135,7 @@ class Starter:
 
 
 async def _all(first: Awaitable[T], second: Awaitable[U]) -> tuple[T, U]:
-    """At the same time, and both to their end whatever becomes of the other."""
+    """Run both concurrently and to completion, even if one fails."""
     one, two = await asyncio.gather(first, second, return_exceptions=True)
     for result in (one, two):
         if isinstance(result, BaseException):
@@ -142,7 +144,7 @@ async def _all(first: Awaitable[T], second: Awaitable[U]) -> tuple[T, U]:
 
 
 def _take(seats: Seats, name: str) -> int:
-    """One descriptor out of them."""
+    """Remove one descriptor from the list and return it."""
     seat = next(seat for seat in seats if seat[0] == name)
     seats.remove(seat)
     return seat[1]

@@ -1,9 +1,9 @@
-"""Memory to disk and back: what the driver's `suspend` and `restore` do around CRIU (see `criu`).
+"""Memory to disk and back: what the driver's `suspend` and `restore` do in addition to CRIU (see `criu`).
 
-A sandbox is suspended exactly when it does not run and its images are valid, so any engine finds it by looking, also
-after a crash in the middle and after a reboot. Images are whole or not there; as soon as its processes are let run
-again they are marked as used, because files have moved on from then and that memory must never come back to them.
-A suspended sandbox keeps its slot, because its memory is full of that slot's user ids. All else of it is freed.
+A sandbox is suspended exactly if it is not running and its images are valid, so any engine can detect it, also after a
+crash in the middle and after a reboot. Images are complete or absent; as soon as its processes run again they are
+marked as used, because the files change from then on and the old memory must never be restored with them. A suspended
+sandbox keeps its slot, because its memory contains that slot's user ids. Everything else is freed.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from sandyard.kit.errors import BusyError, ConflictError, SandyardError, Unsuppo
 FOLDER = "suspended"
 _POLICY = "policy.json"
 _FACTS = "sandbox.json"
-_TRYING = "whether memory can go to disk is still being tried out"
+_TRYING = "a test of moving memory to disk is still running"
 _SETTLE_PATIENCE = 5.0
 
 
 class Suspender:
-    """One for a driver, from its `open` to its `close`."""
+    """One per driver, from its `open` to its `close`."""
 
     def __init__(self, host: Host, lives: Lives, starter: Starter) -> None:
         self._host = host
@@ -53,14 +53,14 @@ class Suspender:
     # Whether it can be done -------------------------------------------------------------------------------------------------
 
     def try_out(self, tell: Callable[[], None]) -> None:
-        """Find out in the background whether it works here; it takes a second. `tell` is called when that is known."""
+        """Test in the background whether it works here; this takes a second. `tell` is called when the result is known."""
         if self._trial is None:
             self._trial = asyncio.get_running_loop().create_task(self._try_out(tell))
 
     async def _try_out(self, tell: Callable[[], None]) -> None:
         try:
             if not self._host.cgroups.can_freeze:
-                raise UnsupportedError("memory goes to disk only where there is a cgroup freezer")
+                raise UnsupportedError("moving memory to disk requires a cgroup freezer")
             self._criu = await probe.find_working()
         except (SandyardError, OSError) as error:
             self._why_not = str(error)
@@ -76,7 +76,7 @@ class Suspender:
             await asyncio.wait({self._trial})
 
     def capabilities(self) -> Capabilities:
-        """The host's, as far as they are known by now."""
+        """Return the host's capabilities, as far as they are known by now."""
         known = self._host.capabilities(suspend=self._why_not)
         if self._criu is None:
             return known
@@ -85,13 +85,13 @@ class Suspender:
     async def _working(self) -> Criu:
         await self.tried_out()
         if self._criu is None:
-            raise UnsupportedError(f"Memory can't go to disk and back here: {self._why_not}.")
+            raise UnsupportedError(f"Moving memory to disk is not supported here: {self._why_not}.")
         return self._criu
 
     # What is there ----------------------------------------------------------------------------------------------------------
 
     def has(self, sandbox: str) -> bool:
-        """Whether there is memory on disk that may be brought back."""
+        """Return whether there is memory on disk that can be restored."""
         images = self._folder / sandbox
         return (images / _POLICY).exists() and not (images / USED).exists()
 
@@ -100,7 +100,8 @@ class Suspender:
         return self._folder.is_dir() and any(self.has(entry.name) for entry in self._folder.iterdir())
 
     async def take_over(self, stopped: Collection[str]) -> frozenset[str]:
-        """Which of these sandboxes, that don't run, are suspended. Keeps their slots, removes all other images."""
+        """Return which of these sandboxes, which are not running, are suspended. Keeps their slots and removes all
+        other images."""
         found = frozenset(name for name in stopped if self.has(name))
         if self._folder.is_dir():
             await Criu.sweep(self._folder, found)
@@ -112,7 +113,7 @@ class Suspender:
         return found
 
     def _slot(self, sandbox: str) -> int | None:
-        """The slot whose user ids its memory knows; None when they are no longer this engine's."""
+        """Return the slot whose user ids its memory contains, or None if they no longer belong to this engine."""
         try:
             owner = int(json.loads((self._folder / sandbox / _FACTS).read_text())["owner"])
         except (OSError, ValueError, KeyError):
@@ -126,7 +127,7 @@ class Suspender:
         if not images.exists():
             return
         slot = self._slot(sandbox) if self.has(sandbox) else None
-        (images / USED).touch()  # it is invalid at once; removing it takes a while
+        (images / USED).touch()  # invalidates it at once; removing it takes a while
         if slot is not None:
             self._host.slots.let_go(slot)
         await asyncio.to_thread(shutil.rmtree, images, ignore_errors=True)
@@ -139,11 +140,11 @@ class Suspender:
     # To disk ----------------------------------------------------------------------------------------------------------------
 
     async def suspend(self, record: Record, end: Callable[[Record, str], Awaitable[None]]) -> Handle:
-        """`end` ends all processes of a sandbox. A failure before that leaves it frozen as it was."""
+        """Suspend the sandbox. `end` ends all processes of a sandbox. A failure before that leaves it frozen."""
         try:
             return await self._suspend(record, end)
         except OSError as error:
-            raise from_os(error, f"The memory of the sandbox {record.id} could not be written") from error
+            raise from_os(error, f"Could not write the memory of the sandbox {record.id}") from error
 
     async def _suspend(self, record: Record, end: Callable[[Record, str], Awaitable[None]]) -> Handle:
         criu, life, host = await self._working(), record.life, self._host
@@ -153,15 +154,17 @@ class Suspender:
         images = self._folder / record.id
         self._folder.mkdir(mode=0o700, exist_ok=True)
         owner = scan.host_id(life.pid)
-        os.chown(f"/proc/{life.pid}/fd/2", owner, owner)  # a file of memory that the host's root made can't come back
+        os.chown(
+            f"/proc/{life.pid}/fd/2", owner, owner
+        )  # an in-memory file that the host's root created cannot be restored
         volumes = tuple(mount.volume for mount in record.mounts)
         await criu.dump(Frozen(life.pid, self._freezer.root / record.id, volumes=volumes), images)
         try:
-            await host.store.flush()  # or a crash would part its files from its memory
+            await host.store.flush()  # otherwise a crash would leave its files and its memory inconsistent
             await asyncio.to_thread(_save, images, policies.load(host.run / record.id))
             host.slots.keep(life.slot)
             await end(record, "suspended")
-        except BaseException:  # it may run on, and then that memory must never come back to its files
+        except BaseException:  # it may continue to run, and then the memory must never be restored with its files
             await self.forget(record.id)
             raise
         while life.slot in host.slots.used:  # noqa: ASYNC110 - until its network is given back, in milliseconds
@@ -170,13 +173,13 @@ class Suspender:
         return replace(handle, data={**handle.data, "suspended": True})
 
     async def _settle(self, record: Record, life: Life) -> None:
-        """Freezing takes a sandbox at any instant, and not every one can be kept. It gets the moments it needs to reach
-        another; nobody can talk to it meanwhile, for it still counts as paused."""
+        """Freezing stops a sandbox at an arbitrary instant, and not every state can be saved. Let it run for short
+        moments until it reaches another one; nobody can connect in the meantime, because it still counts as paused."""
         host, loop = self._host, asyncio.get_running_loop()
         end, moment = loop.time() + _SETTLE_PATIENCE, 0.002
         while (obstacle := self._obstacle(record, life)) is not None:
             if loop.time() > end:
-                raise BusyError(f"The memory of the sandbox {record.id} can't go to disk now: {obstacle}.")
+                raise BusyError(f"The memory of the sandbox {record.id} can't be moved to disk now: {obstacle}.")
             host.cgroups.thaw(record.id)
             try:
                 await asyncio.sleep(moment)
@@ -185,30 +188,30 @@ class Suspender:
             moment = min(moment * 1.5, 0.1)
 
     def _obstacle(self, record: Record, life: Life) -> str | None:
-        if scan.connections(life.pid):  # the engine has closed its own, but the agent has yet to notice
+        if scan.connections(life.pid):  # the engine has closed its own, but the agent has not noticed yet
             return "connections to its agent are still open"
-        if self._freezer.version == 2:  # where what is frozen sleeps like others; a D is one that waits in the kernel
+        if self._freezer.version == 2:  # here frozen processes appear as sleeping; state D means waiting in the kernel
             for pid in scan.processes(self._freezer.root / record.id):
                 if any(state == "D" for state in _states(pid)):
-                    return "a process is in the middle of starting another one, or waits for a device"
+                    return "a process is starting another one, or waits for a device"
         return None
 
     # And back ---------------------------------------------------------------------------------------------------------------
 
     async def restore(self, record: Record) -> Handle:
-        """Bring it back into this record, running. A failure leaves the images, and nothing else."""
+        """Restore the sandbox into this record, running. A failure leaves only the images."""
         try:
             return await self._restore(record)
         except OSError as error:
-            raise from_os(error, f"The memory of the sandbox {record.id} could not be brought back") from error
+            raise from_os(error, f"Could not restore the memory of the sandbox {record.id}") from error
 
     async def _restore(self, record: Record) -> Handle:
         host, images = self._host, self._folder / record.id
-        criu = self._criu or await Criu.find()  # it was tried out before this memory was written
+        criu = self._criu or await Criu.find()  # it was tested before this memory was written
         slot = self._slot(record.id)
         if slot is None:
             raise ConflictError(
-                f"The memory of the sandbox {record.id} can't be brought back: its user ids now belong to another engine."
+                f"The memory of the sandbox {record.id} can't be restored: its user ids now belong to another engine."
             )
         host.memory.check()
         host.slots.claim(slot)
@@ -221,10 +224,10 @@ class Suspender:
             start = processes.start_time(pid)
             pidfd = None if start is None else processes.hold(pid, start)
             if start is None or pidfd is None:
-                raise SandyardError(f"The sandbox {record.id} ended as soon as it was brought back.")  # noqa: TRY301
+                raise SandyardError(f"The sandbox {record.id} ended immediately after it was restored.")  # noqa: TRY301
         except BaseException:
             if await host.cgroups.clear(record.id) and not ran:
-                (images / USED).unlink(missing_ok=True)  # CRIU gave up before it let anything run
+                (images / USED).unlink(missing_ok=True)  # CRIU failed before it let anything run
             remove_run(run)
             await self._lives.free(slot)
             if not self.has(record.id):
@@ -240,14 +243,14 @@ class Suspender:
 
 
 def _states(pid: int) -> Iterator[str]:
-    """Of its threads."""
+    """Yield the states of its threads."""
     for task in Path(f"/proc/{pid}/task").glob("*/stat"):
         with contextlib.suppress(OSError):
             yield task.read_text().rpartition(")")[2].split()[0]
 
 
 def _save(images: Path, policy: NetworkPolicy) -> None:
-    """The last file: with it, the images are valid."""
+    """Write the last file, which makes the images valid."""
     partial = images / f".{_POLICY}"
     with partial.open("w") as file:
         json.dump(policy.plain(), file)

@@ -1,4 +1,4 @@
-"""The control application, put together."""
+"""Assembly of the control application."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from sandyard.engine.store.keys import ApiKeys
 
 
 def build(context: Context, keys: ApiKeys) -> Guard:
-    """The ASGI application for everything that is not traffic into a sandbox."""
+    """Return the ASGI application for all requests that are not traffic into a sandbox."""
     app = FastAPI(title="Sandyard engine", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
     errors.install(app)
 
@@ -34,7 +34,7 @@ def build(context: Context, keys: ApiKeys) -> Guard:
 
     @app.get("/ready", status_code=204)
     async def ready() -> Response:
-        """Whether a sandbox could be made now. `/health` says only that the engine serves."""
+        """Return whether a sandbox could be created now. `/health` only says that the engine is serving."""
         trouble = context.sandboxes.trouble()
         return Response(status_code=204) if trouble is None else errors.error_response(503, trouble)
 

@@ -1,4 +1,4 @@
-"""Building templates: ask for a build, upload its files, start it, follow it, cancel it."""
+"""Building templates: request a build, upload its files, start it, follow it, cancel it."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from sandyard.kit.errors import InvalidInputError, UnsupportedError
 
 LINES = 100
 OLD = (
-    "This form of building sends images through E2B's own registry and is not available. "
-    "Use Template.build of an SDK from 2.0 on, or `e2b template create`."
+    "This way of building sends images through E2B's own registry and is not supported. "
+    "Use Template.build of an SDK from version 2.0, or `e2b template create`."
 )
 _KINDS = {**{kind.value: kind for kind in Kind}, "ADD": Kind.COPY, "ARG": Kind.ENV}
 LineLimit = Annotated[int, Query(ge=0, le=LINES)]
@@ -36,7 +36,7 @@ def routes(context: Context) -> APIRouter:
     async def request(body: NewTemplate) -> JSONResponse:
         name = body.name or body.alias
         if not name:
-            raise InvalidInputError("The template needs a name.")
+            raise InvalidInputError("The template must have a name.")
         disk = body.minFreeDiskMB or 0
         size = Size(body.cpuCount, body.memoryMB, disk if disk > context.defaults.disk_mb else None)
         template, build = builds.request(name, body.tags or (), size)
@@ -96,9 +96,9 @@ def routes(context: Context) -> APIRouter:
 
 
 def parse_recipe(body: StartBuild) -> Recipe:
-    """Raises InvalidInputError."""
+    """Parse a build request. Raises InvalidInputError."""
     if body.fromImage and body.fromTemplate:
-        raise InvalidInputError("A build starts from fromImage or fromTemplate: give exactly one of them.")
+        raise InvalidInputError("A build needs exactly one of fromImage and fromTemplate.")
     return Recipe(
         image=body.fromImage or None,
         template=body.fromTemplate or None,
@@ -113,12 +113,12 @@ def parse_recipe(body: StartBuild) -> Recipe:
 def _step(step: TemplateStep) -> Step:
     kind = _KINDS.get(step.type.upper())
     if kind is None:
-        raise InvalidInputError(f"There is no step {step.type!r}: use {', '.join(Kind)}.")
+        raise InvalidInputError(f"Unknown step {step.type!r}: use {', '.join(Kind)}.")
     return Step(kind, tuple(step.args or ()), step.filesHash or None, force=bool(step.force))
 
 
 def _since(lines: Sequence[LogLine], cursor: int | None, *, backward: bool) -> Sequence[LogLine]:
-    """From a moment in milliseconds on, in the direction of reading."""
+    """Return the lines from a time in milliseconds on, in reading direction."""
     ordered = lines[::-1] if backward else lines
     if cursor is None:
         return ordered

@@ -20,14 +20,14 @@ class Context:
     sandboxes: Sandboxes
     templates: Templates
     defaults: Limits
-    domain: str | None  # under which previews are reachable, as clients are told
+    domain: str | None  # the public domain of previews
     secrets: Secrets
     builds: Builds
     volumes: Volumes
 
 
 def short_id(value: str) -> str:
-    """A sandbox's id as old clients write it, `id-clientid`, without its second half."""
+    """Return a sandbox's id without the second half that old clients add: `id-clientid`."""
     return value.partition("-")[0]
 
 

@@ -1,4 +1,4 @@
-"""Every error leaves as `{"code": int, "message": str}`, with a sentence that says what happened and what to do."""
+"""Error responses: every error is returned as `{"code": int, "message": str}`, with what happened and what to do."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from starlette.exceptions import HTTPException
 
 from sandyard.kit.errors import SandyardError
 
-FAILED = "The engine failed to do this; its log says why. Try again, or report it."
+FAILED = "The request failed because of an internal error; see the engine's log. Try again, or report it."
 _RETRY_AFTER = {503: "1"}
 _KNOWN = {
-    404: "There is no {method} {path} here. Check the address and the client's version.",
-    405: "{path} does not know {method}.",
+    404: "{method} {path} not found. Check the address and the client's version.",
+    405: "{path} does not support {method}.",
 }
 
 
@@ -26,12 +26,12 @@ def error_response(status: int, message: str) -> JSONResponse:
 
 
 def invalid(errors: Sequence[Any]) -> JSONResponse:
-    """The answer to a body that is not what it should be."""
+    """Return the response to an invalid request body."""
     return error_response(400, f"Error when parsing request: {describe(errors)}")
 
 
 def install(app: FastAPI) -> None:
-    """Map each kind of error once."""
+    """Map each type of error once."""
 
     @app.exception_handler(SandyardError)
     async def sandyard(request: Request, error: SandyardError) -> JSONResponse:
@@ -52,7 +52,7 @@ def install(app: FastAPI) -> None:
 
 
 def describe(errors: Sequence[Any]) -> str:
-    """What is wrong with a request, in one line: the first few faults, each with its place."""
+    """Describe what is wrong with a request in one line: the first few errors, each with its location."""
     faults = []
     for error in errors[:3]:
         if error["type"] == "json_invalid":

@@ -1,5 +1,4 @@
-"""What every control request passes first: who asks, how much, and from which page in a browser; and the last resort
-when something fails that nobody expected."""
+"""Checks for every control request: authentication, body limits and CORS; and the last resort for unexpected errors."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ from sandyard.kit.server import mark_authenticated
 log = get_logger(__name__)
 
 BODY_LIMIT, BODY_VALUES = 4 * 1024 * 1024, 20_000
-"""Bytes and JSON values of a request's body."""
+"""Maximum number of bytes and JSON values in a request's body."""
 OPEN_PATHS = frozenset(("/health", "/ready"))
 CORS: Headers = [
     (b"access-control-allow-origin", b"*"),
@@ -25,7 +24,7 @@ CORS: Headers = [
 
 
 class RefusedBodyError(Exception):
-    """The body is not what a control request may have."""
+    """The request's body was rejected."""
 
 
 class Guard:
@@ -38,8 +37,8 @@ class Guard:
         direct: Mapping[tuple[str, str], App],
         tokened: Mapping[str, App] | None = None,
     ) -> None:
-        """`direct` are the requests, by method and path, that need no more than the guard. `tokened`, by the start of
-        their path, are those that come with a token of their own, which is theirs to check; what they PUT has any size."""
+        """`direct` are the requests, by method and path, that need only the guard. `tokened`, by path prefix, are
+        applications that check their own tokens; the body of a PUT to them may have any size."""
         self._app = app
         self._keys = keys
         self._direct = direct
@@ -59,13 +58,13 @@ class Guard:
             await discard_body(receive)
             await _answer(send, *refusal)
             return
-        # Whatever is not PUT is read whole, and before its token is looked at.
+        # Bodies other than PUT are read completely, before the token is checked.
         body = _Body(receive, None if own is not None and scope["method"] == "PUT" else BODY_LIMIT)
         answered = False
 
         async def reply(message: Message) -> None:
             if body.refusal is not None:
-                return  # whatever is made of half a body is not the answer
+                return  # a response to half a body would be wrong
             if message["type"] == "http.response.start":
                 nonlocal answered
                 answered = True
@@ -91,8 +90,8 @@ class Guard:
         if key is None:
             given = credential(headers)
             if given is None:
-                return 401, "The API key is missing: send it in the header X-API-Key (SDKs take it from E2B_API_KEY)."
-            return 401, "The API key is not valid. `sandyard keys create` makes one, on the engine's machine."
+                return 401, "The API key is missing. Send it in the header X-API-Key (SDKs use E2B_API_KEY)."
+            return 401, "The API key is not valid. Create one with `sandyard keys create` on the engine's machine."
         scope.setdefault("state", {})["key"] = key
         mark_authenticated(scope)
         length = header(headers, b"content-length")
@@ -118,7 +117,7 @@ _NOT_UTF8 = (400, "The request's body is not valid JSON: it is not UTF-8.")
 
 
 def credential(headers: Headers) -> str | None:
-    """The key a request was sent with."""
+    """Return the key that a request was sent with."""
     key = header(headers, b"x-api-key")
     if key is not None:
         return key.strip()
@@ -127,7 +126,7 @@ def credential(headers: Headers) -> str | None:
 
 
 class _Body:
-    """Counts a body as it comes: its announced length may be missing."""
+    """Counts a body as it arrives, because the announced length may be missing."""
 
     def __init__(self, receive: Receive, limit: int | None) -> None:
         self._receive = receive
@@ -135,7 +134,7 @@ class _Body:
         self._seen = 0
         self._values = ValueCounter(BODY_VALUES)
         self.refusal: tuple[int, str] | None = None
-        """Why the rest of it is not taken."""
+        """Why the rest of the body is rejected."""
 
     async def receive(self) -> Message:
         message = await self._receive()

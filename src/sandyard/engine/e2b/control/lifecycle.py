@@ -1,4 +1,4 @@
-"""Everything that changes a sandbox: kill, pause, resume, timeouts, network, fork, snapshot."""
+"""Operations that change a sandbox: kill, pause, resume, timeouts, network, fork, snapshot."""
 
 from __future__ import annotations
 

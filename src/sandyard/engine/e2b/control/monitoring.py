@@ -33,8 +33,10 @@ def routes(context: Context) -> APIRouter:
     @router.get("/sandboxes/{sandbox_id}/metrics")
     async def metrics(sandbox_id: str, start: Moment = None, end: Moment = None) -> JSONResponse:
         if start is not None and end is not None and start > end:
-            raise InvalidInputError("start is after end: give the earlier time as start.")
-        until = None if end is None else end + 1.0  # a whole second, as it was asked for in whole seconds
+            raise InvalidInputError("start is after end. Use the earlier time as start.")
+        until = (
+            None if end is None else end + 1.0
+        )  # include the whole last second, because times are given in whole seconds
         samples = await service.metrics(short_id(sandbox_id), start, until)
         return JSONResponse([views.metric(sample) for sample in samples])
 
@@ -71,7 +73,7 @@ def routes(context: Context) -> APIRouter:
         )
         await service.note_denied(short_id(sandbox_id))
         entries = service.logs(short_id(sandbox_id), query)
-        # a client cannot tell an engine that records nothing from a sandbox that tried nothing
+        # lets a client distinguish an engine that records nothing from a sandbox that tried nothing
         headers = {DENIED_HEADER: "recorded"} if service.records_denied else None
         return JSONResponse({"logs": [views.log_entry(entry) for entry in entries]}, headers=headers)
 

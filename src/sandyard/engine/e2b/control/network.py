@@ -1,4 +1,5 @@
-"""A client's `network` object: checked, in E2B's words where clients look for them, and turned into a policy."""
+"""Validation of a client's `network` object, with E2B's error messages where clients look for them, and conversion to a
+policy."""
 
 from __future__ import annotations
 
@@ -21,11 +22,11 @@ _HOST = re.compile(rf"((?:{_LABEL}\.)*{_LABEL})(?::(?:\d{{1,5}}|\$\{{PORT\}}))?"
 
 
 def for_new(config: NetworkConfig | None, allow_internet: bool | None) -> Network:
-    """Of a new sandbox. Raises InvalidInputError."""
+    """Return the network of a new sandbox. Raises InvalidInputError."""
     if config is None:
         return Network(NetworkPolicy(allow_internet=allow_internet is not False), None, allow_internet)
     if any(not 0 < port < 65536 or port == AGENT_PORT for port in config.httpsPorts or ()):
-        raise InvalidInputError(f"HTTPS ports are numbers from 1 to 65535, and not {AGENT_PORT}, which is envd's.")
+        raise InvalidInputError(f"HTTPS ports must be numbers from 1 to 65535, except {AGENT_PORT}, which envd uses.")
     if config.maskRequestHost is not None and not _HOST.fullmatch(config.maskRequestHost):
         raise InvalidInputError(f"mask request host is not valid: {config.maskRequestHost}")
     policy = _policy(config, allow_internet)
@@ -36,7 +37,8 @@ def for_new(config: NetworkConfig | None, allow_internet: bool | None) -> Networ
 
 
 def for_update(update: NetworkUpdate, before: Network) -> Network:
-    """What is left out is cleared; who may come in stays as it was. Raises InvalidInputError."""
+    """Return the updated network. Omitted fields are cleared; settings for incoming traffic are kept. Raises
+    InvalidInputError."""
     shown = {key: value for key, value in (before.config or {}).items() if key in INGRESS}
     for key in ("allowOut", "denyOut", "dnsServers"):
         if (entries := getattr(update, key)) is not None:
@@ -64,7 +66,7 @@ def _policy(egress: Egress, allow_internet: bool | None) -> NetworkPolicy:
     for entry in egress.dnsServers or ():
         if not _is_ipv4(entry):
             raise InvalidInputError(f"invalid DNS server {entry[:100]}: use IPv4 addresses")
-    if domains:  # all traffic to them is allowed; the sandbox's own name server goes on answering
+    if domains:  # all traffic to them is allowed; the sandbox's own name server continues to answer
         allow = [*allow, *(egress.dnsServers or ())]
     added = rules.read(egress.rules or {})
     if allow_internet is False and allow:  # "behaves the same as specifying denyOut to 0.0.0.0/0"
@@ -73,9 +75,9 @@ def _policy(egress: Egress, allow_internet: bool | None) -> NetworkPolicy:
 
 
 def _refuse_unavailable(egress: Egress) -> None:
-    """What would be a hole if it were ignored."""
+    """Reject options that would be a security hole if they were ignored."""
     if egress.egressProxy:
-        raise InvalidInputError("Egress proxies are not available on this engine: leave out network.egressProxy.")
+        raise InvalidInputError("Egress proxies are not supported by this engine. Leave out network.egressProxy.")
 
 
 def _is_ipv4(entry: str) -> bool:

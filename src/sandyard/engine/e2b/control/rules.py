@@ -1,4 +1,4 @@
-"""A client's `network.rules`: which headers requests to which hosts get on their way out."""
+"""A client's `network.rules`: which headers are added to outgoing requests to which hosts."""
 
 from __future__ import annotations
 
@@ -21,34 +21,36 @@ _FRAMING = frozenset("connection content-length expect host keep-alive te traile
 
 
 def read(given: Mapping[str, list[Rule]]) -> tuple[HostRule, ...]:
-    """The headers of each host that has any: of the same name the last one counts. Raises InvalidInputError."""
+    """Return the headers of each host that has any; the last one of the same name counts. Raises InvalidInputError."""
     if len(given) > MAX_HOSTS:
-        raise InvalidInputError(f"Network rules are for at most {MAX_HOSTS} hosts.")
+        raise InvalidInputError(f"Network rules can have at most {MAX_HOSTS} hosts.")
     found: dict[str, HostRule] = {}
     for given_host, rules in given.items():
         host = _host(given_host)
         if host in found:
-            raise InvalidInputError(f"Network rules name the host {host} twice.")
+            raise InvalidInputError(f"The host {host} occurs twice in the network rules.")
         headers: dict[str, tuple[str, str]] = {}
         for rule in rules:
             for name, value in ((rule.transform and rule.transform.headers) or {}).items():
                 _check_header(host, name, value)
                 headers[name.lower()] = (name, value)
         if len(headers) > MAX_HEADERS:
-            raise InvalidInputError(f"A network rule has at most {MAX_HEADERS} headers; the one for {host} has more.")
+            raise InvalidInputError(
+                f"A network rule can have at most {MAX_HEADERS} headers; the rule for {host} has more."
+            )
         found[host] = HostRule(host, tuple(headers.values()))
     return tuple(rule for rule in found.values() if rule.headers)
 
 
 def shown(given: Mapping[str, list[Rule]]) -> dict[str, Any]:
-    """As clients read them: their own words, hosts in lower case."""
+    """Return the rules as clients see them: unchanged, with hosts in lower case."""
     return {host.lower(): [rule.model_dump(exclude_none=True) for rule in rules] for host, rules in given.items()}
 
 
 def _host(given: str) -> str:
     if not _HOST.fullmatch(given) or len(given) > 253 or given.rpartition(".")[2].isdigit():
         raise InvalidInputError(
-            f"invalid host {given[:100]!r} in network rules: name a domain or *.domain, no address and no port. "
+            f"invalid host {given[:100]!r} in network rules: use a domain or *.domain, without an address or port. "
             "Rules apply to ports 80 and 443."
         )
     return given.lower()
@@ -58,7 +60,9 @@ def _check_header(host: str, name: str, value: str) -> None:
     if not _NAME.fullmatch(name) or len(name) > MAX_NAME:
         raise InvalidInputError(f"invalid header name {name[:100]!r} in the network rule for {host}")
     if name.lower() in _FRAMING or name.lower().startswith("proxy-"):
-        raise InvalidInputError(f"A network rule cannot set the header {name}: it is about the connection itself.")
+        raise InvalidInputError(
+            f"A network rule cannot set the header {name}, because it controls the connection itself."
+        )
     if not _VALUE.fullmatch(value) or value != value.strip() or len(value) > MAX_VALUE:
         raise InvalidInputError(
             f"invalid value of the header {name} in the network rule for {host}: use one line of at most {MAX_VALUE} "

@@ -1,4 +1,4 @@
-"""Create, list and look at sandboxes."""
+"""Create, list and get sandboxes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from sandyard.kit.errors import InvalidInputError, SandyardError
 IDEMPOTENCY_KEY = re.compile(r"[a-z0-9-]{1,255}")
 V1_TIMEOUT, V2_TIMEOUT = 15, 300
 V1_PIECE = 10_000
-"""How many sandboxes are looked up at a time for an answer with all of them."""
+"""How many sandboxes are looked up at a time for a response with all of them."""
 
 
 def routes(context: Context) -> APIRouter:
@@ -71,8 +71,8 @@ def routes(context: Context) -> APIRouter:
 
 
 def direct(context: Context) -> dict[tuple[str, str], App]:
-    """Creating, by method and path, without a framework in between: its layers take longer than the claim of a ready
-    sandbox. Errors leave in the same shape as everybody's."""
+    """Return the handlers for creation, by method and path. They bypass the framework, whose layers take longer than
+    claiming a pooled sandbox. Errors have the same format as elsewhere."""
 
     def create(default_timeout: int, secure: bool | None) -> App:
         async def answer(scope: Scope, receive: Receive, send: Send) -> None:
@@ -100,14 +100,16 @@ def direct(context: Context) -> dict[tuple[str, str], App]:
 
 
 def parse_new(body: NewSandbox, default_timeout: int, secure: bool) -> CreateSandbox:
-    """Raises InvalidInputError, in E2B's words where clients look for them."""
+    """Parse a create request. Raises InvalidInputError, with E2B's messages where clients look for them."""
     if body.timeout == 0:
         raise InvalidInputError("Timeout must be greater than 0")
     if body.iam and body.iam.get("tokens"):
-        raise InvalidInputError("Workload identity is not available on this engine: leave out iam.")
+        raise InvalidInputError("Workload identity is not supported by this engine. Leave out iam.")
     for name, value in (body.envVars or {}).items():
         if not name or "=" in name or "\0" in name or "\0" in value:
-            raise InvalidInputError(f"envVars: {name[:100]!r} is not valid: no '=' in a name, no NUL in name or value.")
+            raise InvalidInputError(
+                f"envVars: {name[:100]!r} is not valid: names must not contain '=', and names and values must not contain NUL."
+            )
     public = body.network is None or body.network.allowPublicTraffic is not False
     if not public and not secure:
         raise InvalidInputError(
@@ -117,7 +119,7 @@ def parse_new(body: NewSandbox, default_timeout: int, secure: bool) -> CreateSan
     keep_memory = body.autoPauseMemory is not False
     if auto_resume and body.autoPause and not keep_memory:
         raise InvalidInputError(
-            "autoResume cannot be combined with autoPauseMemory=false: traffic wakes no sandbox that would reboot."
+            "autoResume cannot be combined with autoPauseMemory=false, because traffic cannot wake a sandbox that would have to reboot."
         )
     return CreateSandbox(
         template=body.templateID.strip(),
@@ -135,7 +137,7 @@ def parse_new(body: NewSandbox, default_timeout: int, secure: bool) -> CreateSan
 
 
 def parse_metadata(text: str | None) -> dict[str, str]:
-    """`key=value&…`, keys and values encoded once more than the URL itself: so clients have done from the start."""
+    """Parse `key=value&…`, with keys and values URL-encoded once more than the URL itself, as clients have always done."""
     if not text:
         return {}
     wanted = {}
@@ -148,7 +150,7 @@ def parse_metadata(text: str | None) -> dict[str, str]:
 
 
 def parse_states(values: list[str] | None) -> frozenset[State]:
-    """Of `state=running,paused` as well as of `state=running&state=paused`."""
+    """Parse `state=running,paused` as well as `state=running&state=paused`."""
     names = [name for value in values or [] for name in value.split(",") if name]
     try:
         return frozenset(State(name) for name in names) or frozenset(State)
@@ -157,7 +159,7 @@ def parse_states(values: list[str] | None) -> frozenset[State]:
 
 
 def parse_time(name: str, text: str | None) -> float | None:
-    """RFC 3339. A '+' of an offset that came as a space counts: not every client encodes it."""
+    """Parse RFC 3339. A space instead of the '+' of an offset is accepted, because not every client encodes it."""
     if not text:
         return None
     try:

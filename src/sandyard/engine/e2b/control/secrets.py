@@ -1,4 +1,4 @@
-"""Secrets: written here, and never shown again."""
+"""Secrets: they can be written, but never read."""
 
 from __future__ import annotations
 

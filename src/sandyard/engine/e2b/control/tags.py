@@ -1,4 +1,4 @@
-"""Tags of templates: which build each means now, and which it meant before."""
+"""Template tags: which build each tag refers to now, and its history."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def routes(context: Context) -> APIRouter:
 
 def _page(found: list[Any], cursor: str | None, limit: int) -> tuple[list[Any], str | None]:
     if cursor and not (cursor.isascii() and cursor.isdigit() and len(cursor) < 10):
-        raise InvalidInputError("The cursor is not valid: use one that an answer gave.")
+        raise InvalidInputError("The cursor is not valid: use one from a previous response.")
     begin = int(cursor or 0)
     end = begin + limit
     return found[begin:end], str(end) if end < len(found) else None

@@ -1,9 +1,9 @@
-"""Teams and keys. An engine is one team, and every key is a key of that team: whoever has one may manage them all.
+"""Teams and API keys. An engine is one team, and every key belongs to it: whoever has a key may manage all of them.
 
-The same keys as `sandyard keys` manages; those of the engine's command line are not stored and not listed. A key is
-shown in the answer that makes it and in no other; what a list shows is enough to recognise it by. The team's `apiKey`
-is a required field, and the CLI stores it: it is the key the request came with. Access tokens are of E2B's users; an
-engine knows none, and a token is a key.
+These are the same keys that `sandyard keys` manages; keys from the engine's command line are not stored and not listed.
+A key is shown only in the response that creates it; a list shows just enough to recognise it. The team's `apiKey` is a
+required field that the CLI stores: it is the key of the current request. Access tokens belong to E2B's users; an engine
+has no users, so a key is returned as the token.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Built templates, their builds and their tags as clients read them."""
+"""Built templates, their builds and their tags as returned to clients."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def requested(template: BuiltTemplate, build: Build) -> View:
 
 
 def template(record: BuiltTemplate, builds: Sequence[Build], defaults: Limits) -> View:
-    """`builds` newest first."""
+    """Return a template with its `builds`, newest first."""
     last = builds[0] if builds else None
     good = next((build for build in builds if build.status is Status.READY), last)
     return {
@@ -61,7 +61,7 @@ def build(record: Build, defaults: Limits) -> View:
 
 
 def status(record: Build, shown: Sequence[LogLine], lines: Sequence[LogLine]) -> View:
-    """`shown` of all the `lines`."""
+    """Return the status of a build, with the `shown` ones of all its `lines`."""
     view: View = {
         "templateID": record.template_id,
         "buildID": record.id,
@@ -100,7 +100,8 @@ def assignment(one: Assignment, record: Build | None) -> View:
 
 
 def _status(record: Build) -> str:
-    """Clients know of no queue: to them a build waits until it is started, and builds from then on."""
+    """Return the status for clients, which know no queue: a build is waiting until it is started, and building from
+    then on."""
     queued = record.started and record.status is Status.WAITING
     return (Status.BUILDING if queued else record.status).value
 

@@ -1,6 +1,6 @@
-"""Templates and snapshots, whoever made them: list, look at, publish, delete.
+"""Templates and snapshots of all kinds: list, get, publish, delete.
 
-Names may hold a slash and a colon, so their routes take the rest of the path.
+Names may contain a slash and a colon, so their routes match the rest of the path.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def routes(context: Context) -> APIRouter:
 
     @router.get("/templates/aliases/{alias:path}")
     async def alias(alias: str) -> JSONResponse:
-        built = builds.find(alias) if ":" not in alias else None  # also one that is not ready yet
+        built = builds.find(alias) if ":" not in alias else None  # also if it is not ready yet
         if built is not None:
             return JSONResponse({"templateID": built.id, "public": built.public})
         found = service.find_template(alias)
@@ -73,7 +73,7 @@ def routes(context: Context) -> APIRouter:
             return JSONResponse({**views.template(record, context.defaults), "builds": [build] if record.ready else []})
         every = builds.builds(template)
         if nextToken and not nextToken.isdigit():
-            raise InvalidInputError("nextToken is not valid: use one that an answer gave.")
+            raise InvalidInputError("nextToken is not valid: use one from a previous response.")
         begin, size = int(nextToken or 0), page_limit(limit)
         shown = [template_views.build(one, context.defaults) for one in every[begin : begin + size]]
         headers = {"X-Next-Token": str(begin + size)} if len(every) > begin + size else None
@@ -102,7 +102,7 @@ def routes(context: Context) -> APIRouter:
         if own is None or (own.yields and service.has_snapshot(name)):
             await service.delete_snapshot(name)
         else:
-            raise ForbiddenError(f"The template {name} belongs to the machine: it can't be deleted through the API.")
+            raise ForbiddenError(f"The template {name} belongs to the machine and can't be deleted through the API.")
         return Response(status_code=204)
 
     return router

@@ -1,4 +1,4 @@
-"""Where clients put the files of COPY: no API key, a token in the link, and the body goes to the disk as it comes."""
+"""Uploads of files for COPY: no API key but a token in the link, and the body is written to disk as it arrives."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ PREFIX = "/uploads/"
 
 
 def link(request: Request, files: str, token: str) -> str:
-    """The address under which this client reaches the engine. Whoever ends TLS before it says so in a header, which the
-    client could only fool itself with."""
+    """Return the address under which this client reaches the engine. A proxy that terminates TLS reports that in a
+    header; a client that forges it only affects itself."""
     forwarded = request.headers.get("x-forwarded-proto", "")
     scheme = forwarded if forwarded in ("http", "https") else request.url.scheme
     return f"{scheme}://{request.headers.get('host', '')}{PREFIX}{files}?token={quote(token)}"
@@ -38,7 +38,7 @@ def app(builds: Builds) -> App:
 
 async def _store(builds: Builds, scope: Scope, receive: Receive) -> Response:
     if scope["method"] != "PUT":
-        return error_response(405, f"{PREFIX} knows PUT only.")
+        return error_response(405, f"{PREFIX} supports only PUT.")
     token = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[0]
     length = header(scope["headers"], b"content-length")
     announced = int(length) if length is not None and length.isdigit() else None
@@ -50,7 +50,7 @@ async def _pieces(receive: Receive) -> AsyncIterator[bytes]:
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
-            raise InvalidInputError("The upload broke off.")
+            raise InvalidInputError("The upload was interrupted.")
         if message.get("body"):
             yield message["body"]
         if not message.get("more_body", False):

@@ -1,4 +1,4 @@
-"""Records as clients read them."""
+"""Records as returned to clients."""
 
 from __future__ import annotations
 
@@ -11,29 +11,30 @@ from sandyard.engine.contract import Limits
 from sandyard.engine.sandboxes.model import Forked, LogEntry, Metric, PauseKind, Sandbox, Snapshot, Template
 
 ENVD_VERSION = "0.6.4"
-"""The envd whose protocol the guest agent speaks. Clients switch features on by it."""
+"""The version of envd whose protocol the guest agent implements. Clients enable features based on it."""
 CLIENT_ID = "sandyard"
-"""Once the name of a node. Old clients write it behind a sandbox's id, with a hyphen."""
+"""Originally the name of a node. Old clients append it to a sandbox's id with a hyphen."""
 
-_EPOCH = datetime(1970, 1, 1)  # UTC; a zone would be written out
+_EPOCH = datetime(1970, 1, 1)  # UTC, without a zone, which would be printed
 
 View = dict[str, Any]
 
 
 def alias(sandbox: Sandbox) -> str | None:
-    """The template's name: of its names the one by which it was asked for."""
+    """Return the template's name that was used to request it."""
     asked = (sandbox.name or "").partition(":")[0]
     return sandbox.alias and (asked if asked not in ("", sandbox.template_id) else sandbox.alias)
 
 
 def time(seconds: float) -> str:
-    """RFC 3339 in UTC, to the microsecond, never later than it was: asked for what began after it, it is found."""
+    """Format as RFC 3339 in UTC, rounded down to the microsecond, so that a query for items that began after it finds
+    the item."""
     moment = _EPOCH + timedelta(microseconds=int(seconds * 1_000_000))
     return f"{moment.isoformat(timespec='microseconds')}Z"
 
 
 def created(sandbox: Sandbox, domain: str | None) -> View:
-    """The answer to create, connect, resume and fork."""
+    """Return the response to create, connect, resume and fork."""
     view: View = {
         "templateID": sandbox.template_id,
         "sandboxID": sandbox.id,
@@ -121,18 +122,18 @@ def log_entry(entry: LogEntry) -> View:
 
 
 def log_line(entry: LogEntry) -> View:
-    """As the CLI reads it: each line is JSON and says its level and its logger."""
+    """Return an entry in the format that the CLI reads: each line is JSON with its level and its logger."""
     fields = {"level": entry.level.value, "logger": "engine", "message": entry.message}
     return {"timestamp": time(entry.timestamp), "line": json.dumps({**entry.fields, **fields})}
 
 
 def build_id(template_id: str) -> str:
-    """Clients want the UUID of a build; a template here is one build, so its name gives the UUID."""
+    """Return the build's UUID that clients expect; a template here is one build, so the UUID is derived from its name."""
     return str(uuid.uuid5(uuid.NAMESPACE_URL, f"sandyard:template:{template_id}"))
 
 
 UNKNOWN_TIME = 0.0
-"""When a template was made is not kept. The field is required, so it says 1970 and nobody takes it for a date."""
+"""The creation time of a template is not stored. The field is required, so it is 1970, which is clearly not a real date."""
 
 
 def template(record: Template, defaults: Limits) -> View:

@@ -1,5 +1,5 @@
-"""The files of volumes, for clients outside of sandboxes: an application of its own, opened by a volume's own token, with
-bodies of any size."""
+"""The files of volumes, for clients outside of sandboxes: a separate application, authorised by a volume's own token,
+with bodies of any size."""
 
 from __future__ import annotations
 
@@ -24,8 +24,11 @@ from sandyard.kit.errors import SandyardError, UnauthenticatedError
 
 PREFIX = "/volumecontent/"
 PIECE = 1 << 20
-"""Bytes that go to a thread at once: fewer would cost more in handing over than in writing."""
-_EARLIEST, _LATEST = -(1 << 34), 253_402_300_799  # what a sandbox may call a time, and a calendar too
+"""Bytes passed to a thread at once; with fewer, the handover would cost more than the write."""
+_EARLIEST, _LATEST = (
+    -(1 << 34),
+    253_402_300_799,
+)  # sandboxes may set any file time; this is the range that a calendar supports
 
 PathParam = Annotated[str, Query(min_length=1)]
 Id = Annotated[int | None, Query(ge=0, le=65535)]
@@ -33,11 +36,11 @@ Mode = Annotated[int | None, Query(ge=0, le=0o7777)]
 
 
 async def _opened(volume_id: str, request: Request) -> Content:
-    """By its own token: what a volume's client knows opens nothing else, and an API key is no business of its."""
+    """Authorise with the volume's own token. It grants access to nothing else, and an API key is not accepted."""
     volumes: Volumes = request.app.state.volumes
     volume = volumes.get(volume_id)
     if not volume.token.matches(credential(request.scope["headers"])):
-        raise UnauthenticatedError("The volume's token is missing or not valid: GET /volumes/{id} tells it.")
+        raise UnauthenticatedError("The volume's token is missing or not valid. GET /volumes/{id} returns it.")
     return volumes.content(volume)
 
 
@@ -46,7 +49,7 @@ Files = Annotated[Content, Depends(_opened)]
 
 @dataclass(slots=True)
 class _Sender:
-    """A body as it comes, in pieces worth a system call."""
+    """Yields a body as it arrives, in chunks worth a system call."""
 
     receive: Receive
     ended: bool = False
@@ -126,7 +129,7 @@ def app(volumes: Volumes) -> FastAPI:
             finally:
                 await volumes.run(upload.abandon)
         except ClientDisconnect:
-            return Response(status_code=400)  # to nobody
+            return Response(status_code=400)  # the client is gone
         except SandyardError:
             if not sender.ended:
                 await discard_body(request.receive)

@@ -1,4 +1,4 @@
-"""Volumes: make, list, look at and delete them. What is in them is `volume_content`'s."""
+"""Volumes: create, list, get and delete. `volume_content` handles their files."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def routes(context: Context) -> APIRouter:
 
 
 def _view(volume: Volume, domain: str | None) -> View:
-    """Without E2B_VOLUME_API_URL, clients look for the content at `https://api.{domain}`; without a domain in the answer,
-    at E2B's own servers, which are no place to send this token to."""
+    """Return a volume. Without E2B_VOLUME_API_URL, clients look for the content at `https://api.{domain}`; if the
+    response has no domain, at E2B's own servers, which must not get this token."""
     view = {"volumeID": volume.id, "name": volume.name, "token": volume.token.reveal()}
     return {**view, "domain": domain} if domain else view

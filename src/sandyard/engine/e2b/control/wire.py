@@ -1,4 +1,4 @@
-"""Request bodies as clients send them. Unknown fields are left alone: newer clients send more than is known here."""
+"""Request bodies from clients. Unknown fields are ignored, because newer clients may send more."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Wire(BaseModel):
 
 class AutoResume(Wire):
     enabled: bool | None = None
-    policy: str | None = None  # of releases in early 2026: "any" or "off"
+    policy: str | None = None  # used in releases of early 2026: "any" or "off"
 
     @property
     def wanted(self) -> bool:
@@ -67,7 +67,7 @@ class VolumeMount(Wire):
 
 
 class NewSandbox(Wire):
-    """`timeout` and `secure` have other defaults in v1 and v2: None is what was not said."""
+    """`timeout` and `secure` have different defaults in v1 and v2: None means not given."""
 
     templateID: str = Field(min_length=1, max_length=256)  # noqa: N815
     timeout: Seconds | None = None
@@ -133,13 +133,14 @@ class SecretUpdate(Wire):
 
 
 class KeyName(Wire):
-    """Of a new key, or the new name of one; keys.py says what it may be."""
+    """The name for a new key, or the new name of a key; keys.py validates it."""
 
     name: str
 
 
 class NewTemplate(Wire):
-    """Of `POST /v3/templates`, and of v2, which calls the name an alias. The older form with a Dockerfile has neither."""
+    """The body of `POST /v3/templates`, and of v2, where the name is called alias. The older form with a Dockerfile has
+    neither."""
 
     name: str | None = Field(default=None, max_length=256)
     alias: str | None = Field(default=None, max_length=256)
@@ -185,7 +186,7 @@ class NewVolume(Wire):
 
 
 class EntryMetadata(Wire):
-    """Of a file or directory in a volume; what is left out stays."""
+    """Metadata of a file or directory in a volume; omitted fields stay unchanged."""
 
     uid: Annotated[int, Field(ge=0, le=65535)] | None = None
     gid: Annotated[int, Field(ge=0, le=65535)] | None = None

@@ -1,10 +1,13 @@
-"""Who may talk to a sandbox. The agent trusts its socket, so every check is made here, before anything is sent on.
+"""Access control for traffic into sandboxes. The agent trusts its socket, so all checks are made here, before anything
+is forwarded.
 
 - To the agent: `X-Access-Token`, except for `/health` and for `/files` with a signature in its URL.
-- To the code interpreter: the same token to run code. Its contexts may be asked for without: E2B's SDKs send none there.
-  A token that is sent must be the right one.
-- To any other port: nothing, unless the sandbox is private; then `e2b-traffic-access-token`, for the interpreter as well.
-- Nobody from outside reaches what the engine alone may ask of the agent: `/init` and everything below `/_sandyard`.
+- To the code interpreter: the same token to run code. Requests about its contexts need no token, because E2B's SDKs
+  send none there; if one is sent, it must be correct.
+- To any other port: no token, unless the sandbox is private; then `e2b-traffic-access-token`, for the interpreter as
+  well.
+- Requests that only the engine may make to the agent (`/init` and everything below `/_sandyard`) are refused from
+  outside.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ UNAUTHORIZED = "unauthorized access, please provide a valid access token or meth
 
 
 def refuse(scope: Scope, target: Target, sandbox: Sandbox) -> Page | None:
-    """The answer to a request that may not pass, None for one that may."""
+    """Return the response to a request that is not allowed, or None if it is."""
     if target.port == AGENT_PORT:
         return _refuse_agent(scope, sandbox)
     if target.port == INTERPRETER_PORT and _is_stranger(scope, sandbox.access_token):
@@ -39,7 +42,8 @@ def refuse(scope: Scope, target: Target, sandbox: Sandbox) -> Page | None:
 
 
 def is_authenticated(scope: Scope, target: Target, sandbox: Sandbox) -> bool:
-    """Whether a request that may pass has shown more than a public port asks for. Of a sandbox without a token, its id is enough."""
+    """Return whether an allowed request has shown more than a public port requires. For a sandbox without a token, its
+    id is enough."""
     if target.port == AGENT_PORT:
         return bool(scope["path"].strip("/") != "health")
     token = sandbox.access_token
@@ -49,8 +53,7 @@ def is_authenticated(scope: Scope, target: Target, sandbox: Sandbox) -> bool:
 
 
 def _is_stranger(scope: Scope, token: Secret | None) -> bool:
-    """Whether a request to the code interpreter comes from somebody without its token. A browser that only asks whether
-    it may ask is none."""
+    """Return whether a request to the code interpreter lacks the required token. A CORS preflight needs none."""
     path: str = scope["path"].strip("/")
     if token is None or path == "health" or scope["method"] == "OPTIONS":
         return False
@@ -61,7 +64,7 @@ def _is_stranger(scope: Scope, token: Secret | None) -> bool:
 
 
 def _refuse_agent(scope: Scope, sandbox: Sandbox) -> Page | None:
-    """In envd's own words and shape: clients take these answers for its."""
+    """Check a request to the agent. Errors use envd's own words and format, because clients take them for envd's."""
     path: str = scope["path"].strip("/")
     if path == "init" or path.partition("/")[0] == "_sandyard":
         return pages.plain(401, UNAUTHORIZED)

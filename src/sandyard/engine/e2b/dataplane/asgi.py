@@ -1,4 +1,4 @@
-"""The ASGI types in use here, and where the server and the application agree on more than ASGI says."""
+"""The ASGI types used here, and extensions between the server and the application."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 Headers = list[tuple[bytes, bytes]]
 
 CLOSE = "sandyard.close"
-"""Name of the scope extension whose `close` cuts the client's connection, after what was sent so far."""
+"""Scope extension whose `close` closes the client's connection after what was sent so far."""
 
 DELIVERY = "sandyard.delivery"
-"""Name of the scope extension that says when what was sent is on its way to the client, whatever becomes of this process. After
-`begin`, until `end`: `await settled()` waits until the kernel has it all, and is false when the client is gone."""
+"""Scope extension that reports when sent data can no longer be lost with this process. Between `begin` and `end`,
+`await settled()` waits until the kernel has all data; it returns false if the client is gone."""
 
 SLOW_BODY = "sandyard.slow_body"
-"""Name of the scope extension whose `allow` lets the request's body arrive as slowly as its sender likes, as a stream does."""
+"""Scope extension whose `allow` lets the request's body arrive as slowly as its sender likes, like a stream."""
 
 
 def header(headers: Headers, name: bytes) -> str | None:
-    """The first header of this name, which is in lower case."""
+    """Return the first header of this name, which must be in lower case."""
     for key, value in headers:
         if key == name:
             return value.decode("latin-1")
@@ -34,7 +34,7 @@ def header(headers: Headers, name: bytes) -> str | None:
 
 
 async def whole_body(receive: Receive) -> bytes:
-    """The request's body. Its size is the caller's to bound."""
+    """Return the request's body. The caller must limit its size."""
     body = bytearray()
     while True:
         message = await receive()
@@ -48,8 +48,8 @@ DISCARD_SECONDS = 2.0
 
 
 async def discard_body(receive: Receive) -> None:
-    """Take what is left of a request nobody wants, within bounds. Closing a connection over unread bytes resets it, and
-    the client would see that instead of the answer."""
+    """Read the rest of a rejected request, within limits. Closing a connection with unread bytes resets it, and the
+    client would see that instead of the response."""
     taken = 0
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(DISCARD_SECONDS):

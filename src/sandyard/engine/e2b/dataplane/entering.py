@@ -1,5 +1,5 @@
-"""A connected socket into a sandbox becomes a connection: in the clear, or over TLS where its owner said that the server there
-speaks it (`network.httpsPorts`)."""
+"""Turn a connected socket into a sandbox into a connection: plain, or TLS if the sandbox's owner said that the server
+there uses it (`network.httpsPorts`)."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ HANDSHAKE_SECONDS = 10.0
 
 
 async def enter(make: Callable[[], P], sock: socket.socket, secure: str | None) -> P:
-    """Take over the socket. `secure` is the name to ask for in a TLS handshake, None for none. Whose certificate it is does
-    not matter: the connection leads to that sandbox whatever it says. The socket is closed when this fails, with
-    BrokenUpstreamError, or BadReplyError for what is no TLS."""
+    """Take over the socket. `secure` is the server name for a TLS handshake, or None for a plain connection. The
+    certificate is not verified, because the connection leads to that sandbox in any case. On failure the socket is
+    closed and BrokenUpstreamError is raised, or BadReplyError if the server does not use TLS."""
     loop = asyncio.get_running_loop()
     connect: Any = loop.create_unix_connection if sock.family == socket.AF_UNIX else loop.create_connection
     protocol = make()
@@ -41,7 +41,7 @@ async def _handshake(layer: Secured) -> None:
     except (ssl.SSLError, ConnectionError, TimeoutError) as error:
         layer.abort()
         raise BadReplyError(
-            "The server on this port does not speak TLS, and network.httpsPorts says that it does."
+            "The server on this port does not use TLS, although the port is listed in network.httpsPorts."
         ) from error
     except BaseException:
         layer.abort()

@@ -1,8 +1,8 @@
-"""What a user's server is told of the client behind the engine, and by which way it is reached.
+"""What a server in a sandbox is told about the client behind the engine, and how the server is reached.
 
-`Host` is the client's, or the one the sandbox's owner asked for (`maskRequestHost`). `X-Forwarded-Host`, `-Proto` and `-For`
-say how the client came. Those that come with a request are believed of programs on this machine alone: a proxy in front, or
-the platform.
+`Host` is the client's, or the one that the sandbox's owner set (`maskRequestHost`). `X-Forwarded-Host`, `-Proto` and
+`-For` describe how the client connected. Incoming ones are trusted only from programs on this machine: a proxy in
+front, or the platform.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from sandyard.kit.listen import is_loopback
 
 FOR, HOST, PROTO = b"x-forwarded-for", b"x-forwarded-host", b"x-forwarded-proto"
 REPLACED = frozenset((b"host", b"forwarded", FOR, HOST, PROTO))
-"""Of the client's headers: `forwarded` says the same in a way nobody here checks."""
+"""Client headers that are replaced. `forwarded` has the same meaning in a format that nothing here checks."""
 _NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,251}[A-Za-z0-9_])?")
 
 
 def forwarded(target: Target, sandbox: Sandbox, scope: Scope) -> Headers:
-    """The headers to send in place of those REPLACED."""
+    """Return the headers to send instead of those in REPLACED."""
     headers: Headers = scope["headers"]
     client = scope["client"][0] if scope.get("client") else ""
     believed = not client or is_loopback(client)
@@ -38,7 +38,7 @@ def forwarded(target: Target, sandbox: Sandbox, scope: Scope) -> Headers:
 
 
 def secure_name(target: Target, sandbox: Sandbox, scope: Scope) -> str | None:
-    """The name to ask a server for that speaks TLS inside; None for one that does not."""
+    """Return the TLS server name for a port that uses TLS, or None."""
     ports = (sandbox.network.config or {}).get("httpsPorts")
     if not isinstance(ports, list) or target.port not in ports:
         return None

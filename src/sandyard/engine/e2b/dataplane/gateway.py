@@ -1,4 +1,4 @@
-"""The front door: an ASGI application that takes requests for sandboxes and leaves the others to the control API."""
+"""The gateway: an ASGI application that handles requests for sandboxes and passes others to the control API."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ language and returns the message for the client; None keeps the original respons
 
 
 class Gateway:
-    """Listens to the service, to cut what leads into a sandbox when it pauses or ends."""
+    """Subscribes to the service, to close connections into a sandbox when it pauses or ends."""
 
     def __init__(self, sandboxes: Sandboxes, control: App, add_language: AddLanguage = lambda *_: None) -> None:
         self._sandboxes = sandboxes
@@ -75,7 +75,7 @@ class Gateway:
         self.pool.close()
 
     def admit(self, target: Target, scope: Scope) -> Sandbox | Page:
-        """The sandbox a request may pass to, else the answer to give."""
+        """Return the sandbox that a request may access, or the response to send instead."""
         sandbox = self._sandboxes.find(target.sandbox_id)
         if sandbox is None:
             return pages.not_found(target)
@@ -83,14 +83,14 @@ class Gateway:
         if page is not None:
             return page
         if not sandbox.running and (not sandbox.auto_resume or scope["path"].strip("/") == "health"):
-            return pages.not_found(target)  # asking for its health wakes nobody
+            return pages.not_found(target)  # a health check does not wake a sandbox
         return sandbox
 
     async def open_tunnel(self, scope: Scope, tunnel: Tunnel) -> Opened | Page:
-        """For a WebSocket: the connection it may have, else the answer to give."""
+        """Return the connection for a WebSocket request, or the response to send instead."""
         target = find_target(scope)
         if target is None:
-            return pages.plain(404, "There is no WebSocket here: name a sandbox and a port.")
+            return pages.plain(404, "WebSockets are only available for a sandbox and a port.")
         admitted = self.admit(target, scope)
         if isinstance(admitted, Page):
             return admitted
@@ -139,12 +139,12 @@ class Gateway:
         if is_authenticated(scope, target, admitted):
             mark_authenticated(scope)
         if header(scope["headers"], b"transfer-encoding") and (slow := scope.get("extensions", {}).get(SLOW_BODY)):
-            slow["allow"]()  # how long a stream may last is for the sandbox to say
+            slow["allow"]()  # the sandbox decides how long a stream may last
         if target.port == INTERPRETER_PORT:
             send = self._explain_missing_language(admitted, send)
         exchange = Exchange(scope, receive, send)
         try:
-            await exchange.receive_first()  # before there is a connection that would have to be given back
+            await exchange.receive_first()  # before there is a connection that would have to be released
             await self._exchange(target, admitted, scope, exchange)
         except ClientGoneError:
             return
@@ -182,7 +182,7 @@ class Gateway:
             self.pool.give(target.sandbox_id, upstream)
 
     def _explain_missing_language(self, sandbox: Sandbox, send: Send) -> Send:
-        """Pass the response on. If it refuses a language that the engine can add, replace its message by the engine's."""
+        """Forward the response. If it rejects a language that the engine can add, replace its message with the engine's."""
         held: Message | None = None
         body = b""
 
@@ -213,7 +213,8 @@ class Gateway:
         return upstream
 
     def _left(self, target: Target) -> bool:
-        """It was paused, or ended, while it was dialled: nobody will cut what was opened."""
+        """Return whether the sandbox was paused or ended while it was dialled, so that nothing will close the new
+        connection."""
         sandbox = self._sandboxes.find(target.sandbox_id)
         return sandbox is None or not sandbox.running
 
@@ -223,19 +224,19 @@ class Gateway:
             self._signatures.forget(sandbox_id)
 
     def _why(self, target: Target) -> Page:
-        """Why the sandbox could not be reached, as it is now."""
+        """Return why the sandbox cannot be reached, based on its current state."""
         sandbox = self._sandboxes.find(target.sandbox_id)
         return pages.port_closed(target) if sandbox is not None and sandbox.running else pages.not_found(target)
 
 
 _KEPT_FROM_AGENT = frozenset((ACCESS_TOKEN, TRAFFIC_TOKEN, RECEIPTS))
 _FOLLOWED = frozenset(("/process.Process/Start", "/process.Process/Connect"))
-"""Streams that a client can connect to again: it gets what did not arrive."""
+"""Streams that a client can reconnect to; it then gets what did not arrive."""
 _KEPT_FROM_USERS = frozenset((ACCESS_TOKEN, TRAFFIC_TOKEN, b"x-api-key", *REPLACED))
 
 
 async def _preflight(scope: Scope, send: Send) -> None:
-    """A browser asks whether it may ask: it may, the tokens decide about the rest."""
+    """Answer a CORS preflight: all requests are allowed, and the tokens decide about the rest."""
     headers: Headers = [*pages.CORS, (b"access-control-allow-methods", b"*"), (b"access-control-max-age", b"7200")]
     if (wanted := header(scope["headers"], PREFLIGHT_HEADERS)) is not None:
         headers.append((b"access-control-allow-headers", wanted.encode("latin-1")))

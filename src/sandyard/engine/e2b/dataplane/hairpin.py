@@ -1,7 +1,8 @@
-"""Requests that come out of sandboxes, to the engine's public names: the gateway's, after the sandbox's own network policy.
+"""Requests from sandboxes to the engine's public names: forwarded to the gateway if the sandbox's own network policy
+allows it.
 
-The firewall has let the connection through because of some name that the policy allows. Which one a request is for is only seen
-here, so that a policy which allows one preview does not open all of them, or the API.
+The firewall has accepted the connection because of some name that the policy allows. Only here is it known which name a
+request is for, so a policy that allows one preview does not open all of them, or the API.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from sandyard.engine.e2b.dataplane.tunnel import Opened, Tunnel
 from sandyard.kit.errors import SandyardError
 
 RATE, BURST = 200, 1000
-"""Requests a second of one sandbox, and how many may come at once. Further ones wait."""
+"""Requests per second of one sandbox, and the burst size. Further ones wait."""
 PATIENCE_SECONDS = 5.0
 KNOWN = 4096
 
@@ -49,25 +50,26 @@ class HairpinGateway:
         self._gateway.end_tunnel(target, tunnel)
 
     async def _refuse(self, scope: Scope) -> Page | None:
-        """The answer to a request that may not pass, None for one that may."""
+        """Return the response to a request that is not allowed, or None if it is."""
         hosts = [value for name, value in scope["headers"] if name == b"host"]
-        if len(hosts) != 1:  # else the policy could look at one of them and the gateway at another
+        if len(hosts) != 1:  # otherwise the policy could check one of them and the gateway use another
             return pages.plain(400, "Send exactly one Host header.")
         client = scope["client"][0] if scope.get("client") else ""
         for name in self._asked_names(hosts[0], scope):
             if not self._names.include(name) or not self._hairpin.is_allowed(client, name):
                 return pages.plain(403, f"The network policy of this sandbox does not allow {name or 'this request'}.")
         if not await self._pace.wait(client):
-            return pages.plain(429, "This sandbox sends too many requests.")
+            return pages.plain(429, "This sandbox sends too many requests. Try again later.")
         return None
 
     def _asked_names(self, host: bytes, scope: Scope) -> list[str]:
-        """The name in the Host header, and the name of what the gateway routes the request to: headers of SDKs may choose another."""
+        """Return the name in the Host header, and the name that the gateway routes the request to: headers of SDKs may
+        select another one."""
         name, domain = host.decode("latin-1").partition(":")[0].lower().removesuffix("."), self._names.domain
         try:
             target = find_target(scope)
         except SandyardError:
-            return [name]  # the gateway says what is wrong with it
+            return [name]  # the gateway returns the error
         if target is not None:
             return [name, f"{target.port}-{target.sandbox_id}.{domain}".lower()]
         return [name] if name == domain else [name, f"api.{domain}"]

@@ -1,6 +1,6 @@
-"""Answers the data plane gives by itself, in place of a sandbox: JSON for programs, a page for browsers.
+"""Responses of the data plane itself instead of a sandbox: JSON for programs, a page for browsers.
 
-The wording, the fields and the statuses are those of E2B's proxy: clients look for them.
+The wording, the fields and the status codes are those of E2B's proxy, because clients look for them.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from sandyard.engine.e2b.dataplane.target import Target
 
 CORS: Headers = [(b"access-control-allow-origin", b"*")]
 NO_INTERPRETER = (
-    "No code interpreter runs in this sandbox. It runs in sandboxes of the template code-interpreter-v1, once that is built "
-    "(`sandyard template build code-interpreter`), and of templates made from it."
+    "This sandbox has no code interpreter. Use the template code-interpreter-v1, once it is built "
+    "(`sandyard template build code-interpreter`), or a template made from it."
 )
 _BROWSER = re.compile(r"mozilla|chrome|safari|firefox|edge|opera|msie", re.IGNORECASE)
 
@@ -39,7 +39,7 @@ def not_found(target: Target) -> Page:
         502,
         "The sandbox was not found",
         "Sandbox Not Found",
-        f"The sandbox {target.sandbox_id} does not run here: it ended, is paused, or never was.",
+        f"The sandbox {target.sandbox_id} is not running: it ended, is paused, or never existed.",
         target.sandbox_id,
     )
 
@@ -51,7 +51,7 @@ def port_closed(target: Target) -> Page:
         502,
         "The sandbox is running but port is not open",
         "Closed Port Error",
-        f"The sandbox {target.sandbox_id} runs, but there is no service running on port {target.port}. Start one.",
+        f"The sandbox {target.sandbox_id} is running, but there is no service running on port {target.port}. Start one.",
         target.sandbox_id,
         target.port,
     )
@@ -62,8 +62,8 @@ def missing_traffic_token(target: Target) -> Page:
         403,
         "Sandbox is secured with traffic access token. Token header 'e2b-traffic-access-token' is missing",
         "Missing Traffic Access Token",
-        f"The sandbox {target.sandbox_id} is private: its previews are for programs that send its token in the header "
-        "'e2b-traffic-access-token'. To look at it in a browser, open it from Sandyard, or have its owner allow public traffic.",
+        f"The sandbox {target.sandbox_id} is private: its previews require its token in the header "
+        "'e2b-traffic-access-token'. To view it in a browser, open it from Sandyard, or ask its owner to allow public traffic.",
         target.sandbox_id,
     )
 
@@ -73,7 +73,7 @@ def wrong_traffic_token(target: Target) -> Page:
         403,
         "Sandbox is secured with traffic access token. Provided token in header 'e2b-traffic-access-token' is invalid",
         "Invalid Traffic Access Token",
-        f"The token in the header 'e2b-traffic-access-token' is not that of the sandbox {target.sandbox_id}.",
+        f"The token in the header 'e2b-traffic-access-token' is not valid for the sandbox {target.sandbox_id}.",
         target.sandbox_id,
     )
 
@@ -83,7 +83,7 @@ def plain(status: int, message: str, target: Target | None = None) -> Page:
 
 
 def render(page: Page, headers: Headers) -> tuple[bytes, bytes]:
-    """Content type and body, by who asks."""
+    """Return content type and body in the format that the client accepts."""
     if _BROWSER.search(header(headers, b"user-agent") or ""):
         return b"text/html; charset=utf-8", _html(page)
     body: dict[str, str | int] = {"code": page.status, "message": page.message}

@@ -1,7 +1,8 @@
-"""Idle connections to sandboxes' agents, kept for the next request, and the exchanges under way, to be cut when their
-sandbox pauses or ends.
+"""Idle connections to sandboxes' agents, kept for the next request, and exchanges in progress, which are closed when
+their sandbox pauses or ends.
 
-Only connections to the agent are kept: it is ours and known to stay. A user's server gets a new connection each time.
+Only connections to the agent are kept, because it is known to keep them open. A user's server gets a new connection
+each time.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ from typing import Protocol
 from sandyard.engine.e2b.dataplane.upstream import Upstream
 
 KEPT_EACH = 4
-"""Idle connections kept per sandbox: enough for a client's parallel calls, few enough to cost its agent nothing."""
+"""Idle connections kept per sandbox: enough for a client's parallel calls, few enough to be cheap for its agent."""
 KEPT_TOTAL = 4096
 IDLE_SECONDS = 30.0
 """The agent never closes an idle connection; the engine does, so that an idle sandbox holds none."""
 
 
 class Connection(Protocol):
-    """Something that leads into a sandbox and can be cut."""
+    """A connection into a sandbox that can be closed."""
 
     def abort(self, reason: str = ...) -> None: ...
 
@@ -34,7 +35,7 @@ class Pool:
         self._timer: asyncio.TimerHandle | None = None
 
     def take(self, sandbox_id: str) -> Upstream | None:
-        """An idle connection to this sandbox's agent, the one used last, if there is one."""
+        """Return the most recently used idle connection to this sandbox's agent, or None."""
         idle = self._idle.get(sandbox_id)
         while idle:
             upstream = idle.pop()
@@ -46,7 +47,7 @@ class Pool:
         return None
 
     def give(self, sandbox_id: str, upstream: Upstream) -> None:
-        """Keep a connection whose exchange ended well."""
+        """Keep a connection whose exchange ended successfully."""
         idle = self._idle.setdefault(sandbox_id, [])
         if len(idle) >= KEPT_EACH or self._count >= KEPT_TOTAL:
             if not idle:
@@ -62,7 +63,7 @@ class Pool:
 
     @contextmanager
     def busy(self, sandbox_id: str, connection: Connection) -> Iterator[None]:
-        """While inside, `drop` cuts this connection."""
+        """While the context lasts, `drop` closes this connection."""
         self.enter(sandbox_id, connection)
         try:
             yield
@@ -79,7 +80,7 @@ class Pool:
                 del self._busy[sandbox_id]
 
     def drop(self, sandbox_id: str) -> None:
-        """The sandbox paused or ended: nothing that leads into it is left open."""
+        """Close all connections into a sandbox that was paused or ended."""
         for upstream in self._idle.pop(sandbox_id, ()):
             self._count -= 1
             upstream.abort()
@@ -87,7 +88,7 @@ class Pool:
             connection.abort("The sandbox was paused or ended.")
 
     def sandboxes(self) -> set[str]:
-        """Those with a connection, idle or busy."""
+        """Return the sandboxes with a connection, idle or busy."""
         return {*self._idle, *self._busy}
 
     def close(self) -> None:

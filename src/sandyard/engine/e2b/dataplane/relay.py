@@ -1,10 +1,11 @@
-"""One request into a sandbox and its reply back, streamed both ways at the pace of the slower side.
+"""One request into a sandbox and its reply, streamed both ways at the speed of the slower side.
 
-What holds for every exchange
-- Nothing is collected: a body's piece is passed on before the next one is taken.
-- A client that goes away ends the exchange in the sandbox. A sandbox that goes away cuts the client's connection: a
-  reply that is not whole never looks whole, and a cut is what makes SDKs ask whether their sandbox still lives. (E2B's
-  own proxy ends streams with an `unavailable` error instead, which JavaScript clients up to 2.51 take for a timeout.)
+Rules for every exchange
+- Nothing is buffered: each chunk of a body is forwarded before the next one is read.
+- If the client disconnects, the exchange in the sandbox ends. If the sandbox disconnects, the client's connection is
+  closed: an incomplete reply never looks complete, and a closed connection makes SDKs check whether their sandbox is
+  still alive. (E2B's own proxy ends streams with an `unavailable` error instead, which JavaScript clients up to 2.51
+  treat as a timeout.)
 """
 
 from __future__ import annotations
@@ -17,25 +18,26 @@ from sandyard.engine.e2b.dataplane.reply import Head, UpstreamError
 from sandyard.engine.e2b.dataplane.upstream import Upstream
 from sandyard.kit.headers import HOP_BY_HOP
 
-NOT_PASSED_ON = HOP_BY_HOP | {b"expect"}  # the server itself says "100 Continue"
+NOT_PASSED_ON = HOP_BY_HOP | {b"expect"}  # the server itself sends "100 Continue"
 FRAMING = frozenset((b"content-length", b"transfer-encoding"))
 RECEIPTS = b"x-delivery-receipts"
-"""Asks the agent to expect receipts for its reply, and in the reply says that it does: one of an earlier engine does not."""
+"""Asks the agent to expect receipts for its reply, and in the reply confirms that it does: an agent of an earlier
+engine does not."""
 REPEATABLE = frozenset(("GET", "HEAD", "OPTIONS"))
 
 
 class StaleConnectionError(UpstreamError):
-    """A pooled connection was dead before the sandbox saw the request: another one may be tried."""
+    """A pooled connection was closed before the sandbox saw the request, so it can be retried on another one."""
 
 
 class ClientGoneError(Exception):
-    """The client went away."""
+    """The client disconnected."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is sent into the sandbox. `chunked`: the length of its body is not known beforehand. `receipts`: the agent is offered
-    receipts for its reply."""
+    """The request sent into the sandbox. `chunked`: the length of its body is not known beforehand. `receipts`: the
+    agent is offered receipts for its reply."""
 
     method: str
     head: bytes
@@ -44,7 +46,7 @@ class Request:
 
 
 def end_to_end(headers: Headers) -> Headers:
-    """Without the headers that are about one connection only."""
+    """Return the headers without those that concern only one connection."""
     kept = [pair for pair in headers if pair[0] not in NOT_PASSED_ON]
     if len(kept) == len(headers):
         return kept
@@ -57,7 +59,7 @@ def end_to_end(headers: Headers) -> Headers:
 def build_request(
     scope: Scope, *, keep_alive: bool, drop: frozenset[bytes] = frozenset(), add: Headers | None = None
 ) -> Request:
-    """The request as the sandbox gets it: same method, target and body, with the headers that go end to end."""
+    """Build the request for the sandbox: same method, target and body, with the end-to-end headers."""
     headers: Headers = scope["headers"]
     chunked = any(name == b"transfer-encoding" for name, _ in headers)
     target: bytes = scope["raw_path"] or b"/"
@@ -65,10 +67,10 @@ def build_request(
         target += b"?" + scope["query_string"]
     lines = [b"%b %b HTTP/1.1" % (scope["method"].encode(), target)]
     kept = [pair for pair in end_to_end(headers) if pair[0] not in drop and pair[0] not in FRAMING]
-    # In the case everybody writes them in: there are programs in sandboxes that look for "Host:" to the letter.
+    # Use the common capitalisation: some programs in sandboxes look for exactly "Host:".
     lines += [b"%b: %b" % (name.title(), value) for name, value in kept + (add or [])]
-    # Where the body ends is said by who parsed it, whatever the client's headers do to each other: a body the agent
-    # does not take for one would be its next request.
+    # The body's framing follows how it was parsed, regardless of contradictory client headers: otherwise the agent
+    # could treat a body as the next request.
     if chunked:
         lines.append(b"Transfer-Encoding: chunked")
     elif (length := next((value for name, value in headers if name == b"content-length"), None)) is not None:
@@ -86,7 +88,7 @@ def _chunk(body: bytes, more: bool, chunked: bool) -> bytes:
 
 
 class Exchange:
-    """One request and its reply. `receive_first`, then `run`."""
+    """One request and its reply. Call `receive_first`, then `run`."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._scope = scope
@@ -97,21 +99,21 @@ class Exchange:
         self._client_gone = False
 
     async def receive_first(self) -> None:
-        """Have the first piece of the request's body, which is nearly always all of it. Raises ClientGoneError."""
+        """Receive the first chunk of the request's body, which is nearly always all of it. Raises ClientGoneError."""
         self._first = await self._receive()
         if self._first["type"] == "http.disconnect":
             raise ClientGoneError
 
     async def run(self, request: Request, upstream: Upstream) -> bool:
-        """Carry it out; true when the connection can be used again. Raises ClientGoneError, and UpstreamError while the
-        client was sent nothing. May be run again, on another connection, after StaleConnectionError."""
+        """Run the exchange and return whether the connection can be reused. Raises ClientGoneError, and UpstreamError
+        while nothing was sent to the client. May be run again on another connection after StaleConnectionError."""
         body, more = self._first.get("body", b""), self._first.get("more_body", False)
         upstream.begin(request.method, request.head + _chunk(body, more, request.chunked))
         self._sent = not more
         pump = asyncio.ensure_future(self._pump(upstream, request.chunked))
         try:
             head = await upstream.head()
-            self._first = {}  # a stream may last for hours, and its first piece is sent
+            self._first = {}  # a stream may last for hours, and its first chunk is already sent
             if not await self._reply(head, upstream, receipts=request.receipts):
                 await self._cut(pump)
         except UpstreamError as error:
@@ -126,12 +128,12 @@ class Exchange:
         return usable
 
     async def _pump(self, upstream: Upstream, chunked: bool) -> None:
-        """Send the rest of the request's body, then watch whether the client is still there."""
+        """Send the rest of the request's body, then watch whether the client is still connected."""
         while True:
             message = await self._receive()
             if message["type"] == "http.disconnect":
                 self._client_gone = True
-                upstream.abort("The client went away.")
+                upstream.abort("The client disconnected.")
                 return
             body, more = message.get("body", b""), message.get("more_body", False)
             if self._sent:
@@ -142,14 +144,14 @@ class Exchange:
             self._sent = not more
 
     async def _reply(self, head: Head, upstream: Upstream, *, receipts: bool) -> bool:
-        """Pass the reply on; false when it broke off and the client has to be told."""
+        """Forward the reply. Return False if it was interrupted and the client's connection has to be closed."""
         send = self._send
         headers = end_to_end(head.headers)
         deliver = send
         if receipts and (RECEIPTS, b"1") in headers:
             headers.remove((RECEIPTS, b"1"))
             deliver = self._deliver_with_receipts(upstream)
-        if head.status in (204, 304):  # may announce a length, of a body that does not come
+        if head.status in (204, 304):  # may announce a length for a body that is not sent
             headers = [pair for pair in headers if pair[0] != b"content-length"]
         await send({"type": "http.response.start", "status": head.status, "headers": headers})
         more = True
@@ -166,8 +168,8 @@ class Exchange:
         return True
 
     def _deliver_with_receipts(self, upstream: Upstream) -> Send:
-        """Tell the agent after each piece how much the client's connection has got: what a killed engine had in its hands is then
-        told again to whoever connects next."""
+        """Report to the agent after each chunk how much the client's connection has received. What a killed engine had
+        not delivered is then sent again to the client that connects next."""
         extension = self._scope["extensions"][DELIVERY]
         extension["begin"]()
         upstream.write_through()
@@ -180,8 +182,8 @@ class Exchange:
                 return
             if not await extension[
                 "settled"
-            ]():  # the agent waits for a receipt on this connection: it is good for nothing else
-                upstream.abort("The client went away.")
+            ]():  # the agent waits for a receipt on this connection, so it cannot be reused
+                upstream.abort("The client disconnected.")
                 return
             total += len(message["body"])
             upstream.write(total.to_bytes(8))
@@ -189,7 +191,7 @@ class Exchange:
         return deliver
 
     async def _cut(self, pump: asyncio.Future[None]) -> None:
-        """End the client's connection in the middle of its reply. What was sent before still arrives."""
+        """Close the client's connection in the middle of its reply. Data sent before still arrives."""
         extension = self._scope.get("extensions", {}).get(CLOSE)
         if extension is not None:
             extension["close"]()

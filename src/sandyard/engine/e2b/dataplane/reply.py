@@ -1,7 +1,7 @@
-"""One HTTP/1.1 reply out of a sandbox, as its bytes come in.
+"""Incremental parser for one HTTP/1.1 reply from a sandbox.
 
-Whatever answers in there is a stranger: its header sizes are bounded, its framing is checked, and a body is whole only
-when the framing says so.
+The server in the sandbox is untrusted: header sizes are limited, framing is checked, and a body is complete only if the
+framing says so.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import httptools
 from sandyard.engine.e2b.dataplane.asgi import Headers
 
 SILENT_LIMIT = 64 * 1024
-"""How many bytes may pass without anything to hand on: a head, a trailer, a chunk's extension."""
+"""How many bytes may arrive without any payload: a head, a trailer, a chunk's extension."""
 HEADERS_LIMIT = 256
 
 
@@ -22,23 +22,23 @@ class UpstreamError(Exception):
 
 
 class BrokenUpstreamError(UpstreamError):
-    """The sandbox's end went away before the exchange was complete."""
+    """The sandbox closed the connection before the exchange was complete."""
 
 
 class BadReplyError(UpstreamError):
-    """The sandbox's end sent what is not HTTP, or not within bounds."""
+    """The sandbox sent something that is not HTTP or exceeds the limits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """A reply's first part. Header names are in lower case."""
+    """The status and headers of a reply. Header names are in lower case."""
 
     status: int
     headers: Headers = field(default_factory=list)
 
 
 class Reply:
-    """`feed` it; read `head` and `take`; `complete` says that all of it was fed."""
+    """Call `feed` with data, and read `head` and `take`; `complete` means that all of it was fed."""
 
     def __init__(self, method: str) -> None:
         self.head: Head | None = None
@@ -57,13 +57,14 @@ class Reply:
 
     @property
     def is_cheap(self) -> bool:
-        """Whether what is fed costs the same, however it was sent: the end of the body is known without a parser."""
+        """Whether the cost of parsing does not depend on how the data was sent: the end of the body is known without a
+        parser."""
         return self._until_close or self._remaining is not None
 
     def feed(self, data: bytes) -> None:
-        """Raises BadReplyError; what was good before it can still be taken."""
+        """Parse data. Raises BadReplyError; valid data before the error can still be taken."""
         if self.complete:
-            raise BadReplyError("The sandbox sent data that nobody asked for.")
+            raise BadReplyError("The sandbox sent unexpected data.")
         if self._until_close:
             self._keep(data)
         elif self._remaining is not None:
@@ -72,13 +73,13 @@ class Reply:
             self._feed_parser(data)
 
     def end(self) -> bool:
-        """The connection ended; true when that is how this reply was to end."""
+        """Handle the end of the connection. Return whether the reply was supposed to end that way."""
         if self._until_close:
             self.complete = True
         return self.complete
 
     def take(self) -> bytes:
-        """What came since the last time."""
+        """Return the data received since the last call."""
         pieces, self._pieces, self.waiting = self._pieces, [], 0
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
@@ -87,7 +88,7 @@ class Reply:
     def on_header(self, name: bytes, value: bytes) -> None:
         self.parts += 1
         if self.head is not None:
-            return  # a trailer: nothing that is relayed needs one
+            return  # a trailer, which is never forwarded
         if len(self._headers) >= HEADERS_LIMIT:
             raise BadReplyError("The sandbox sent too many headers.")
         self._headers.append((name.lower(), value))
@@ -122,7 +123,7 @@ class Reply:
     # inside
 
     def _frame(self, status: int) -> None:
-        """Decide where the body ends, by the rules of RFC 9112 section 6.3."""
+        """Determine where the body ends, according to RFC 9112 section 6.3."""
         coding = b",".join(value for name, value in self._headers if name == b"transfer-encoding").strip().lower()
         lengths = {value.strip() for name, value in self._headers if name == b"content-length"}
         if len(lengths) > 1 or not all(value.isdigit() and len(value) < 19 for value in lengths):
@@ -144,7 +145,7 @@ class Reply:
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as error:
-            raise BadReplyError("The sandbox switched protocols without being asked.") from error
+            raise BadReplyError("The sandbox switched protocols without a request to do so.") from error
         except httptools.HttpParserError as error:
             if isinstance(error.__context__, BadReplyError):
                 raise error.__context__ from None
@@ -154,7 +155,7 @@ class Reply:
             raise BadReplyError("The sandbox sent headers that are too large.")
 
     def _feed_counted(self, data: bytes) -> None:
-        """The fast path of a body with a known length: no parser, no copy."""
+        """Fast path for a body with a known length: no parser, no copy."""
         assert self._remaining is not None
         surplus = len(data) - self._remaining
         if surplus > 0:
@@ -163,7 +164,7 @@ class Reply:
         self._keep(data)
         self.complete = self._remaining == 0
         if surplus > 0:
-            raise BadReplyError("The sandbox sent more than it had announced.")
+            raise BadReplyError("The sandbox sent more than the announced length.")
 
     def _keep(self, data: bytes) -> None:
         if data:

@@ -1,8 +1,8 @@
-"""TLS towards a server in a sandbox, between a connection and the protocol that uses it.
+"""TLS to a server in a sandbox, as a layer between a connection and the protocol that uses it.
 
-asyncio's and uvloop's own layer throws away what was received while reading was paused, once the other side has closed: a
-server that answers and hangs up, to a client that reads slowly, would lose the end of its answer. This one hands on every
-byte, at the reader's pace.
+The layers of asyncio and uvloop discard data that was received while reading was paused, once the other side has
+closed: a server that responds and closes would lose the end of its response if the client reads slowly. This one
+delivers every byte, at the reader's pace.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ PIECE = 64 * 1024
 
 
 class Secured(asyncio.Protocol, asyncio.Transport):
-    """The protocol of the connection below, and the transport of `inner`, which is connected once `ready` is done. `ready`
-    fails with ssl.SSLError, or ConnectionError when the other side hangs up."""
+    """The protocol of the connection below, and the transport of `inner`, which is connected once `ready` is done.
+    `ready` fails with ssl.SSLError, or with ConnectionError if the other side closes the connection."""
 
     def __init__(self, inner: asyncio.Protocol, context: ssl.SSLContext, name: str) -> None:
         super().__init__()
@@ -41,11 +41,11 @@ class Secured(asyncio.Protocol, asyncio.Transport):
         self._pass_on()
 
     def eof_received(self) -> None:
-        """Nothing is left half open."""
+        """Close completely: connections are never left half open."""
 
     def connection_lost(self, exc: Exception | None) -> None:
         if not self.ready.done():
-            self.ready.set_exception(ConnectionResetError("The server in the sandbox hung up."))
+            self.ready.set_exception(ConnectionResetError("The server in the sandbox closed the connection."))
         self._end(exc)
 
     def pause_writing(self) -> None:
@@ -88,7 +88,9 @@ class Secured(asyncio.Protocol, asyncio.Transport):
     def close(self) -> None:
         if self._below is not None and not self._below.is_closing():
             if self._connected:
-                with contextlib.suppress(ssl.SSLError, ValueError):  # it is on its way, or cannot be said any more
+                with contextlib.suppress(
+                    ssl.SSLError, ValueError
+                ):  # the closing message is already sent, or cannot be sent any more
                     self._tls.unwrap()
                 self._flush()
             self._below.close()
@@ -124,7 +126,7 @@ class Secured(asyncio.Protocol, asyncio.Transport):
             self.ready.set_result(None)
 
     def _pass_on(self) -> None:
-        """What can be read, until the reader wants no more."""
+        """Pass on what can be read, until the reader pauses."""
         while self._connected and not self._held and not self._ended:
             try:
                 data = self._tls.read(PIECE)
@@ -133,14 +135,14 @@ class Secured(asyncio.Protocol, asyncio.Transport):
             except ssl.SSLError:
                 self.abort()
                 return
-            if not data:  # the other side has said its farewell
+            if not data:  # the other side has sent its closing message
                 self.close()
                 return
             self.inner.data_received(data)
-        self._flush()  # an answer to the other side's own housekeeping
+        self._flush()  # sends responses to the other side's TLS control messages
 
     def _end(self, exc: Exception | None) -> None:
-        """The connection is gone; what had come before it went is still handed on, whoever may want to pause."""
+        """Handle the end of the connection; data received before is still passed on, even if the reader is paused."""
         self._held = False
         while self._connected and not self._ended:
             try:

@@ -1,8 +1,8 @@
 """Signed file URLs: `v1_` + base64(sha256(path:operation:user:token[:expiration])), without padding.
 
-A signature names no sandbox, and a hash cannot be looked up by one of its parts. So for a URL that lost its sandbox the
-tokens of all sandboxes are tried, in a way that nobody can abuse: the part before the token is hashed once, each token
-costs one short hash, signatures that were found are remembered, and who keeps on guessing is turned away.
+A signature does not contain the sandbox, and a hash cannot be searched by one of its parts. So for a URL without a
+sandbox the tokens of all sandboxes are tried, in a way that cannot be abused: the part before the token is hashed once,
+each token costs one short hash, signatures that were found are cached, and clients that keep guessing are refused.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from sandyard.kit.secret import Secret
 
 REMEMBERED = 1024
 SLICE = 2000
-"""Tokens tried before others get a turn: about a millisecond."""
+"""Tokens tried before other tasks get a turn: about a millisecond."""
 GUESSES_BURST = 50.0
 GUESSES_PER_SECOND = 5.0
 
 
 def sign(file: SignedFile, token: str) -> str:
-    """What the signature has to be."""
+    """Return the correct signature."""
     return _finish(_begin(file), file, token)
 
 
 def verify(file: SignedFile, token: Secret) -> None:
-    """Raises UnauthenticatedError with envd's own words."""
+    """Check the signature. Raises UnauthenticatedError with envd's own words."""
     if not hmac.compare_digest(sign(file, token.reveal()).encode(), file.signature.encode(errors="replace")):
         raise UnauthenticatedError("invalid signature")
     if file.expires is not None and int(file.expires) < time.time():
@@ -40,21 +40,23 @@ def verify(file: SignedFile, token: Secret) -> None:
 
 
 class SignatureIndex:
-    """Finds the sandbox for which a URL was signed."""
+    """Finds the sandbox that a URL was signed for."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[tuple[str, str], str] = OrderedDict()
         self._guesses: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     async def find(self, file: SignedFile, client: str, tokens: Iterable[tuple[str, Secret]]) -> str:
-        """The id among `tokens` whose token made this signature. Raises UnauthenticatedError, or FullError for a client
-        that guesses. `verify` still has to be called: this does not look at the expiration."""
+        """Return the id in `tokens` whose token created this signature. Raises UnauthenticatedError, or FullError for a
+        client that guesses. Call `verify` afterwards: this does not check the expiration."""
         key = (file.signature, file.path)
         if key in self._known:
             self._known.move_to_end(key)
             return self._known[key]
         if self._credit(client) < 1:
-            raise FullError("Too many file URLs with a wrong signature came from here. Try again in some seconds.")
+            raise FullError(
+                "Too many file URLs with a wrong signature were requested from your address. Try again in a few seconds."
+            )
         begun, wanted = _begin(file), file.signature.encode(errors="replace")
         for number, (sandbox_id, token) in enumerate(tokens, 1):
             if hmac.compare_digest(_finish(begun, file, token.reveal()).encode(), wanted):
@@ -71,7 +73,7 @@ class SignatureIndex:
         raise UnauthenticatedError("invalid signature")
 
     def forget(self, sandbox_id: str) -> None:
-        """The sandbox ended."""
+        """Remove a sandbox that has ended."""
         for key in [key for key, known in self._known.items() if known == sandbox_id]:
             del self._known[key]
 

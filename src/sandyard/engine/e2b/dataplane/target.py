@@ -1,4 +1,4 @@
-"""Which sandbox, and which of its ports, a request is for."""
+"""Determine which sandbox, and which of its ports, a request is for."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from sandyard.kit.errors import InvalidInputError
 SANDBOX_ID = b"e2b-sandbox-id"
 SANDBOX_PORT = b"e2b-sandbox-port"
 CONTROL = "/sandboxes/"
-"""Where an agent has nothing: SDKs from before 2.27 send the routing headers with `connect` too, a control call."""
+"""A path prefix that agents do not use: SDKs before 2.27 send the routing headers with `connect` too, which is a
+control call."""
 _HOST = re.compile(rb"(\d{1,5})-([A-Za-z0-9]+)(?:-[A-Za-z0-9]+)?\.")
 
 
@@ -35,13 +36,13 @@ class SignedFile:
 
 
 def short_id(value: str) -> str:
-    """A sandbox id as old clients write it, `id-clientid`, without its second half."""
+    """Return a sandbox id without the second half that old clients add: `id-clientid`."""
     return value.partition("-")[0]
 
 
 def find_target(scope: Scope) -> Target | None:
-    """By the routing headers, else by a host name `{port}-{id}.…`; None when the request is for the control API.
-    Raises InvalidInputError on a port that is none."""
+    """Return the target from the routing headers, otherwise from a host name `{port}-{id}.…`, or None if the request is
+    for the control API. Raises InvalidInputError for an invalid port."""
     headers: Headers = scope["headers"]
     sandbox_id = port = host = None
     for name, value in headers:
@@ -70,7 +71,7 @@ def _port(value: bytes | None) -> int:
 
 
 def signed_file(scope: Scope) -> SignedFile | None:
-    """The signature a `/files` request carries in its URL, if it carries one. Raises InvalidInputError."""
+    """Return the signature in the URL of a `/files` request, or None. Raises InvalidInputError."""
     if scope["path"] != "/files" or b"signature=" not in scope["query_string"]:
         return None
     operation = {"GET": "read", "HEAD": "read", "POST": "write", "PUT": "write"}.get(scope["method"])

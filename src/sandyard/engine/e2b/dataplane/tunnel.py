@@ -1,8 +1,8 @@
 """WebSockets into a sandbox: the client's connection and one to the sandbox's port, joined byte for byte.
 
-uvicorn hands a connection over as soon as a client asks to upgrade it. Until the sandbox has agreed (101) nothing of
-the client's is sent on but that one request. When it does not agree, its answer is the last thing on the connection:
-what follows might be meant for somebody else.
+uvicorn hands a connection over as soon as a client asks to upgrade it. Until the sandbox has agreed (101), only that
+one request of the client is forwarded. If the sandbox does not agree, its response is the last thing on the connection:
+what follows might be meant for another server.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ FAREWELL_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A socket into the sandbox, the name to ask for where the server there speaks TLS, and the headers to send."""
+    """A socket into the sandbox, the TLS server name if the server there uses TLS, and the headers to send."""
 
     target: Target
     sock: socket.socket
@@ -45,17 +45,17 @@ class Opened:
 
 
 class Door(Protocol):
-    """What the tunnel needs of the gateway."""
+    """What the tunnel needs from the gateway."""
 
     async def open_tunnel(self, scope: Scope, tunnel: Tunnel) -> Opened | Page:
-        """The connection this request may have, else the answer to give."""
+        """Return the connection that this request may use, or the response to send instead."""
         ...
 
     def end_tunnel(self, target: Target, tunnel: Tunnel) -> None: ...
 
 
 class Tunnel(asyncio.Protocol):
-    """The client's side. Made by uvicorn, for one connection."""
+    """The client's side. Created by uvicorn, for one connection."""
 
     def __init__(self, door: Door, server_state: ServerState) -> None:
         self._door = door
@@ -68,7 +68,7 @@ class Tunnel(asyncio.Protocol):
 
     @classmethod
     def factory(cls, door: Door) -> Callable[..., Tunnel]:
-        """What uvicorn calls as its WebSocket protocol."""
+        """Return the factory that uvicorn calls as its WebSocket protocol."""
 
         def make(config: Any, server_state: ServerState, app_state: Any) -> Tunnel:
             return cls(door, server_state)
@@ -110,13 +110,14 @@ class Tunnel(asyncio.Protocol):
             self._inside.go_on()
 
     def shutdown(self) -> None:
-        """The server stops. Over TLS the client is to say its farewell too, and may not."""
+        """Close the connection because the server stops. Over TLS, do not rely on the client completing the closing
+        handshake."""
         self.close()
         if self._transport is not None:
             asyncio.get_running_loop().call_later(FAREWELL_SECONDS, self._transport.abort)
 
     def abort(self, reason: str = "") -> None:
-        """The sandbox paused or ended."""
+        """Close the connection because the sandbox paused or ended."""
         if self._transport is not None:
             self._transport.abort()
 
@@ -139,7 +140,7 @@ class Tunnel(asyncio.Protocol):
                 self._unread.begin()
 
     def refuse(self, page: Page, headers: Headers) -> None:
-        """Answer instead of the sandbox, and end the connection."""
+        """Respond instead of the sandbox, and close the connection."""
         content_type, body = pages.render(page, headers)
         self.answer(page.status, [(b"content-type", content_type), *pages.CORS], body)
 
@@ -179,8 +180,8 @@ class Inside(asyncio.Protocol):
     def __init__(self, client: Tunnel) -> None:
         self._client = client
         self._transport: asyncio.Transport | None = None
-        self._inflow: Inflow | None = None  # of an answer that refuses
-        self._head: bytes | None = b""  # what came of the answer's head; None once the tunnel is open
+        self._inflow: Inflow | None = None  # for a response that refuses the upgrade
+        self._head: bytes | None = b""  # the part of the response's head received so far; None once the tunnel is open
         self._refusal: Reply | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -202,7 +203,7 @@ class Inside(asyncio.Protocol):
             self._end()
 
     def _end(self) -> None:
-        """The connection is gone, and all that came before that is passed on."""
+        """Handle the end of the connection, after everything received before was forwarded."""
         if self._refusal is not None and self._refusal.end():
             self._pass_refusal(self._refusal)
         elif self._head is not None:
@@ -249,7 +250,8 @@ class Inside(asyncio.Protocol):
         self._inflow.receive(head)
 
     def _refused(self, data: bytes) -> int:
-        """It does not upgrade: its answer is collected, within bounds, and passed on as the last one. Returns the number of parts."""
+        """Collect the response that refuses the upgrade, within limits, and forward it as the last one. Return the
+        number of parts."""
         reply = self._refusal
         if reply is None:
             return 0
@@ -273,7 +275,7 @@ class Inside(asyncio.Protocol):
 
 
 def _scope(request: bytes, transport: asyncio.Transport | None) -> Scope:
-    """As much of an ASGI scope as routing and access checks look at."""
+    """Return the parts of an ASGI scope that routing and access checks use."""
     start, *lines = request.split(b"\r\n\r\n", 1)[0].split(b"\r\n")
     method, target, _ = start.split(b" ", 2)
     raw_path, _, query = target.partition(b"?")

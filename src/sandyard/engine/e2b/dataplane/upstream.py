@@ -1,6 +1,6 @@
 """One HTTP/1.1 client connection into a sandbox, for one exchange at a time.
 
-Bodies are handed on as they come, never collected: the reader's pace slows the sender down through `pause_reading`.
+Bodies are forwarded as they arrive, never buffered: a slow reader slows the sender down through `pause_reading`.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from sandyard.kit.pacing import Inflow
 from sandyard.kit.server import SLICE_BYTES
 
 READ_AHEAD = 256 * 1024
-"""How much of a body may wait for its reader before the sandbox is told to hold on."""
+"""How much of a body may wait for its reader before the sandbox is paused."""
 
 
 class Upstream(asyncio.Protocol):
-    """`open` connects; `begin` starts an exchange; then `head` once, `body` until `complete`, `finish` at the end."""
+    """Call `open` to connect, `begin` to start an exchange, then `head` once, `body` until `complete`, and `finish` at
+    the end."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -45,37 +46,38 @@ class Upstream(asyncio.Protocol):
     # the exchange
 
     def begin(self, method: str, request: bytes) -> None:
-        """Send a request's head, with as much of its body as there is already."""
+        """Send a request's head, with the part of its body that is already available."""
         assert self._reply is None
         self._reply = Reply(method)
         self._heard = False
         self.write(request)
 
     def write(self, data: bytes) -> None:
-        """More of the request's body. What comes too late is dropped: `body` tells why."""
+        """Send more of the request's body. Data after the end is dropped: `body` raises the reason."""
         if not self._lost and self._transport is not None and not self._transport.is_closing():
             self._transport.write(data)
 
     def write_through(self) -> None:
-        """Until this exchange is finished, a write is a system call."""
+        """Until this exchange is finished, each write is a system call."""
         if self._transport is not None:
             self._transport.set_write_buffer_limits(high=0)
 
     async def drain(self) -> None:
-        """Wait until the sandbox has taken most of what was written."""
+        """Wait until the sandbox has accepted most of what was written."""
         while self._write_paused and not self._lost:
             self._writer = self._loop.create_future()
             await self._writer
 
     async def head(self) -> Head:
-        """The reply's head. Raises UpstreamError."""
+        """Return the reply's head. Raises UpstreamError."""
         assert self._reply is not None
         while self._reply.head is None:
             await self._wait()
         return self._reply.head
 
     async def body(self) -> bytes:
-        """The next piece of the reply; b"" only when it is whole. Raises UpstreamError when it will never be."""
+        """Return the next chunk of the reply; b"" only if it is complete. Raises UpstreamError if it can never be
+        completed."""
         assert self._reply is not None
         while not self._reply.waiting and not self._reply.complete:
             await self._wait()
@@ -87,11 +89,11 @@ class Upstream(asyncio.Protocol):
 
     @property
     def complete(self) -> bool:
-        """The reply is whole, and all of it was read."""
+        """Whether the reply is complete and was read completely."""
         return self._reply is not None and self._reply.complete and not self._reply.waiting
 
     def finish(self, *, sent: bool) -> bool:
-        """End the exchange; true when the connection can carry another one. `sent`: the request was sent to its end."""
+        """End the exchange. Return whether the connection can be reused. `sent`: the request was sent completely."""
         reply, complete = self._reply, self.complete
         self._reply = None
         self._fresh = False
@@ -103,12 +105,12 @@ class Upstream(asyncio.Protocol):
         return usable
 
     def abort(self, reason: str = "The connection was closed.") -> None:
-        """Close at once, dropping what was not sent. A reader gets BrokenUpstreamError, unless the reply is whole."""
+        """Close at once and drop unsent data. A reader gets BrokenUpstreamError, unless the reply is complete."""
         self._fail(BrokenUpstreamError(reason))
 
     @property
     def usable(self) -> bool:
-        """Idle and, as far as is known, alive."""
+        """Whether the connection is idle and, as far as is known, alive."""
         transport, inflow = self._transport, self._inflow
         if self._lost or self._reply is not None or transport is None or transport.is_closing():
             return False
@@ -116,7 +118,8 @@ class Upstream(asyncio.Protocol):
 
     @property
     def silent(self) -> bool:
-        """Reused, and dead before a single byte of a reply: the other end may have closed it while it was idle."""
+        """Whether the connection was reused and failed before the first byte of a reply: the other end may have closed
+        it while it was idle."""
         return not self._fresh and self._lost and not self._heard
 
     # asyncio.Protocol
@@ -138,10 +141,10 @@ class Upstream(asyncio.Protocol):
             self._inflow.receive(data)
 
     def _parse(self, data: bytes) -> int:
-        """The next piece of what the sandbox sent. Returns how many parts were in it."""
+        """Parse the next data from the sandbox. Return how many parts it contained."""
         reply = self._reply
         if reply is None:
-            self._fail(BadReplyError("The sandbox sent data that nobody asked for."))
+            self._fail(BadReplyError("The sandbox sent unexpected data."))
             return 0
         self._heard = True
         before = reply.parts
@@ -156,7 +159,7 @@ class Upstream(asyncio.Protocol):
         return reply.parts - before
 
     def eof_received(self) -> None:
-        """Who ends to write has ended: no server in a sandbox is left half open."""
+        """Close completely when the server stops writing: connections are never left half open."""
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.resume_writing()
@@ -166,7 +169,7 @@ class Upstream(asyncio.Protocol):
             self._end(exc)
 
     def _end(self, exc: Exception | None) -> None:
-        """The connection is gone, and all that came before that is parsed."""
+        """Handle the end of the connection, after everything received before was parsed."""
         ended = exc is None and self._failure is None and self._reply is not None and self._reply.end()
         if self._failure is None and not ended:
             self._failure = BrokenUpstreamError("The sandbox closed the connection before its reply was complete.")
@@ -194,7 +197,7 @@ class Upstream(asyncio.Protocol):
         self._wake()
 
     async def _wait(self) -> None:
-        """Until something happened. Raises what ended the connection."""
+        """Wait until something happens. Raises what ended the connection."""
         if self._failure is not None:
             raise self._failure
         self._reader = self._loop.create_future()

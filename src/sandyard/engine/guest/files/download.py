@@ -1,4 +1,4 @@
-"""`GET /files`: a file from the page cache, in part or whole, with the headers of Go's http.ServeContent."""
+"""`GET /files`: serve a file, or a part of it, from the page cache, with the headers of Go's http.ServeContent."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sandyard.engine.guest.wire.http1 import Exchange, HttpError, Request
 
 _RANGE = re.compile(r"bytes=\s*(\d*)\s*-\s*(\d*)\s*")
 _CONDITIONS = ("range", "if-modified-since", "if-none-match", "if-range")
-_VIRTUAL_LIMIT = 1 << 20  # of files that have content but no size, like those of /proc
+_VIRTUAL_LIMIT = 1 << 20  # for files that have content but no size, like those in /proc
 _TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 
 
@@ -111,11 +111,11 @@ async def _send_plain(exchange: Exchange, fd: int, path: str, headers: dict[str,
         return
     await exchange.reply_head(code, {**headers, "Content-Length": str(count)})
     if request.method == "GET" and await exchange.conn.send_file(fd, offset, count) < count:
-        raise PeerGoneError  # the file got shorter: the promised length cannot be kept
+        raise PeerGoneError  # the file became shorter, so the announced length cannot be sent
 
 
 def _precondition(request: Request, modified: int) -> int | None:
-    """304 or 412 when a condition on the time of change says so. There are no entity tags."""
+    """Return 304 or 412 if a condition on the modification time requires it. There are no entity tags."""
     unmodified_since = _time(request.headers.get("if-unmodified-since"))
     if unmodified_since is not None and modified > unmodified_since:
         return 412
@@ -126,8 +126,8 @@ def _precondition(request: Request, modified: int) -> int | None:
 
 
 def _range(request: Request, size: int, modified: int) -> tuple[int, int] | None:
-    """(offset, count) of a single requested range; a count of 0 when it lies outside. Several ranges get the whole
-    file."""
+    """Return (offset, count) of a single requested range; a count of 0 if it is outside of the file. For several ranges
+    the whole file is sent."""
     match = _RANGE.fullmatch(request.headers.get("range", ""))
     if match is None or match.group() == "bytes=-":
         return None
@@ -144,7 +144,7 @@ def _range(request: Request, size: int, modified: int) -> tuple[int, int] | None
 
 
 def _number(digits: str) -> int:
-    """Of as many digits as a client likes: more than 19 are beyond every file anyway."""
+    """Parse any number of digits: more than 19 are beyond every file anyway."""
     return int(digits.lstrip("0")[:19] or 0)
 
 

@@ -1,4 +1,4 @@
-"""Content codings of uploads and downloads: gzip or none."""
+"""Content encodings of uploads and downloads: gzip or none."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ _GZIP_WINDOW = 16 + zlib.MAX_WBITS
 
 
 class Source(Protocol):
-    """Something bytes come from."""
+    """A source of bytes."""
 
     async def read_into(self, view: memoryview) -> int:
-        """Put some bytes into `view`; 0 at the end."""
+        """Read some bytes into `view`. Return 0 at the end."""
         ...
 
 
 class Gunzip:
-    """The decompressed form of a gzip source, made in pieces no larger than asked for."""
+    """Decompresses a gzip source in pieces no larger than requested."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
@@ -34,11 +34,11 @@ class Gunzip:
     async def read_into(self, view: memoryview) -> int:
         while not self._finished:
             if self._inflate.eof:
-                self._waiting = self._inflate.unused_data  # which is also what is left of the input
+                self._waiting = self._inflate.unused_data  # which is also the rest of the input
                 if not self._waiting and not await self._refill():
                     self._finished = True
                     break
-                self._inflate = zlib.decompressobj(_GZIP_WINDOW)  # another member follows
+                self._inflate = zlib.decompressobj(_GZIP_WINDOW)  # another gzip member follows
             elif not self._waiting and not await self._refill():
                 raise HttpError(400, "error decompressing request body: unexpected end")
             try:
@@ -60,7 +60,7 @@ class Gunzip:
 
 
 def decoded(body: Body, headers: Mapping[str, str]) -> Source:
-    """The body as the client meant it. HttpError 400 for a coding nobody here knows."""
+    """Return the decoded body. Raises HttpError 400 for an unknown encoding."""
     header = headers.get("content-encoding", "")
     coding = header.partition(";")[0].strip().lower()
     if coding in ("", IDENTITY):
@@ -72,9 +72,9 @@ def decoded(body: Body, headers: Mapping[str, str]) -> Source:
 
 
 def preferred(headers: Mapping[str, str], *, whole: bool = True) -> str:
-    """The coding for a response: gzip only for a whole file, and only for a client that asks for nothing else or
-    likes it better than none. Others list it because their library can undo it, and would just wait longer for their
-    file. HttpError 406 when nothing will do."""
+    """Return the encoding of a response: gzip only for a whole file, and only for a client that accepts nothing else or
+    prefers it to none. Others list it because their library supports it, and would only wait longer for their file.
+    Raises HttpError 406 if no encoding is acceptable."""
     qualities = _qualities(headers.get("accept-encoding", ""))
     others = qualities.get("*")
     gzip = qualities.get(GZIP, others or 0.0)

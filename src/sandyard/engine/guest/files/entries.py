@@ -1,4 +1,4 @@
-"""`EntryInfo`: what the protocol tells of a file, a directory or whatever else has a name."""
+"""`EntryInfo`: the protocol's description of a file, a directory or any other entry."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from sandyard.engine.guest.sandbox import Sandbox
 from sandyard.engine.guest.wire import protojson
 
 _FILE, _DIRECTORY, _UNSPECIFIED = "FILE_TYPE_FILE", "FILE_TYPE_DIRECTORY", "FILE_TYPE_UNSPECIFIED"
-_DIRECTORY_SIZE = 4096  # where the file system (btrfs) says that an empty one has none
+_DIRECTORY_SIZE = 4096  # used where the file system (btrfs) reports 0 for an empty one
 
 
 def describe(sandbox: Sandbox, path: str) -> dict[str, Any]:
-    """EntryInfo of an absolute path of the sandbox. OSError when there is nothing."""
+    """Return the EntryInfo of an absolute path in the sandbox. Raises OSError if it does not exist."""
     sandbox.accounts.refresh()
     return describe_status(sandbox, path, os.lstat(sandbox.host(path)))
 
 
 def describe_status(sandbox: Sandbox, path: str, status: os.stat_result) -> dict[str, Any]:
-    """EntryInfo from a status that was read already. A symbolic link has the type and mode of what it leads to, and its
-    own everything else. User and group names are those of the last `accounts.refresh()`."""
+    """Return the EntryInfo for a known status. A symbolic link has the type and mode of its target, and its own other
+    properties. User and group names are those of the last `accounts.refresh()`."""
     host = sandbox.host(path)
     mode = status.st_mode
     is_link = stat.S_ISLNK(mode)
@@ -60,7 +60,7 @@ def describe_status(sandbox: Sandbox, path: str, status: os.stat_result) -> dict
 
 
 def _link_target(sandbox: Sandbox, path: str) -> str:
-    """Where a link leads in the end; the link itself when that is nowhere."""
+    """Return the final target of a link, or the link itself if it has none."""
     try:
         return sandbox.guest(os.path.realpath(sandbox.host(path), strict=True))
     except OSError:
@@ -75,7 +75,7 @@ def _kind(mode: int) -> str:
 
 @functools.lru_cache(256)
 def permissions(mode: int) -> str:
-    """Go's FileMode.String: letters for what is special, then nine for rwx."""
+    """Format like Go's FileMode.String: letters for special bits, then nine for rwx."""
     letters = ""
     if stat.S_ISDIR(mode):
         letters += "d"

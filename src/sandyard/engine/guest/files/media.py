@@ -1,4 +1,4 @@
-"""Media types of files, by name and, failing that, by how they begin."""
+"""Media types of files, by name or, if that is unknown, by their first bytes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _BINARY = frozenset(range(32)) - frozenset(b"\t\n\x0c\r\x1b")
 
 
 def media_type(path: str, start: bytes | None) -> str:
-    """`start` is how the file begins, None when nobody looked."""
+    """`start` are the file's first bytes, None if they were not read."""
     dot = path.rfind(".")
     extension = path[dot + 1 :].lower() if dot > path.rfind("/") else ""
     known = _BY_EXTENSION.get(extension)

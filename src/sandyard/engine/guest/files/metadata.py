@@ -1,4 +1,4 @@
-"""A file's user-defined metadata: `X-Metadata-*` headers of an upload, kept as extended attributes `user.e2b.*`."""
+"""A file's user-defined metadata: `X-Metadata-*` headers of an upload, stored as extended attributes `user.e2b.*`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _UNSUPPORTED = frozenset({errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS})
 
 
 def from_headers(headers: Mapping[str, str]) -> dict[str, str]:
-    """The metadata a request carries. HttpError 400 when it is not printable ASCII or too long."""
+    """Return the metadata in a request's headers. Raises HttpError 400 if it is not printable ASCII or too long."""
     metadata: dict[str, str] = {}
     total = 0
     for name, value in headers.items():
@@ -35,7 +35,7 @@ def from_headers(headers: Mapping[str, str]) -> dict[str, str]:
 
 
 def read(path: str | int) -> dict[str, str]:
-    """What is stored on a file; nothing where the file system cannot store any."""
+    """Return the metadata of a file; empty if the file system does not support it."""
     try:
         names = os.listxattr(path)
     except OSError:
@@ -47,12 +47,12 @@ def read(path: str | int) -> dict[str, str]:
         try:
             metadata[name[len(_PREFIX) :]] = os.getxattr(path, name).decode("utf-8", "replace")
         except OSError:
-            continue  # removed a moment ago
+            continue  # just removed
     return metadata
 
 
 def replace(fd: int, metadata: Mapping[str, str], *, fresh: bool) -> None:
-    """Make a file's metadata exactly this. `fresh` says that the file is new and cannot have any yet."""
+    """Set a file's metadata to exactly this. `fresh` means that the file is new and cannot have any yet."""
     if not fresh:
         for key in read(fd):
             if key not in metadata:

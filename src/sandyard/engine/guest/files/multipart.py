@@ -1,5 +1,4 @@
-"""multipart/form-data, read in place: each byte is received into one buffer and written from there, whatever its
-size."""
+"""multipart/form-data, parsed in place: each byte is received into one buffer and written from there, whatever the size."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ def _parameters(header: str) -> dict[str, str]:
     found: dict[str, str] = {}
     for match in _PARAMETER.finditer(header):
         name, quoted, plain = match.groups()
-        # A backslash counts only before what must be quoted: some clients send Windows paths as they are.
+        # A backslash only escapes characters that must be quoted: some clients send Windows paths unescaped.
         found[name.lower()] = _ESCAPE.sub(r"\1", quoted) if quoted is not None else plain.strip()
     return found
 
@@ -51,20 +50,20 @@ class Part:
 
 
 class MultipartReader:
-    """`next_part`, then either `read_part` or `next_part` again, which skips what was not read."""
+    """Call `next_part`, then either `read_part` or `next_part` again, which skips unread data."""
 
     def __init__(self, source: Source, boundary: str) -> None:
         self._source = source
         self._mark = b"\r\n--" + boundary.encode("latin-1", "replace")
         self._buffer = bytearray(BUFFER_SIZE)
         self._view = memoryview(self._buffer)
-        # The first boundary has no line before it; pretending there is one makes all of them look the same.
+        # The first boundary has no line break before it; adding one makes all boundaries look the same.
         self._buffer[:2] = b"\r\n"
         self._start, self._end = 0, 2
-        self._in_part = True  # what comes before the first boundary is a part nobody reads
+        self._in_part = True  # data before the first boundary is treated as a part that is skipped
 
     async def next_part(self) -> Part | None:
-        """The next part's head, None after the last."""
+        """Return the next part's head, or None after the last."""
         if self._in_part:
             await self.read_part(_ignore)
         await self._need(2)
@@ -80,11 +79,11 @@ class MultipartReader:
         return Part((await self._take_until(b"\r\n\r\n")).decode("latin-1"))
 
     async def read_part(self, sink: Callable[[memoryview], None]) -> None:
-        """Give the rest of the part to `sink`, piece by piece. A piece is valid only during the call."""
+        """Pass the rest of the part to `sink` in pieces. A piece is valid only during the call."""
         mark = self._mark
         while True:
             found = -1
-            # Nearly always there is none, and looking from the end finds that out twice as fast.
+            # There is nearly always none, and searching from the end finds that out twice as fast.
             if self._buffer.rfind(mark, self._start, self._end) >= 0:
                 found = self._buffer.find(mark, self._start, self._end)
             if found >= 0:
@@ -93,7 +92,7 @@ class MultipartReader:
                 self._start = found + len(mark)
                 self._in_part = False
                 return
-            safe = self._end - len(mark) + 1  # from here on a boundary may have begun
+            safe = self._end - len(mark) + 1  # a boundary may start after this position
             if safe > self._start:
                 sink(self._view[self._start : safe])
                 self._start = safe

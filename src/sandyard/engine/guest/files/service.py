@@ -1,5 +1,5 @@
-"""The Connect service `filesystem.Filesystem`, but for its watchers. Paths are the sandbox's; the agent acts as root,
-as envd does."""
+"""The Connect service `filesystem.Filesystem`, without its watchers. Paths are the sandbox's; the agent acts as root,
+like envd."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from sandyard.engine.guest.wire import protojson
 from sandyard.engine.guest.wire.connect import RpcError
 from sandyard.engine.guest.wire.http1 import Request
 
-_FAIR_SHARE = 256  # entries after which others get their turn
+_FAIR_SHARE = 256  # entries after which other tasks get a turn
 MOST_ENTRIES = 100_000
-MOST_BYTES = 64 << 20  # of one answer; 100,000 entries with usual names have 23 MiB
+MOST_BYTES = 64 << 20  # for one response; 100,000 entries with usual names have 23 MiB
 TOO_MANY_ENTRIES = (
     f"{{path}} has more than {MOST_ENTRIES:,} entries, or their names are too long: list a smaller directory or depth, "
     "or run a command such as `find`"
 )
 FIRST, LIMIT = "x-sandyard-list-first", "x-sandyard-list-limit"
-"""The platform's way to ask for a page. With a limit, the answer is `{"next":NUMBER,"entries":[…]}`: the number of the entry with which the
-next page begins, or null."""
+"""Headers with which the platform requests a page. With a limit, the response is `{"next":NUMBER,"entries":[…]}`, where
+NUMBER is the number of the first entry on the next page, or null."""
 PAGE_BYTES = 4 << 20
 
 Message = protojson.Message
@@ -62,7 +62,7 @@ class FilesystemService:
         source, user = self._path(request, message, "source")
         destination, _ = self._path(request, message, "destination")
         origin, target = self._sandbox.host(source), self._sandbox.host(destination)
-        self._entry(source)  # before directories are made for what is not there
+        self._entry(source)  # before directories are created for a missing source
         self._ensure(posixpath.dirname(target.rstrip("/")) or "/", user)
         try:
             os.rename(origin, target)
@@ -73,7 +73,7 @@ class FilesystemService:
         return {"entry": self._entry(destination)}
 
     async def remove(self, request: Request, message: Message) -> Message:
-        """Remove whatever is there, with all below it. What is not there is removed already."""
+        """Remove an entry with everything below it. Succeeds if it does not exist."""
         path, _user = self._path(request, message, "path")
         try:
             for count, _ in enumerate(trees.remove(self._sandbox.host(path)), 1):
@@ -86,7 +86,8 @@ class FilesystemService:
         return {}
 
     async def list_dir(self, request: Request, message: Message) -> bytes:
-        """Entries in the order of their names, each directory followed by what is in it, down to `depth` levels."""
+        """Return the entries in the order of their names, each directory followed by its contents, down to `depth`
+        levels."""
         path, _user = self._path(request, message, "path")
         depth = protojson.uint32(message, "depth") or 1
         try:
@@ -102,13 +103,13 @@ class FilesystemService:
             raise RpcError("internal", f"error reading directory {path}: {error.strerror}") from None
 
     async def _list(self, path: str, depth: int, first: int = 0, limit: int | None = None) -> bytes:
-        """The answer, encoded as it grows: entries as objects would take ten times the memory. A page has `limit` entries, or fewer that
-        have PAGE_BYTES."""
+        """Return the response, encoded while it grows: entry objects would need ten times the memory. A page has
+        `limit` entries, or fewer if they have PAGE_BYTES."""
         self._sandbox.accounts.refresh()
         passed, encoded = 0, bytearray()
         stop = MOST_ENTRIES if limit is None else min(first + limit, MOST_ENTRIES)
         most = MOST_BYTES if limit is None else PAGE_BYTES
-        above: list[Iterator[tuple[str, os.stat_result]]] = []  # directories that are left to go on with
+        above: list[Iterator[tuple[str, os.stat_result]]] = []  # directories that are not finished yet
         current = self._scan(path.rstrip("/"))
         while True:
             for child, status in current:
@@ -135,7 +136,7 @@ class FilesystemService:
                 current = above.pop()
 
     def _scan(self, path: str) -> Iterator[tuple[str, os.stat_result]]:
-        """The path and status of what is in a directory, in the order of names. Opens it at once."""
+        """Yield the path and status of a directory's entries, in the order of their names. Opens it immediately."""
         fd = self._sandbox.open_directory(self._sandbox.host(path or "/"))
         try:
             names = sorted(os.listdir(fd), key=os.fsencode)

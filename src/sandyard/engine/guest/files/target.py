@@ -1,6 +1,5 @@
-"""A file being uploaded. It is written where it will be, as envd does: those who watch see it change, a file that was
-there keeps its inode, its mode and its links, and a full disk can still be overwritten with less. What fails leaves
-nothing."""
+"""The target file of an upload. It is written in place, as envd does: watchers see it change, an existing file keeps
+its inode, mode and links, and on a full disk it can still be overwritten with less. A failed upload leaves nothing."""
 
 from __future__ import annotations
 
@@ -23,8 +22,8 @@ _BAD_PATH = frozenset({errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.EIN
 
 
 class Target:
-    """Use it as a context: leaving it with an exception removes the file. `announced` is the request's length, if
-    known."""
+    """Use it as a context manager: leaving it with an exception removes the file. `announced` is the request's length,
+    if known."""
 
     def __init__(
         self, sandbox: Sandbox, path: str, user: User, stored: Mapping[str, str], announced: int | None
@@ -41,7 +40,7 @@ class Target:
         self._fd = self._open(sandbox)
         try:
             if not self._fresh:
-                os.ftruncate(self._fd, 0)  # before anything else: watchers of envd see the write first
+                os.ftruncate(self._fd, 0)  # before anything else, because watchers of envd see the write first
             sandbox.give(self._fd, user)
             metadata.replace(self._fd, stored, fresh=self._fresh)
         except OSError as error:
@@ -65,7 +64,7 @@ class Target:
             raise self._failure(error, "error opening file") from None
 
     def write(self, data: memoryview) -> None:
-        """All of it, or HttpError 507."""
+        """Write all data. Raises HttpError 507 if the disk is full."""
         try:
             while data:
                 data = data[os.write(self._fd, data) :]
@@ -73,7 +72,7 @@ class Target:
             raise self._failure(error, "error writing file") from None
 
     def copy_from(self, fd: int, count: int) -> int:
-        """Append the next bytes of an open file inside the kernel. 0 at its end."""
+        """Append the next bytes of an open file inside the kernel. Return 0 at its end."""
         try:
             try:
                 return os.copy_file_range(fd, self._fd, count)
@@ -87,7 +86,7 @@ class Target:
         return len(data)
 
     def info(self) -> dict[str, Any]:
-        """What the client is told of it."""
+        """Return the description of the file for the client."""
         info: dict[str, Any] = {"path": self._path, "name": posixpath.basename(self._path), "type": "file"}
         if self._stored:
             info["metadata"] = dict(self._stored)
@@ -108,7 +107,7 @@ class Target:
             raise self._failure(error, "error writing file") from None
 
     def _discard(self) -> None:
-        """Nothing half-written stays. A name that leads elsewhere (a link) keeps leading there, to an empty file."""
+        """Remove the partial file. A link stays in place, with an empty target file."""
         with contextlib.suppress(OSError):
             ours, there = os.fstat(self._fd), os.lstat(self._host)
             if (ours.st_dev, ours.st_ino) == (there.st_dev, there.st_ino):

@@ -1,6 +1,7 @@
-"""Walking trees that others wrote: of any depth, with one open directory at a time, never following a link out of the tree.
+"""Walk untrusted trees: of any depth, with one open directory at a time, never following a link out of the tree.
 
-Neither recursion nor a descriptor per level: a tree may be nested deeper than both allow, and longer than any path.
+Uses neither recursion nor a descriptor per level, because a tree may be nested deeper than both allow, and longer than
+any path.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 @dataclass(slots=True)
 class Level:
-    """A directory that the walk is in: its name, what its parent is, and which names in it are still to be visited."""
+    """A directory on the current path of the walk: its name, its parent's inode, and the names in it that are still to
+    be visited."""
 
     name: str
     parent: tuple[int, int]
@@ -24,8 +26,8 @@ class Level:
 
 
 def remove(path: str) -> Iterator[None]:
-    """Remove a directory and all in it, or a file. Nothing happens when it isn't there. Yields now and then, so that
-    others can have their turn. OSError names the path that could not be removed."""
+    """Remove a directory with its contents, or a file. Does nothing if it does not exist. Yields regularly, so that
+    other tasks get a turn. OSError contains the path that could not be removed."""
     path = path.rstrip("/") or "/"
     try:
         fd = os.open(os.path.dirname(path) or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -64,11 +66,12 @@ def remove(path: str) -> Iterator[None]:
 
 
 def enter_parent(fd: int, expected: tuple[int, int]) -> int:
-    """The directory above `fd`, which is closed. OSError if it isn't the one that the walk came from: it was moved."""
+    """Open the directory above `fd`, which is closed. Raises OSError if it is not the one that the walk came from, that
+    is, if it was moved."""
     parent = os.open("..", FOLDER, dir_fd=fd)
     if inode(parent) != expected:
         os.close(parent)
-        raise OSError(errno.ESTALE, "the directory was moved while it was walked")
+        raise OSError(errno.ESTALE, "the directory was moved while it was being walked")
     os.close(fd)
     return parent
 
@@ -79,7 +82,7 @@ def inode(fd: int) -> tuple[int, int]:
 
 
 def _unlink(folder: int, name: str) -> bool:
-    """False if it is a directory that has something in it."""
+    """Remove an entry. Return False if it is a directory that is not empty."""
     try:
         os.unlink(name, dir_fd=folder)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""`POST /files`: raw (`application/octet-stream`) or `multipart/form-data` with one file or many; and `POST
+"""`POST /files`: raw (`application/octet-stream`) or `multipart/form-data` with one or more files; and `POST
 /files/compose`."""
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Uploads:
         await exchange.reply_json(200, [_printable(info) for info in files])
 
     async def compose(self, exchange: Exchange) -> None:
-        """Concatenate files into one, which appears complete or not at all, and remove them."""
+        """Concatenate files into a new one, which appears complete or not at all, and remove them."""
         try:
             message = protojson.parse(await exchange.request.body.read_all(16 << 20))
             names = protojson.texts(message, "source_paths")
@@ -65,7 +65,7 @@ class Uploads:
         user = self._sandbox.file_user(username)
         destination = self._resolve(wanted, user)
         sources = [self._source(name, destination, user) for name in names]
-        # A name of its own in the same directory, so that what is there now stays until the new file is whole.
+        # A temporary name in the same directory, so that an existing file stays until the new one is complete.
         partial = f"{destination}.compose-{secrets.token_hex(8)}.tmp"
         with Target(self._sandbox, partial, user, {}, None) as target:
             for source in sources:
@@ -151,7 +151,7 @@ class _Upload:
 
 
 async def _append(sandbox: Sandbox, source: str, target: Target) -> None:
-    """Copy a file to the end of another inside the kernel, sharing its extents where the file system can."""
+    """Append a file to another one inside the kernel, sharing its extents if the file system supports it."""
     try:
         fd = sandbox.open_file(source, os.O_RDONLY)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Watching a directory with inotify, on its own or with everything below it."""
+"""Watch a directory with inotify, alone or recursively."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ Event = dict[str, Any]
 
 
 class Watch:
-    """Events of one directory, as FilesystemEvent messages with paths relative to it, to `on_event` in their order.
+    """Events of one directory, as FilesystemEvent messages with paths relative to it, passed to `on_event` in order.
 
-    `on_error` is called once, when events got lost or the kernel has no room for more watches; then it is over.
+    `on_error` is called once, if events were lost or the kernel cannot add more watches; then the watch ends.
     """
 
     def __init__(
@@ -59,7 +59,8 @@ class Watch:
         self._on_event = on_event
         self._on_error = on_error
         self._folders: dict[int, str] = {}  # watch descriptor to path below the watched directory, "" for itself
-        # Found by looking; if they came after the watch, their record is still to be read, and not to be told again.
+        # Entries found by scanning. If they were created after the watch, their record is still to be read and must not
+        # be reported again.
         self._told: set[str] = set()
         self._told_before: set[str] = set()
         self._fd = kernel.inotify_init()
@@ -71,14 +72,15 @@ class Watch:
         loop.add_reader(self._fd, self._read)
 
     def close(self) -> None:
-        """Idempotent."""
+        """Stop watching. Idempotent."""
         if self._fd >= 0:
             self._loop.remove_reader(self._fd)
             os.close(self._fd)
             self._fd = -1
 
     def _add(self, below: str, *, tell: bool) -> None:
-        """Watch a directory. With `tell` what is in it already is told as created: it came before the watch."""
+        """Watch a directory. With `tell`, report its existing entries as created, because they were created before the
+        watch."""
         folder = f"{self._path}/{below}" if below else self._path or "/"
         self._folders[kernel.inotify_add_watch(self._fd, self._sandbox.host(folder), _MASK)] = below
         if not self._recursive:
@@ -98,7 +100,7 @@ class Watch:
                 self._tell(child, "EVENT_TYPE_WRITE")
 
     def _add_quietly(self, below: str, *, tell: bool) -> None:
-        """A directory may be gone again before it is watched."""
+        """Watch a directory that may already be gone again."""
         with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):
             self._add(below, tell=tell)
 
@@ -122,7 +124,7 @@ class Watch:
             self._fail(f"watcher error: {error.strerror}")
             return
         if len(records) > _READ_SIZE // 2:
-            self._told |= self._told_before  # perhaps there are more of the same time
+            self._told |= self._told_before  # there may be more entries with the same timestamp
         self._told_before = set()
 
     def _handle(self, watch: int, mask: int, name: str) -> None:
@@ -136,7 +138,7 @@ class Watch:
         if folder is None:
             return
         if not name and folder:
-            return  # a directory below tells its own end and attributes; its parent has told them already
+            return  # a subdirectory reports its own end and attributes; its parent has already reported them
         path = f"{folder}/{name}" if folder and name else folder or name
         if mask & kernel.IN_CREATE and path in self._told_before:
             mask &= ~kernel.IN_CREATE
@@ -151,7 +153,7 @@ class Watch:
                 self._forget(path)
 
     def _forget(self, path: str) -> None:
-        """Stop watching a directory that was moved away, and what is below it."""
+        """Stop watching a directory that was moved away, and everything below it."""
         for watch, folder in list(self._folders.items()):
             if folder == path or folder.startswith(path + "/"):
                 del self._folders[watch]
@@ -172,12 +174,12 @@ class Watch:
 
 
 def _has_content(entry: os.DirEntry[str]) -> bool:
-    """Not any more, of one that is gone again: its end is told by a record of its own."""
+    """Return whether a directory has contents. False if it is gone again, which a separate record reports."""
     with contextlib.suppress(FileNotFoundError):
         return entry.is_file(follow_symlinks=False) and entry.stat(follow_symlinks=False).st_size > 0
     return False
 
 
 def is_directory(path: str) -> bool:
-    """OSError when there is nothing."""
+    """Return whether the path is a directory. Raises OSError if it does not exist."""
     return stat.S_ISDIR(os.stat(path).st_mode)

@@ -22,7 +22,8 @@ Message = protojson.Message
 
 
 class _Collector:
-    """Events that wait to be fetched, bounded: a client that never fetches them loses the watcher, not the sandbox."""
+    """Events that wait to be fetched, with a limit: if a client never fetches them, its watcher fails and the sandbox
+    is not affected."""
 
     def __init__(self) -> None:
         self.events: deque[Event] = deque()
@@ -82,9 +83,9 @@ class Watchers:
         return {"watcherId": watcher_id}
 
     async def events(self, _request: Request, message: Message) -> Message:
-        """What has happened since the last call."""
+        """Return the events since the last call."""
         collector = self._find(message)
-        # What the kernel has ready by now belongs to this answer.
+        # Include the events that the kernel already has.
         await asyncio.sleep(0)
         if collector.error is not None and not collector.events:
             raise RpcError("internal", collector.error)
@@ -130,7 +131,7 @@ class Watchers:
             raise RpcError("not_found", f"path {path} not found") from None
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOSPC):
-                raise RpcError("resource_exhausted", "the sandbox has no room for another watcher") from None
+                raise RpcError("resource_exhausted", "the sandbox cannot have more watchers") from None
             raise RpcError("internal", f"error adding path {path} to watcher: {error.strerror}") from None
         return collector
 

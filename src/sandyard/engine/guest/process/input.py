@@ -1,4 +1,4 @@
-"""What a client writes to a process: its stdin, or its terminal."""
+"""Input from a client to a process: its stdin, or its terminal."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ QUEUE_LIMIT = 64 << 20
 
 
 class InputClosedError(Exception):
-    """The process does not take input any more."""
+    """The process no longer accepts input."""
 
 
 class InputFullError(Exception):
-    """The process reads too slowly: too much input is waiting already."""
+    """The process reads too slowly: too much input is already waiting."""
 
 
 class Input:
-    """The write end of a pipe, or a terminal's master, which it owns. Writes are kept in order and wait for the
-    process to read."""
+    """The write end of a pipe, or a terminal's master, which it owns. Writes are kept in order and wait for the process
+    to read."""
 
     __slots__ = ("_loop", "_queue", "_queued", "fd")
 
@@ -38,7 +38,7 @@ class Input:
         return self.fd < 0
 
     async def write(self, data: bytes) -> None:
-        """Returns when the kernel has taken all of it. Going away earlier does not take the data back."""
+        """Write data and return when the kernel has accepted all of it. Cancelling does not take the data back."""
         if self.closed:
             raise InputClosedError
         view = memoryview(data)
@@ -56,7 +56,7 @@ class Input:
         await done
 
     def close(self) -> None:
-        """The end of input, also for what still waits. Idempotent."""
+        """End the input and drop what is still waiting. Idempotent."""
         if self.closed:
             return
         self._loop.remove_writer(self.fd)
@@ -65,7 +65,7 @@ class Input:
         for _, done in self._queue:
             if not done.done():
                 done.set_exception(InputClosedError())
-                done.exception()  # nobody may be waiting any more
+                done.exception()  # prevents a warning if nobody awaits it
         self._queue.clear()
 
     def _write(self, view: memoryview) -> int:

@@ -1,4 +1,4 @@
-"""From a `StartRequest` to a running process: environment, directory, pipes or terminal."""
+"""Start a process from a `StartRequest`: environment, directory, pipes or terminal."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from sandyard.engine.guest.wire.connect import RpcError
 
 @dataclass(frozen=True, slots=True)
 class StartRequest:
-    """What a client asks for. `terminal` is (columns, rows) of a PTY."""
+    """A client's request. `terminal` is (columns, rows) of a PTY."""
 
     command: str
     args: tuple[str, ...]
@@ -42,7 +42,7 @@ class StartRequest:
         size = (protojson.nested(pty, "size") or {}) if pty is not None else None
         command = protojson.text(process, "cmd")
         if not command:
-            raise RpcError("invalid_argument", "the request names no command")
+            raise RpcError("invalid_argument", "the request has no command")
         return cls(
             command=command,
             args=tuple(protojson.texts(process, "args")),
@@ -54,7 +54,7 @@ class StartRequest:
         )
 
     def config(self) -> dict[str, Any]:
-        """As `List` shows it."""
+        """Return the configuration as shown by `List`."""
         config: dict[str, Any] = {"cmd": self.command}
         if self.args:
             config["args"] = list(self.args)
@@ -77,7 +77,7 @@ class Launcher:
         self._budget = Budget()
 
     def start(self, request: StartRequest, user: User) -> Process:
-        """A running process, known to the registry and waited for. RpcError when it cannot be."""
+        """Start a process that is registered and waited for. Raises RpcError if it cannot be started."""
         try:
             cwd = self._sandbox.resolve(request.cwd, user)
         except PathError as error:
@@ -95,7 +95,7 @@ class Launcher:
             raise RpcError("resource_exhausted", f"error starting process: {error.strerror}") from None
 
     def _environment(self, request: StartRequest, user: User) -> dict[str, str]:
-        """Nothing of the agent's own environment goes into it."""
+        """Return the process's environment. It contains nothing of the agent's own."""
         env = {
             "PATH": DEFAULT_PATH,
             "HOME": self._sandbox.host(user.home),

@@ -1,7 +1,7 @@
-"""What a process wrote, on its way to its readers.
+"""The output of a process, on its way to its readers.
 
-A reader that is attached loses nothing: when it is slow the process is made to wait. While nobody is attached the
-newest output is kept, up to a bound, and goes to the next one who attaches, first of all.
+An attached reader loses nothing: if it is slow, the process has to wait. While no reader is attached, the newest output
+is kept, up to a limit, and is sent first to the next reader.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ HIGH_WATER = 256 << 10
 LOW_WATER = 64 << 10
 BACKLOG_LIMIT = 1 << 20
 BACKLOG_TAIL = 64 << 10
-_OVERHEAD = 128  # what a chunk costs beside its bytes, so that a million tiny ones count
+_OVERHEAD = 128  # overhead of a chunk in addition to its bytes, so that a million tiny ones count
 _MERGE_LIMIT = 4096
 
-Chunk = tuple[str, bytes]  # "stdout", "stderr" or "pty", and what was written
+Chunk = tuple[str, bytes]  # "stdout", "stderr" or "pty", and the data
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +38,8 @@ class End:
 
 
 class Budget:
-    """What all processes together keep for readers to come. When it is used up each keeps only the tail of its
-    output."""
+    """The total output that all processes keep for future readers. When it is used up, each process keeps only the tail
+    of its output."""
 
     __slots__ = ("limit", "used")
 
@@ -49,7 +49,7 @@ class Budget:
 
 
 class Reader:
-    """One attached client. `wake` is called when there is something to take, or the end has come."""
+    """One attached client. `wake` is called when there is something to take, or at the end."""
 
     __slots__ = ("_output", "_wake", "chunks", "size")
 
@@ -68,7 +68,7 @@ class Reader:
         self._wake()
 
     def take(self) -> Chunk | None:
-        """The next chunk; what is taken counts as delivered."""
+        """Return the next chunk, which then counts as delivered."""
         if not self.chunks:
             return None
         chunk = self.chunks.popleft()
@@ -78,18 +78,18 @@ class Reader:
         return chunk
 
     def give_back(self, chunks: list[Chunk]) -> None:
-        """Undo taking the chunks taken last: they could not be delivered."""
+        """Return the chunks taken last, because they could not be delivered."""
         self.chunks.extendleft(reversed(chunks))
         self.size += sum(len(data) + _OVERHEAD for _, data in chunks)
 
     @property
     def end(self) -> End | None:
-        """The end, once everything before it has been taken."""
+        """Return the end, once everything before it has been taken."""
         return None if self.chunks else self._output.end
 
 
 class Output:
-    """`on_room` is called when readers that were congested no longer are."""
+    """`on_room` is called when readers are no longer congested."""
 
     __slots__ = ("_backlog", "_backlog_size", "_budget", "_on_room", "_readers", "end")
 
@@ -103,7 +103,7 @@ class Output:
 
     @property
     def congested(self) -> bool:
-        """Whether some reader has more than it can take for now: then nothing more should be read from the process."""
+        """Whether a reader has more than it can take for now; then nothing more should be read from the process."""
         return any(reader.size >= HIGH_WATER for reader in self._readers)
 
     @property
@@ -118,7 +118,7 @@ class Output:
             reader.push(chunk)
 
     def finish(self, end: End) -> None:
-        """Nothing more will come. Lets go of whoever has fed it."""
+        """Mark the output as complete, and release its source."""
         self.end = end
         self._on_room = _ignore
         for reader in self._readers:
@@ -134,7 +134,7 @@ class Output:
         return reader
 
     def detach(self, reader: Reader) -> None:
-        """Forget a reader. What the last one had not taken is kept for the next."""
+        """Remove a reader. What the last one had not taken is kept for the next."""
         if reader not in self._readers:
             return
         self._readers.remove(reader)
@@ -145,7 +145,7 @@ class Output:
         self.relieved()
 
     def drop(self) -> None:
-        """Forget what is kept."""
+        """Drop the kept output."""
         self._backlog.clear()
         self._count(-self._backlog_size)
 

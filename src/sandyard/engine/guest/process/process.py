@@ -19,11 +19,11 @@ from sandyard.engine.guest.process.output import Budget, End, Output
 
 CHUNK = 64 << 10
 _PIPE_CAPACITY = 64 << 10
-# A process that has ended may leave children behind that keep its output open. What they still write at once is part of
-# the output; then the end is told. They may go on writing, to nobody, without being stopped by a closed pipe.
+# Children of an ended process may keep its output open. What they write shortly afterwards is part of the output; then
+# the end is reported. Later writes are discarded, so that a closed pipe does not stop the children.
 LINGER_QUIET = 0.25
 LINGER_LONGEST = 2.0
-SHORTEST_PART, LONGEST_PART, PARTS = 1.0, 15.0, 60  # of a deadline, in seconds
+SHORTEST_PART, LONGEST_PART, PARTS = 1.0, 15.0, 60  # parts of a deadline, in seconds
 _DISCARD_PAUSE = 0.01
 
 
@@ -64,16 +64,16 @@ class Process:
         self._loop.add_reader(fd, partial(self._read, fd, kind))
 
     def expire_after(self, seconds: float) -> None:
-        """Kill the process and its group if it is still there after that time, whether or not anybody listens. Time in which
-        the sandbox was paused does not count: nobody here can tell how long that was, but of what is counted in parts no
-        more than one can pass in it."""
+        """Kill the process and its group if it is still running after that time, whether or not a client is attached.
+        Time while the sandbox was paused does not count: its length is unknown here, but because the deadline is
+        counted in parts, at most one part can pass during a pause."""
         part = min(seconds, max(SHORTEST_PART, min(LONGEST_PART, seconds / PARTS)))
         self._deadline = self._loop.call_later(part, self._count_down, seconds - part)
 
     # verbs -----------------------------------------------------------------------------------------------------------
 
     def send_signal(self, number: int, *, group: bool = False) -> None:
-        """Send a signal. ProcessLookupError if it has ended."""
+        """Send a signal. Raises ProcessLookupError if it has ended."""
         if self._status is not None:
             raise ProcessLookupError
         if group:
@@ -84,7 +84,7 @@ class Process:
             self._terminated = True
 
     def has_group(self) -> bool:
-        """Whether anything of its process group is still there, be it dead and not waited for."""
+        """Return whether a process of its group still exists, even a zombie."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, 0)
             return True
@@ -96,7 +96,7 @@ class Process:
             fcntl.ioctl(self.terminal.fd, termios.TIOCSWINSZ, size)
 
     def exited(self, status: int) -> None:
-        """To be called with the wait status when the process has been waited for."""
+        """Set the wait status. Call it when the process has been waited for."""
         self._status = status
         if self._deadline is not None:
             self._deadline.cancel()
@@ -148,7 +148,7 @@ class Process:
     # the end ---------------------------------------------------------------------------------------------------------
 
     def _settle(self) -> None:
-        """Tell the end, if the process has ended and its output is complete."""
+        """Report the end if the process has ended and its output is complete."""
         if self._status is None or self.output.end is not None or self._paused:
             return
         if not self._pumps:
@@ -171,7 +171,7 @@ class Process:
         self._linger = self._loop.call_later(LINGER_QUIET, self._lingered, *args)
 
     def _drain(self) -> None:
-        """Take what the ended process itself has written: no more than a pipe holds."""
+        """Read what the ended process itself has written: at most what a pipe holds."""
         for fd, kind in list(self._pumps.items()):
             left = _PIPE_CAPACITY
             while left > 0:
@@ -204,7 +204,7 @@ class Process:
 
 
 class _Discard:
-    """Throws away what the left-behind children of an ended process write, so that they neither block nor die of it."""
+    """Discards the output of an ended process's remaining children, so that they neither block nor fail."""
 
     def __init__(self, loop: Loop, fd: int) -> None:
         self._loop = loop
@@ -230,7 +230,7 @@ class _Discard:
 
 
 def describe(status: int) -> End:
-    """A wait status in Go's words."""
+    """Describe a wait status in Go's words."""
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         words = f"signal: {(signal.strsignal(number) or f'signal {number}').lower()}"

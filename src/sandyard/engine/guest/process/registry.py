@@ -1,4 +1,4 @@
-"""The processes clients started: the living ones, and for a while the ends that nobody has seen."""
+"""The processes that clients started: running ones and, for a while, ended ones whose end no client has seen."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ KEEP_AT_MOST = 128
 
 
 class Ended:
-    """What is left of a process: its end, and the output nobody has read."""
+    """The rest of an ended process: its end, and its unread output."""
 
     __slots__ = ("expiry", "output", "pid", "tag")
 
@@ -35,7 +35,7 @@ class Registry:
         self._sweeping = False
 
     def add(self, process: Process) -> None:
-        """A new process takes its pid and its tag over from any that ended before."""
+        """Add a process. It replaces ended processes with the same pid or tag."""
         self._forget(process.pid)
         if process.tag is not None:
             for pid in [ended.pid for ended in self._ended.values() if ended.tag == process.tag]:
@@ -43,7 +43,7 @@ class Registry:
         self._live[process.pid] = process
 
     def ended(self, process: Process) -> None:
-        """Keep the end, and the output nobody read, for a late `Connect`."""
+        """Keep the end and the unread output for a late `Connect`."""
         if self._live.get(process.pid) is not process:
             return
         del self._live[process.pid]
@@ -55,7 +55,7 @@ class Registry:
             self._loop.call_later(KEEP_SEEN, self._sweep)
 
     def seen(self, pid: int, output: Output) -> None:
-        """A client has got the end."""
+        """Remove an end that a client has received."""
         ended = self._ended.get(pid)
         if ended is not None and ended.output is output:
             ended.expiry = self._loop.time() + KEEP_SEEN
@@ -65,7 +65,7 @@ class Registry:
         return iter(list(self._live.values()))
 
     def find(self, message: protojson.Message) -> Process:
-        """The living process a request selects by pid or tag."""
+        """Return the running process that a request selects by pid or tag."""
         selector = protojson.nested(message, "process") or {}
         if protojson.value(selector, "pid") is not None:
             pid = protojson.uint32(selector, "pid")
@@ -76,13 +76,13 @@ class Registry:
             process = next((candidate for candidate in self._live.values() if candidate.tag == tag), None)
             what = f"tag {tag}"
         else:
-            raise RpcError("invalid_argument", "the process is selected neither by pid nor by tag")
+            raise RpcError("invalid_argument", "the request must select a process by pid or tag")
         if process is None:
             raise RpcError("not_found", f"process with {what} not found")
         return process
 
     def find_followable(self, message: protojson.Message) -> Process | Ended:
-        """The same, or what is left of one that has ended."""
+        """Return the running process, or the rest of an ended one."""
         try:
             return self.find(message)
         except RpcError as error:

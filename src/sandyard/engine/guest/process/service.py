@@ -22,10 +22,10 @@ from sandyard.engine.guest.wire.http1 import Exchange, Request
 
 _KEEPALIVE = b'{"event":{"keepalive":{}}}'
 _BATCH = 256 << 10
-_CHUNK_HEADER = 8  # about what HTTP puts before the events
+_CHUNK_HEADER = 8  # approximate size of the HTTP chunk header before the events
 _KILL_PATIENCE = 1.0
 _KILL_LOOK = 0.001
-# Telling the start at once wakes everybody on the way to the client while a short command wants the same cores.
+# Sending the start event at once would wake all programs up to the client while a short command needs the same cores.
 _START_PATIENCE = 0.003
 _SIGNALS = {"SIGNAL_SIGKILL": signal.SIGKILL, "SIGNAL_SIGTERM": signal.SIGTERM, 9: signal.SIGKILL, 15: signal.SIGTERM}
 
@@ -41,7 +41,7 @@ class ProcessService:
     # server streams --------------------------------------------------------------------------------------------------
 
     async def start(self, exchange: Exchange, message: Message) -> None:
-        """Start a process and follow it. It is killed at the call's deadline, not when the client leaves."""
+        """Start a process and follow it. It is killed at the call's deadline, not when the client disconnects."""
         user = self._sandbox.rpc_user(exchange.request)
         limit = connect.timeout(exchange.request)
         process = self._launcher.start(StartRequest.parse(message), user)
@@ -50,7 +50,7 @@ class ProcessService:
         await self._follow(exchange, process, limit)
 
     async def connect(self, exchange: Exchange, message: Message) -> None:
-        """Follow a process, from the first event that was not passed on to a client for certain."""
+        """Follow a process, from the first event that was not certainly delivered to a client."""
         limit = connect.timeout(exchange.request)
         await self._follow(exchange, self._registry.find_followable(message), limit)
 
@@ -61,7 +61,7 @@ class ProcessService:
         reader = output.attach(stream.wake)
         unconfirmed: deque[tuple[int, Chunk]] = (
             deque()
-        )  # with how much is sent when the chunk is, where there are receipts
+        )  # with the number of bytes sent up to the chunk, if there are receipts
         try:
             await stream.begin(b'{"event":{"start":{"pid":%d}}}' % pid, _START_PATIENCE)
             while True:
@@ -133,13 +133,13 @@ class ProcessService:
         if number is None:
             raise RpcError("unimplemented", f"invalid signal: {wanted}")
         try:
-            # A killed shell leaves no children behind: nobody could find them by its pid any more.
+            # Killing a shell also kills its children, because they could not be found by its pid afterwards.
             group = number == signal.SIGKILL or protojson.flag(message, "descendants")
             process.send_signal(number, group=group)
         except ProcessLookupError:
             raise RpcError("not_found", f"process with pid {process.pid} not found") from None
         if number == signal.SIGKILL:
-            # Whoever kills a process and then looks should find neither it nor its children.
+            # A client that kills a process and then lists processes should find neither it nor its children.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_KILL_PATIENCE):
                     await process.ended.wait()
@@ -158,7 +158,7 @@ class ProcessService:
     # client streams --------------------------------------------------------------------------------------------------
 
     async def stream_input(self, exchange: Exchange) -> None:
-        """Input in order: first which process, then its data, until the client ends the stream."""
+        """Receive input in order: first the process, then its data, until the client ends the stream."""
         process: Process | None = None
         try:
             async with asyncio.timeout(connect.timeout(exchange.request)):
@@ -168,7 +168,7 @@ class ProcessService:
                         process = self._registry.find(start)
                     elif data is not None:
                         if process is None:
-                            raise RpcError("invalid_argument", "input came before the process it is for")
+                            raise RpcError("invalid_argument", "input arrived before its process was selected")
                         await _write(process, protojson.nested(data, "input") or {})
                     elif protojson.nested(message, "keepalive") is None:
                         raise RpcError("unimplemented", "invalid event type")
@@ -178,13 +178,13 @@ class ProcessService:
 
 
 def _confirm(exchange: Exchange, unconfirmed: deque[tuple[int, Chunk]]) -> None:
-    """Forget the chunks that have been passed on."""
+    """Drop the chunks that have been delivered."""
     while unconfirmed and unconfirmed[0][0] <= exchange.confirmed:
         unconfirmed.popleft()
 
 
 def _take(reader: Reader) -> list[Chunk]:
-    """What a reader has waiting, up to a bound."""
+    """Return what a reader has waiting, up to a limit."""
     chunks: list[Chunk] = []
     size = 0
     while size < _BATCH:
@@ -202,7 +202,7 @@ def _render(chunk: Chunk) -> bytes:
 
 
 def _undelivered(chunks: list[Chunk], events: list[bytes], sent: int) -> list[Chunk]:
-    """The chunks of which the kernel did not take the whole event."""
+    """Return the chunks whose events were not completely accepted by the kernel."""
     end = _CHUNK_HEADER
     for index, _chunk in enumerate(chunks):
         end += len(events[index])

@@ -1,9 +1,9 @@
-"""Starting a program as a user of the sandbox, fast.
+"""Start a program as a user of the sandbox, fast.
 
-The agent itself turns into the user for an instant, lets `posix_spawn` (a vfork) start the program, and turns back:
-this costs no copy of the agent's page tables, 0.13 ms against 1.2 ms for fork + setuid + exec of an interpreter. It
-is safe because the agent has one thread, so nothing else runs in between; the saved ids stay 0, so it can always turn
-back; exec makes the program's saved ids the user's, so the program cannot; and the agent is undumpable, so that a
+The agent itself switches to the user for an instant, lets `posix_spawn` (a vfork) start the program, and switches back:
+this needs no copy of the agent's page tables, 0.13 ms instead of 1.2 ms for fork + setuid + exec of an interpreter. It
+is safe because the agent has one thread, so nothing else runs in between; the saved ids stay 0, so it can always switch
+back; exec sets the program's saved ids to the user's, so the program cannot; and the agent is undumpable, so that a
 process of the same user may not trace it during that instant.
 """
 
@@ -27,7 +27,7 @@ _AGENT_FILES = 1 << 16
 
 
 class SpawnError(Exception):
-    """A process could not be started. `exhausted` when the same request may succeed later."""
+    """A process could not be started. `exhausted` means that the same request may succeed later."""
 
     def __init__(self, message: str, *, exhausted: bool = False) -> None:
         super().__init__(message)
@@ -35,15 +35,15 @@ class SpawnError(Exception):
 
 
 class NoDirectoryError(Exception):
-    """The directory a program should run in does not exist."""
+    """The working directory of a program does not exist."""
 
 
 FileLimits = tuple[tuple[int, int], tuple[int, int]]
-"""RLIMIT_NOFILE (soft, hard) of the programs that are started, and of the agent."""
+"""RLIMIT_NOFILE (soft, hard) of the started programs, and of the agent."""
 
 
 def raise_file_limit() -> FileLimits:
-    """Let the agent have more files than the programs it starts: it has some for each of them."""
+    """Allow the agent more open files than the programs it starts, because it needs some for each of them."""
     inherited = resource.getrlimit(resource.RLIMIT_NOFILE)
     hard = inherited[1]
     wanted = _AGENT_FILES if hard == resource.RLIM_INFINITY else min(hard, _AGENT_FILES)
@@ -65,7 +65,7 @@ class Program:
 
 
 class Spawner:
-    """`switch_user` says whether programs run as the user they are started for, or as the agent does."""
+    """`switch_user` says whether programs run as the requested user, or as the agent's user."""
 
     def __init__(self, *, switch_user: bool, file_limits: FileLimits) -> None:
         self._switch_user = switch_user
@@ -74,12 +74,12 @@ class Spawner:
         self._inherited_limit, self._own_limit = file_limits
         self._oom_score: bytes | None = None
         if _own_oom_score() < 0:
-            self._oom_score = b"0"  # the agent is protected; what it starts must not be
+            self._oom_score = b"0"  # the agent is protected; its programs must not be
         elif os.getpid() == 1:
-            self._oom_score = b"500"  # where nobody may protect the agent, what it starts goes first
+            self._oom_score = b"500"  # if the agent cannot be protected, its programs are killed first
 
     def spawn(self, program: Program, user: User, stdio: Sequence[int]) -> int:
-        """Start `program` in a session of its own, with `stdio` as 0, 1 and 2. Returns its pid."""
+        """Start `program` in a new session, with `stdio` as 0, 1 and 2. Return its pid."""
         actions = [(os.POSIX_SPAWN_DUP2, fd, target) for target, fd in enumerate(stdio) if fd != target]
         return self._start(program, user, actions)
 
@@ -137,11 +137,11 @@ class Spawner:
                 except OSError as error:
                     if error.errno not in _NOT_A_PROGRAM:
                         raise
-            if program.argv[0] == _BASH:  # an image without it has a shell that knows -l, -i and -c as well
+            if program.argv[0] == _BASH:  # an image without bash has a shell that supports -l, -i and -c as well
                 argv: tuple[str, ...] = (_SHELL, *program.argv[1:])
                 return self._posix_spawn(_SHELL, argv, program.env, actions)
-            # As envd has it: the process starts, a shell says what is wrong on stderr and exits with 126 or 127. A
-            # script without a first line is run by the shell.
+            # Like envd: the process starts, and a shell reports the error on stderr and exits with 126 or 127. A script
+            # without a shebang line is run by the shell.
             argv = (_SHELL, "-c", 'exec "$@"', _SHELL, *program.argv)
             return self._posix_spawn(_SHELL, argv, program.env, actions)
         finally:
@@ -157,7 +157,7 @@ class Spawner:
 
 
 def _enter(path: str) -> None:
-    """Change to a directory, with the rights of whoever one is at the moment."""
+    """Change to a directory, with the rights of the current user."""
     try:
         fd = open_no_magic(path, os.O_PATH | os.O_DIRECTORY)
     except FileNotFoundError:
@@ -169,7 +169,7 @@ def _enter(path: str) -> None:
 
 
 def _candidates(program: Program) -> Iterator[str]:
-    """The files that `program` may mean, relative to its directory, which is the current one."""
+    """Yield the files that `program` may refer to, relative to its directory, which is the current one."""
     command = program.argv[0]
     if "/" in command:
         yield command
@@ -182,7 +182,7 @@ def _candidates(program: Program) -> Iterator[str]:
 
 
 def _ignored_signals() -> list[int]:
-    """Those that a program must find at their defaults again. Two are the C library's own and cannot be touched."""
+    """Return the signals to reset to their defaults for a program. Two belong to the C library and cannot be changed."""
     mask = int(_own("status").partition(b"SigIgn:")[2].split()[0], 16)
     return [number for number in range(1, 65) if mask >> (number - 1) & 1 and number not in (32, 33)]
 
@@ -192,8 +192,8 @@ def _own_oom_score() -> int:
 
 
 def _own(name: str) -> bytes:
-    """A file about this process. Without Python's file objects: they would be the largest thing an idle agent
-    touches."""
+    """Read a file about this process. Avoids Python's file objects, which would use more memory than anything else in
+    an idle agent."""
     fd = os.open(f"/proc/self/{name}", os.O_RDONLY | os.O_CLOEXEC)
     try:
         return os.read(fd, 4096)

@@ -1,1 +1,1 @@
-"""HTTP/1.1 and the Connect protocol over one socket. Knows nothing of processes and files."""
+"""HTTP/1.1 and the Connect protocol over one socket. Independent of processes and files."""

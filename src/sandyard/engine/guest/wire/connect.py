@@ -1,6 +1,6 @@
 """The Connect protocol in its JSON form: unary calls, server streams and client streams over `http1`.
 
-A call's handler raises `RpcError` to fail; nothing else may reach the client but `internal` without details.
+A call's handler raises `RpcError` to fail; clients see any other exception as `internal` without details.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def envelope(payload: bytes, flags: int = 0) -> bytes:
 
 
 def timeout(request: Request) -> float | None:
-    """Seconds the client gives this call; None for as long as it takes."""
+    """Return the client's timeout for this call in seconds, or None for no limit."""
     header = request.headers.get("connect-timeout-ms", "")
     if not header:
         return None
@@ -61,7 +61,7 @@ def _media_type(request: Request) -> str:
 
 
 async def accepts(exchange: Exchange, media_type: str) -> bool:
-    """Whether the request is a POST of that type; if not it is answered."""
+    """Return whether the request is a POST of that type; if not, it has been answered."""
     if exchange.request.method != "POST":
         await exchange.reply(405, headers={"Allow": "POST"})
     elif _media_type(exchange.request) != media_type:
@@ -83,7 +83,7 @@ async def unary_message(request: Request) -> protojson.Message:
 
 
 async def messages(request: Request) -> AsyncGenerator[protojson.Message, None]:
-    """The messages of a client's stream, as they arrive. A server stream's request is a stream of one."""
+    """Yield the messages of a client's stream as they arrive. A server stream's request is a stream of one message."""
     body = request.body
     try:
         while True:
@@ -108,16 +108,16 @@ async def messages(request: Request) -> AsyncGenerator[protojson.Message, None]:
 
 
 async def only_message(request: Request) -> protojson.Message:
-    """The one message of a server stream's request."""
+    """Return the single message of a server stream's request."""
     if request.body.length is not None:
-        # As nearly every client sends it; worth a way of its own, because every command that is run starts with it.
+        # Fast path for what nearly every client sends, because every command starts with it.
         data = await request.body.read_all(MESSAGE_LIMIT)
         if len(data) >= 5 and data[0] == 0 and _ENVELOPE.unpack_from(data)[1] == len(data) - 5:
             return protojson.parse(data[5:])
         raise RpcError("invalid_argument", "protocol error: the request is not one uncompressed message")
     only: protojson.Message | None = None
     async with contextlib.aclosing(messages(request)) as stream:
-        async for message in stream:  # to the end of the body, so that what follows is known to be no part of it
+        async for message in stream:  # to the end of the body, so that what follows is known to be the next request
             if only is not None:
                 raise RpcError("invalid_argument", "protocol error: the request has more than one message")
             only = message
@@ -127,7 +127,7 @@ async def only_message(request: Request) -> protojson.Message:
 
 
 async def fail(exchange: Exchange, error: RpcError, *, stream: bool) -> None:
-    """Answer a call with an error, also in the middle of a stream."""
+    """Respond to a call with an error, also in the middle of a stream."""
     if not stream:
         await exchange.reply_json(STATUS.get(error.code, 500), error.render())
         return
@@ -146,7 +146,7 @@ async def reply_client_stream(exchange: Exchange, message: dict[str, Any]) -> No
 class ServerStream:
     """A stream to one client: it sends keepalives when nothing else is sent, and ends at the client's deadline.
 
-    `wake` may be called from any callback; the one coroutine that owns the stream sleeps in `wait` meanwhile.
+    `wake` may be called from any callback; the one coroutine that owns the stream sleeps in `wait` in the meantime.
     """
 
     __slots__ = (
@@ -168,12 +168,12 @@ class ServerStream:
         self._timer = self._loop.call_at(self._next_tick(), self._tick)
 
     async def begin(self, first: bytes, patience: float = 0.0) -> None:
-        """Open the stream with its first message. With `patience` it waits that long for company: when something else
-        is sent soon, all goes out at once."""
+        """Open the stream with its first message. With `patience`, wait that long for more data, so that it can be sent
+        together."""
         self._exchange.conn.watch(self._hang_up, self._exchange.take_receipts)
         self._opening = envelope(first)
         if patience:
-            # one moment for both: a timer that came before its time, by however little, would not come again
+            # use the same time for both: a timer that fires slightly early would not fire again
             self._patient_until = self._loop.time() + patience
             self._loop.call_at(self._patient_until, self._stir)
         else:
@@ -188,7 +188,7 @@ class ServerStream:
         self._last_sent = self._loop.time()
 
     async def end(self, envelopes: bytes = b"") -> None:
-        """Send the last messages and end the stream well. Where there are receipts, returns when all is confirmed."""
+        """Send the last messages and end the stream successfully. With receipts, return when everything is confirmed."""
         self.release()
         envelopes += envelope(b"{}", _END)
         if self._opening:
@@ -198,13 +198,13 @@ class ServerStream:
         await self._exchange.settle()
 
     def release(self) -> None:
-        """Let go of the timers and of the connection. Idempotent."""
+        """Release the timers and the connection. Idempotent."""
         self._exchange.conn.unwatch()
         self._timer.cancel()
 
     @property
     def opening(self) -> int:
-        """Bytes that go out before what is sent next."""
+        """Return the number of bytes sent before what is sent next."""
         return len(self._opening)
 
     def wake(self) -> None:
@@ -212,7 +212,7 @@ class ServerStream:
         self._stir()
 
     def check(self) -> None:
-        """PeerGoneError when the client has left, deadline_exceeded when its time is over."""
+        """Raise PeerGoneError if the client has disconnected, and deadline_exceeded if its time is over."""
         if self._gone:
             raise PeerGoneError
         if self._expired:
@@ -245,7 +245,7 @@ class ServerStream:
         return keepalive if self._deadline is None else min(keepalive, self._deadline)
 
     def _tick(self) -> None:
-        """The one timer of a stream: its deadline has come, or it may have been quiet for too long."""
+        """Handle the stream's single timer: its deadline has come, or it may have been quiet for too long."""
         now = self._loop.time() + 0.005
         if self._deadline is not None and now >= self._deadline:
             self._expired = True

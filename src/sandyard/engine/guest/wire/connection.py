@@ -1,8 +1,8 @@
 """One accepted socket: non-blocking reads, writes and sendfile as awaitables, without asyncio's transports.
 
-The transports would copy every byte once more, and could neither pass descriptors nor read straight into a file's
-buffer. A fast peer could keep a coroutine here running for ever, so every loop hands over to the others after
-`_FAIR_SHARE` bytes.
+The transports would copy every byte once more, and could neither pass descriptors nor read directly into a file's
+buffer. A fast peer could keep a coroutine here running forever, so every loop yields to other tasks after `_FAIR_SHARE`
+bytes.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _READ_MORE = 256 << 10
 
 
 class PeerGoneError(Exception):
-    """The peer closed the connection, or said nothing for too long in the middle of a request. `sent` is how much of
-    what was being sent the kernel had taken."""
+    """The peer closed the connection, or sent nothing for too long in the middle of a request. `sent` is how much of
+    the data being sent the kernel had accepted."""
 
     def __init__(self, sent: int = 0) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class Connection:
         return count
 
     async def fill(self, timeout: float) -> bool:
-        """Receive more into the buffer. False at the end of the stream."""
+        """Receive more data into the buffer. Return False at the end of the stream."""
         while True:
             try:
                 data = self._sock.recv(_READ_MORE if self._filled else _READ_AHEAD)
@@ -86,13 +86,13 @@ class Connection:
                 raise PeerGoneError from error
             self._buffer = self._buffer[self._position :] + data if self.buffered else data
             self._position = 0
-            self._filled = len(data) >= _READ_AHEAD  # then more is coming, in large pieces
+            self._filled = len(data) >= _READ_AHEAD  # more is probably coming, in large pieces
             await self._be_fair(len(data))
             return bool(data)
 
     async def take_until(self, mark: bytes, limit: int, timeout: float) -> bytes | None:
-        """Consume up to and including `mark`. None if more than `limit` bytes go by without it. PeerGoneError at the
-        end."""
+        """Consume up to and including `mark`. Return None if more than `limit` bytes arrive without it. Raises
+        PeerGoneError at the end."""
         searched = 0
         while True:
             found = self._buffer.find(mark, self._position + max(0, searched - len(mark) + 1))
@@ -106,7 +106,7 @@ class Connection:
                 raise PeerGoneError
 
     async def receive_into(self, view: memoryview, timeout: float) -> int:
-        """Receive into `view`, from the buffer first. 0 at the end of the stream."""
+        """Receive into `view`, from the buffer first. Return 0 at the end of the stream."""
         if self._buffer:
             return self.take_into(view)
         while True:
@@ -121,8 +121,8 @@ class Connection:
             return count
 
     def watch(self, on_gone: Callable[[], None], on_data: Callable[[], None] | None = None) -> None:
-        """Call `on_gone` when the peer hangs up, until `unwatch`. What it sends meanwhile is kept for the next
-        request, or for `on_data` to take."""
+        """Call `on_gone` when the peer disconnects, until `unwatch`. Data it sends in the meantime is kept for the next
+        request, or for `on_data`."""
 
         def readable() -> None:
             try:
@@ -143,7 +143,7 @@ class Connection:
         self.loop.add_reader(self.fd, readable)
 
     def read_what_came(self) -> None:
-        """Take into the buffer what the peer has sent already, also if it is gone since."""
+        """Read what the peer has already sent into the buffer, even if it has disconnected since."""
         try:
             while data := self._sock.recv(_READ_AHEAD):
                 self._buffer = self._buffer[self._position :] + data
@@ -173,7 +173,7 @@ class Connection:
         await self._be_fair(size)
 
     async def send_file(self, fd: int, offset: int, count: int) -> int:
-        """Send `count` bytes of a file from the page cache. Says how many it sent: fewer when the file got shorter."""
+        """Send `count` bytes of a file from the page cache. Return how many were sent: fewer if the file became shorter."""
         left = count
         while left:
             try:
@@ -191,7 +191,7 @@ class Connection:
         return count - left
 
     def send_with_fd(self, data: bytes, fd: int) -> None:
-        """Send a short message with a descriptor attached (SCM_RIGHTS). Only on a unix socket."""
+        """Send a short message with a descriptor attached (SCM_RIGHTS). Only works on a unix socket."""
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))]
         try:
             sent = self._sock.sendmsg([data], rights)

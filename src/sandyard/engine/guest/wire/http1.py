@@ -12,9 +12,9 @@ from urllib.parse import parse_qsl, unquote
 from sandyard.engine.guest.wire.connection import Connection, PeerGoneError
 
 HEAD_LIMIT = 64 << 10
-IDLE_TIMEOUT = 640.0  # longer than any proxy in front keeps an idle connection, as envd has it
+IDLE_TIMEOUT = 640.0  # longer than any proxy in front keeps an idle connection; same as envd
 BODY_TIMEOUT = 300.0
-SETTLE_TIMEOUT = 3600.0  # for a slow client to take the end of an answer
+SETTLE_TIMEOUT = 3600.0  # for a slow client to receive the end of a response
 RECEIPTS = "x-delivery-receipts"
 _RECEIPT = struct.Struct(">Q")
 _DRAIN_LIMIT = 1 << 30
@@ -32,7 +32,7 @@ _TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 
 
 class HttpError(Exception):
-    """A request that is answered with a status and envd's error body `{"code", "message"}`."""
+    """An error that is sent as a status and envd's error body `{"code", "message"}`."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -41,12 +41,12 @@ class HttpError(Exception):
 
 
 class BodyError(Exception):
-    """The body is not framed as its headers promise: where it ends, and the next request begins, is unknown."""
+    """The body's framing does not match its headers, so the start of the next request is unknown."""
 
 
 class Body:
-    """A request's body, to be read once. `read_into` answers 0 when it is complete, and raises when it cannot become
-    so."""
+    """A request's body, to be read once. `read_into` returns 0 when it is complete, and raises if it cannot be
+    completed."""
 
     __slots__ = ("_chunked", "_conn", "_expect", "_first", "_left", "complete", "length")
 
@@ -75,7 +75,7 @@ class Body:
         return count
 
     async def _read_chunks(self, view: memoryview) -> int:
-        """As many chunks as have been received already, but at least something."""
+        """Read the chunks received so far, but at least something."""
         conn = self._conn
         done = 0
         while done < len(view):
@@ -96,7 +96,7 @@ class Body:
         return done
 
     async def read_exactly(self, size: int) -> bytes:
-        """`size` bytes, or fewer when the body ends before."""
+        """Return `size` bytes, or fewer if the body ends before."""
         data = bytearray(size)
         view = memoryview(data)
         done = 0
@@ -108,11 +108,11 @@ class Body:
         return bytes(view[:done])
 
     async def read_all(self, limit: int) -> bytes:
-        """The whole body. HttpError 413 when it has more than `limit` bytes."""
+        """Return the whole body. Raises HttpError 413 if it has more than `limit` bytes."""
         if self.length is not None:
             if self.length > limit:
                 raise HttpError(413, f"the body has {self.length} bytes, {limit} are allowed")
-            if self._left == self.length <= self._conn.buffered:  # it came along with the head
+            if self._left == self.length <= self._conn.buffered:  # it arrived together with the head
                 self._left, self.complete = 0, True
                 return self._conn.take(self.length)
             return await self.read_exactly(self.length)
@@ -126,7 +126,8 @@ class Body:
         return b"".join(parts)
 
     async def drain(self) -> bool:
-        """Throw the rest away, so that the connection can go on. False when it is too much, or was never asked for."""
+        """Discard the rest, so that the connection can be reused. Return False if it is too much, or was never
+        requested from the client."""
         if self.complete:
             return True
         if self._expect or self._left > _DRAIN_LIMIT:
@@ -144,7 +145,7 @@ class Body:
 
     async def _next_chunk(self) -> int:
         if not self._first and await self._line():
-            raise BodyError("malformed chunk")  # it is longer than it said
+            raise BodyError("malformed chunk")  # it is longer than announced
         self._first = False
         size = (await self._line()).split(b";", 1)[0].strip()
         if not size or len(size) > 15 or size.translate(None, b"0123456789abcdefABCDEF"):
@@ -175,7 +176,7 @@ class Request:
         self._query: dict[str, str] | None = None
 
     def query(self, name: str) -> str | None:
-        """The first value of a query parameter."""
+        """Return the first value of a query parameter."""
         if self._query is None:
             self._query = {}
             for key, value in parse_qsl(self.query_string, keep_blank_values=True):
@@ -184,7 +185,8 @@ class Request:
 
 
 async def read_request(conn: Connection) -> Request | None:
-    """The next request of a connection; None when the peer has no more. HttpError when it is not one: then close."""
+    """Return the next request of a connection, or None if there are no more. Raises HttpError if it is invalid; close
+    the connection then."""
     while not conn.buffered:
         if not await conn.fill(IDLE_TIMEOUT):
             return None
@@ -228,11 +230,11 @@ def _body_length(headers: Mapping[str, str]) -> int | None:
 
 
 class Exchange:
-    """A request and the answer to it. Exactly one of `reply`, `reply_json`, `reply_head` or `start` begins the
-    answer.
+    """A request and its response. Exactly one of `reply`, `reply_json`, `reply_head` or `start` begins the response.
 
-    A peer that passes the answer on may offer receipts. Then it sends, on the same connection, how many bytes of the
-    body that `start` began it has passed on so far (`confirmed`, of `sent`): what is lost with it is known."""
+    A peer that forwards the response may offer receipts. It then reports, on the same connection, how many bytes of the
+    body that `start` began it has forwarded so far (`confirmed`, of `sent`), so that it is known what is lost with it.
+    """
 
     __slots__ = ("_offered", "confirmed", "conn", "keep_alive", "request", "sent", "started")
 
@@ -270,12 +272,12 @@ class Exchange:
         await self.reply(status, body, {"Content-Type": "application/json", **(headers or {})})
 
     async def reply_head(self, status: int, headers: Mapping[str, str]) -> None:
-        """Only the head; the caller sends the Content-Length bytes it promised, or closes."""
+        """Send only the head; the caller sends the announced Content-Length bytes, or closes."""
         self.started = True
         await self.conn.send(self.head(status, headers))
 
     async def start(self, status: int, headers: Mapping[str, str], first: bytes = b"", *, last: bool = False) -> None:
-        """A response whose length is not known, with its first piece, which with `last` is all of it."""
+        """Start a response of unknown length, with its first piece, which with `last` is all of it."""
         self.started = True
         self.sent = len(first)
         more = {RECEIPTS: "1"} if self.receipts else {}
@@ -283,28 +285,29 @@ class Exchange:
         await self.conn.send(head + _piece(first, last=last))
 
     async def write(self, data: bytes, *, last: bool = False) -> None:
-        """One more piece, and with `last` the end."""
+        """Send one more piece, and with `last` the end."""
         self.sent += len(data)
         await self.conn.send(_piece(data, last=last))
 
     @property
     def receipts(self) -> bool:
-        """Whether there are any: what follows a body that is not read to its end could be anything."""
+        """Whether receipts are used. Not possible if the request's body was not read to its end, because anything could
+        follow."""
         return self._offered and self.request.body.complete
 
     def take_receipts(self) -> None:
-        """Of those that have come. There are none beyond what was sent, so that the next request is left alone."""
+        """Process received receipts. There are never more than for what was sent, so the next request is not affected."""
         while self.receipts and self.confirmed < self.sent and self.conn.buffered >= _RECEIPT.size:
             (self.confirmed,) = _RECEIPT.unpack(self.conn.take(_RECEIPT.size))
 
     def take_last_receipts(self) -> None:
-        """When the peer is gone, or nothing more is sent to it."""
+        """Process the remaining receipts when the peer is gone, or nothing more is sent to it."""
         if self.receipts:
             self.conn.read_what_came()
             self.take_receipts()
 
     async def settle(self) -> None:
-        """Return when all that was sent is confirmed. PeerGoneError when it will not be."""
+        """Return when everything sent is confirmed. Raises PeerGoneError if it cannot be."""
         while self.receipts and self.confirmed < self.sent:
             self.take_receipts()
             if self.confirmed < self.sent and not await self.conn.fill(SETTLE_TIMEOUT):

@@ -1,4 +1,4 @@
-"""Reading and writing protobuf's JSON form: camelCase or snake_case names, null as absent, int64 as a string."""
+"""Parse and render protobuf's JSON form: camelCase or snake_case names, null as absent, int64 as a string."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Message = dict[str, Any]
 
 
 class FieldError(ValueError):
-    """A field has a value of another type than its own."""
+    """A field's value has the wrong type."""
 
 
 _HUMPS = re.compile(r"[A-Z]")
@@ -21,7 +21,7 @@ _URL_SAFE = bytes.maketrans(b"-_", b"+/")
 
 
 def parse(data: bytes) -> Message:
-    """A message from its JSON. FieldError when it is none."""
+    """Parse a message from JSON. Raises FieldError if it is invalid."""
     if not data:
         return {}
     try:
@@ -41,7 +41,7 @@ def render(message: Message) -> bytes:
 
 
 def value(message: Message, name: str) -> Any:
-    """The value of a field by its camelCase name, None if it is absent."""
+    """Return a field's value by its camelCase name, or None if it is absent."""
     found = message.get(name)
     if found is None and _HUMPS.search(name):
         return message.get(_HUMPS.sub(lambda hump: "_" + hump.group().lower(), name))
@@ -105,7 +105,7 @@ def text_map(message: Message, name: str) -> dict[str, str]:
 
 
 def octets(message: Message, name: str) -> bytes:
-    """Base64 of either alphabet, padded or not."""
+    """Decode base64 of either alphabet, padded or not."""
     encoded = text(message, name).encode("ascii", "replace").translate(_URL_SAFE).rstrip(b"=")
     try:
         return binascii.a2b_base64(encoded + b"=" * (-len(encoded) % 4), strict_mode=True) if encoded else b""
@@ -119,7 +119,7 @@ def _date(seconds: int) -> str:
 
 
 def timestamp(nanoseconds: int) -> str:
-    """google.protobuf.Timestamp, as RFC 3339 with as many digits as are needed."""
+    """Format a google.protobuf.Timestamp: RFC 3339 with as many digits as needed."""
     seconds, nanos = divmod(nanoseconds, 1_000_000_000)
     whole = _date(seconds)
     if not nanos:
@@ -132,7 +132,7 @@ def timestamp(nanoseconds: int) -> str:
 
 
 def printable(name: str) -> str:
-    """A file name as JSON can carry it: bytes that are no UTF-8 become U+FFFD."""
+    """Return a file name that JSON can contain: bytes that are not UTF-8 become U+FFFD."""
     try:
         name.encode()
     except UnicodeEncodeError:

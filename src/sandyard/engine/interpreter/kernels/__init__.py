@@ -1,4 +1,4 @@
-"""What runs in the template's own Python: the fork server and the kernels it makes.
+"""What runs in the template's own Python: the fork server and its kernels.
 
-Nothing here is imported by the engine or by the server: it needs ipykernel, which is the template's.
+Neither the engine nor the server imports this: it needs ipykernel, which is part of the template.
 """

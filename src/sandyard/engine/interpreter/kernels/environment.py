@@ -1,5 +1,5 @@
-"""Variables that come with a request: some stay, some hold for that request only. The sandbox's own then have the
-sandbox's value again, others the one they had."""
+"""Variables that come with a request: some stay, some apply to that request only. Afterwards the sandbox's own
+variables get the sandbox's value again, and others their previous value."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ KEY = "sandyard"
 
 
 def apply(parent: Mapping[str, Any]) -> Callable[[], None]:
-    """Set what a request's metadata asks for; call the answer when it is done."""
+    """Set the variables in a request's metadata. Call the returned function when the request is done."""
     wishes = (parent.get("metadata") or {}).get(KEY) or {}
     os.environ.update(wishes.get("env") or {})
     once = wishes.get("env_once") or {}

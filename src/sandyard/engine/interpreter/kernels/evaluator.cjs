@@ -1,5 +1,5 @@
-// Evaluates JavaScript and TypeScript for a kernel: requests come in on one descriptor, a JSON object a line, and one
-// answer each goes out on another. State lives from request to request; `await` and `import` work at the top level.
+// Evaluates JavaScript and TypeScript for a kernel: requests arrive on one descriptor, one JSON object per line, and one
+// answer to each is written to another. State is kept between requests; `await` and `import` work at the top level.
 'use strict'
 const fs = require('node:fs')
 const { createRequire, stripTypeScriptTypes } = require('node:module')
@@ -22,8 +22,8 @@ const server = repl.start({
 })
 const evaluateInRepl = server.eval.bind(server)
 
-// What goes wrong in a cell, at once or after an await, the REPL tells its domain. What goes wrong when no cell runs, in
-// a timer or a promise that nobody waits for, is printed.
+// The REPL reports errors in a cell, immediate or after an await, to its domain. Errors while no cell is running, in a
+// timer or in a promise that nobody awaits, are printed.
 let fail = (error) => console.error(error)
 const printed = fail
 const interrupted = () => fail !== printed && fail(new KeyboardInterrupt())
@@ -46,14 +46,14 @@ function evaluate(code) {
       if (error?.code === 'ERR_SCRIPT_EXECUTION_INTERRUPTED') reject(new KeyboardInterrupt())
       else reject(error instanceof repl.Recoverable ? error.err : error)
     }
-    // While a script runs, the signal is Node's own, to break it off. Shared with a listener it would end the process.
+    // While a script runs, Node itself handles the signal to interrupt it. With a listener it would end the process.
     process.removeListener('SIGINT', interrupted)
     evaluateInRepl(code, server.context, 'cell', (error, value) => (error ? fail(error) : resolve(value)))
     process.on('SIGINT', interrupted)
   }).finally(() => (fail = printed))
 }
 
-// Static imports are no part of a script: they become the dynamic ones they stand for. `var`, so that a cell may be run again.
+// Scripts cannot have static imports, so they are replaced with dynamic ones. `var` allows running a cell again.
 const NAMED = /^[ \t]*import\s+(?!type\b)([\w$*{][^'";]*?)\s+from\s*(['"])([^'"\n]+)\2[ \t]*;?/gm
 const BARE = /^[ \t]*import\s*(['"])([^'"\n]+)\1[ \t]*;?/gm
 

@@ -1,7 +1,7 @@
-"""Makes kernels by forking a process that has everything imported: a kernel costs milliseconds and shares its memory.
+"""Creates kernels by forking a process that has everything imported: a kernel takes milliseconds and shares its memory.
 
-Asked by the server, one JSON object a line on standard input, answered with one on standard output. Ends with the
-server, and its kernels with it.
+The server sends one JSON object per line on standard input and gets one back on standard output. The fork server ends
+with the server, and its kernels end with it.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from sandyard.engine.interpreter.kernels import launch
 
 
 def serve() -> None:
-    """Until the server goes away."""
+    """Serve until the server ends."""
     launch.prepare()
     gc.collect()
-    gc.freeze()  # so that collections in a kernel leave the pages it shares alone
+    gc.freeze()  # so that garbage collections in a kernel do not touch the shared pages
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the server watches kernels by itself
     kernels: set[int] = set()
     with os.fdopen(os.dup(0), "rb") as requests, os.fdopen(os.dup(1), "wb", buffering=0) as answers:
@@ -44,14 +44,14 @@ def _become_kernel(request: dict[str, Any]) -> NoReturn:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         nothing = os.open("/dev/null", os.O_RDWR)
         os.dup2(nothing, 0)
-        os.dup2(nothing, 1)  # what a kernel prints it sends as messages
+        os.dup2(nothing, 1)  # a kernel sends its output as messages
         os.closerange(3, 256)
         os.environ.clear()
         os.environ.update(request["env"])
         with contextlib.suppress(OSError):
             os.chdir(request["cwd"])
         launch.run(request["kernel"], request["connection_file"])
-    except BaseException:  # whatever it is, this process must not go on as the fork server
+    except BaseException:  # in any case, this process must not continue as the fork server
         sys.excepthook(*sys.exc_info())
         os._exit(1)
     os._exit(0)

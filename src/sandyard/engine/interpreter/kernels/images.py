@@ -1,4 +1,4 @@
-"""Pictures made with Pillow are shown when a program shows or saves them: there is no screen here to open them on."""
+"""Displays Pillow images when a program shows or saves them, because there is no screen to open them on."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MODULE = "PIL.Image"
 
 
 def install() -> None:
-    """Whenever the user imports Pillow, not before."""
+    """Install the hook, which runs when the user imports Pillow."""
     if MODULE in sys.modules:
         _teach(sys.modules[MODULE])
     elif not any(isinstance(finder, _Watch) for finder in sys.meta_path):
@@ -23,7 +23,7 @@ def install() -> None:
 
 
 class _Watch(importlib.abc.MetaPathFinder):
-    """Lets everybody else find the module, and adds to it once it is loaded."""
+    """Lets other finders find the module, and extends it once it is loaded."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None

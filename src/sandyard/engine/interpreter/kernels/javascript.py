@@ -1,4 +1,5 @@
-"""The JavaScript and TypeScript kernels: a Node process that evaluates, and this one that speaks Jupyter for it."""
+"""The JavaScript and TypeScript kernels: a Node process evaluates the code, and this process speaks the Jupyter
+protocol."""
 
 from __future__ import annotations
 
@@ -30,11 +31,11 @@ class JavaScriptKernel(Kernel):  # type: ignore[misc]
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self._node: subprocess.Popen[bytes] | None = None
-        self._pipes: dict[int, int] = {}  # our ends, by what they are in Node
+        self._pipes: dict[int, int] = {}  # our ends, by descriptor number in Node
         self._answer: asyncio.Future[dict[str, Any]] | None = None
         self._unread = b""
         self._wishes: dict[str, Any] = {}
-        self._request: dict[str, Any] = {}  # what Node prints belongs to the last one
+        self._request: dict[str, Any] = {}  # Node's output belongs to the latest request
 
     async def execute_request(self, stream: Any, ident: Any, parent: dict[str, Any]) -> None:
         self._wishes = (parent.get("metadata") or {}).get(KEY) or {}
@@ -54,7 +55,7 @@ class JavaScriptKernel(Kernel):  # type: ignore[misc]
     ) -> dict[str, Any]:
         if self._node is None or self._node.poll() is not None:
             self._start_node()
-        # An interrupt reaches Node by itself, being of the same process group. Here it would end the loop.
+        # Node gets the interrupt itself, because it is in the same process group. Here it would end the loop.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         self._answer = asyncio.get_running_loop().create_future()
         request = {"code": code, "language": self.language, **self._wishes}
@@ -105,7 +106,7 @@ class JavaScriptKernel(Kernel):  # type: ignore[misc]
             loop.add_reader(self._pipes[number], *((self._drain,) if number == 4 else (self._pass_on, number)))
 
     def _pass_on(self, number: int) -> None:
-        """What Node printed, as it comes; also between executions, so that it never waits for us."""
+        """Pass on Node's output as it arrives, also between executions, so that Node never blocks."""
         pieces = []
         with contextlib.suppress(BlockingIOError):
             while piece := os.read(self._pipes[number], 1 << 16):
@@ -117,7 +118,7 @@ class JavaScriptKernel(Kernel):  # type: ignore[misc]
             self.session.send(self.iopub_socket, "stream", content, parent=self._request)
 
     def _drain(self) -> None:
-        """An answer: whatever was printed before it comes first."""
+        """Handle an answer: pass on whatever was printed before it first."""
         ended = False
         with contextlib.suppress(BlockingIOError):
             while piece := os.read(self._pipes[4], 1 << 16):

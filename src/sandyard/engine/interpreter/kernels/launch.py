@@ -1,4 +1,4 @@
-"""The kernels there are, and how one starts in this process."""
+"""The available kernels, and how to start one in this process."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ STARTING = (
 
 
 def prepare() -> None:
-    """Import what a kernel imports while it starts, once for all that are forked from here."""
+    """Import what a kernel imports at start, once for all kernels that are forked from here."""
     for module in STARTING:
-        with contextlib.suppress(ImportError):  # of another release
+        with contextlib.suppress(ImportError):  # missing in other releases
             importlib.import_module(module)
 
 
 def run(kernel: str, connection_file: str) -> None:
-    """Returns when the kernel is told to end. Once per process."""
+    """Run a kernel and return when it is told to end. Call it once per process."""
     config = Config()
     config.HistoryManager.enabled = False
     config.InteractiveShell.colors = "nocolor"

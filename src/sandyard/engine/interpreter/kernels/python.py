@@ -1,4 +1,4 @@
-"""The Python kernel: ipykernel's, with E2B's results and with variables that come along with a request."""
+"""The Python kernel: ipykernel's, with E2B's results and with variables that come with a request."""
 
 from __future__ import annotations
 

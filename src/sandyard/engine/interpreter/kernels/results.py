@@ -1,6 +1,6 @@
-"""Richer results, as E2B's clients know them: tables as data, figures as charts, lists and dictionaries as JSON.
+"""Richer results for E2B's clients: tables as data, figures as charts, lists and dictionaries as JSON.
 
-Nothing is imported before the user has imported it: a kernel that plots nothing does not pay for matplotlib.
+Libraries are not imported before the user imports them: a kernel that plots nothing does not load matplotlib.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from traitlets import ObjectName, Unicode
 
 
 class DataFormatter(BaseFormatter):  # type: ignore[misc]
-    """A pandas DataFrame as its columns."""
+    """Formats a pandas DataFrame as its columns."""
 
     format_type = Unicode("e2b/data")
     print_method = ObjectName("_repr_e2b_data_")
@@ -25,14 +25,14 @@ class DataFormatter(BaseFormatter):  # type: ignore[misc]
 
 
 class ChartFormatter(BaseFormatter):  # type: ignore[misc]
-    """A matplotlib figure as what it shows: series, labels, scales."""
+    """Formats a matplotlib figure as its contents: series, labels, scales."""
 
     format_type = Unicode("e2b/chart")
     print_method = ObjectName("_repr_e2b_chart_")
     _return_type = (dict, str)
 
     def __call__(self, obj: Any) -> Any:
-        # matplotlib's own set-up takes figures out of every formatter's table, so this is no entry there
+        # matplotlib's own setup removes figures from every formatter's table, so it cannot be registered there
         figures = sys.modules.get("matplotlib.figure")
         if figures is not None and isinstance(obj, figures.Figure):
             return chart(obj)
@@ -40,7 +40,7 @@ class ChartFormatter(BaseFormatter):  # type: ignore[misc]
 
 
 class PlainJsonFormatter(JSONFormatter):  # type: ignore[misc]
-    """Lists and dictionaries too, when they are what JSON can say."""
+    """Also formats lists and dictionaries that can be represented in JSON."""
 
     def __call__(self, obj: Any) -> Any:
         if isinstance(obj, list | dict):
@@ -64,9 +64,9 @@ def columns(frame: Any) -> dict[str, list[Any]]:
 
 
 def chart(figure: Any) -> dict[str, Any] | None:
-    """None when there is nothing in it, or nothing that could be read."""
+    """Return the chart, or None if the figure is empty or cannot be read."""
     with contextlib.suppress(Exception), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what a library thinks of another's numbers is not for the user's stderr
+        warnings.simplefilter("ignore")  # warnings about other libraries' numbers do not belong in the user's stderr
         from e2b_charts import chart_figure_to_dict  # noqa: PLC0415
 
         found = chart_figure_to_dict(figure)
@@ -82,7 +82,7 @@ def _cell(value: Any) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """The same in JSON's own types. Raises TypeError for what has no such form."""
+    """Return the value in JSON's types. Raises TypeError if that is not possible."""
     if value is None or type(value) in (str, bool, int):
         return value
     if isinstance(value, dict):
@@ -93,15 +93,15 @@ def plain(value: Any) -> Any:
 
 
 def _plain_scalar(value: Any) -> Any:
-    if isinstance(value, str):  # of a class of its own, such as an enumeration
+    if isinstance(value, str):  # a subclass, such as an enumeration
         return str(value.value) if hasattr(value, "value") else str(value)
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else None
-    if hasattr(value, "isoformat"):  # dates, times, pandas' timestamps; one that is none is not equal to itself
+    if hasattr(value, "isoformat"):  # dates, times, pandas' timestamps; NaT is not equal to itself
         return value.isoformat() if value == value else None  # noqa: PLR0124
     if hasattr(value, "tolist"):  # numpy
         return plain(value.tolist())
-    raise TypeError(f"{type(value).__name__} has no form in JSON")
+    raise TypeError(f"{type(value).__name__} cannot be represented in JSON")
 
 
 def _key(name: Any) -> str:
@@ -110,4 +110,4 @@ def _key(name: Any) -> str:
     name = plain(name)
     if isinstance(name, bool | int | float) or name is None:
         return json.dumps(name)
-    raise TypeError("only plain keys have a form in JSON")
+    raise TypeError("only plain keys can be represented in JSON")

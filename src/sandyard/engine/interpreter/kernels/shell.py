@@ -1,4 +1,4 @@
-"""The Bash kernel: bash_kernel's, with variables that come along with a request."""
+"""The Bash kernel: bash_kernel's, with variables that come with a request."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ShellKernel(BashKernel):  # type: ignore[misc]
 
 
 def _sayable(variables: Mapping[str, str] | None) -> dict[str, str]:
-    """Those with a name that a shell can say."""
+    """Return the variables whose names are valid in a shell."""
     return {name: value for name, value in (variables or {}).items() if _NAME.fullmatch(name)}
 
 

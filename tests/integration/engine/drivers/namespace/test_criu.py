@@ -204,7 +204,7 @@ async def test_a_failed_restore_leaves_the_images(sandbox: Sandbox) -> None:
     await sandbox.kill()
     core = sandbox.images / "criu" / "core-1.img"
     aside = core.rename(core.with_suffix(".aside"))
-    with pytest.raises(UnsupportedError, match="can't be brought back"):
+    with pytest.raises(UnsupportedError, match="can't be restored"):
         await sandbox.restore()
     await asyncio.to_thread(probe.end_all, sandbox.freezer)  # a helper of CRIU may take a moment longer to end
     aside.rename(core)

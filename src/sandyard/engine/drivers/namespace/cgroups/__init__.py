@@ -1,7 +1,7 @@
-"""Limits, accounting, freezing and killing through cgroups: version 2, version 1, or both beside each other.
+"""Limits, accounting, freezing and killing with cgroups: version 2, version 1, or both side by side.
 
-Each engine has a directory of its own in every hierarchy it uses, named after its instance; a sandbox's group is a directory in
-there, named after the sandbox. Whatever lies there and belongs to no sandbox is garbage of this engine and of nobody else.
+Each engine has its own directory in every hierarchy it uses, named after its instance; a sandbox's group is a directory
+in it, named after the sandbox. Any directory there that belongs to no sandbox is a leftover of this engine.
 """
 
 from sandyard.engine.drivers.namespace.cgroups.discovery import Hierarchy, discover

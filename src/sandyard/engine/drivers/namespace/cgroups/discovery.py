@@ -1,4 +1,4 @@
-"""Which cgroup hierarchies this machine has, and where in them this engine may make groups."""
+"""Find the cgroup hierarchies of this machine, and where this engine may create groups in them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from sandyard.engine.drivers.namespace import kernel
 
 UNIFIED = "unified"
 _LIMITING = ("memory", "cpu", "pids")
-_IO = {2: "io", 1: "blkio"}  # its name in each version; used where there is one, and missed by nobody
+_IO = {2: "io", 1: "blkio"}  # its name in each version; optional
 
 
 @dataclass(frozen=True, slots=True)
 class Hierarchy:
-    """`root` is the engine's own directory. `controllers` are those of memory, cpu, pids, io, cpuacct and freezer it serves."""
+    """`root` is the engine's own directory. `controllers` are the available ones of memory, cpu, pids, io, cpuacct and
+    freezer."""
 
     name: str
     version: int
@@ -34,7 +35,7 @@ class Mount:
 
 
 def mounts(mountinfo: str) -> list[Mount]:
-    """The cgroup file systems in a `/proc/PID/mountinfo`."""
+    """Return the cgroup file systems in a `/proc/PID/mountinfo`."""
     found = []
     for line in mountinfo.splitlines():
         left, _, right = line.partition(" - ")
@@ -50,8 +51,8 @@ def mounts(mountinfo: str) -> list[Mount]:
 
 
 def discover(folder: str, *, known: Mapping[str, str], rootless: bool) -> tuple[list[Hierarchy], dict[str, str]]:
-    """Make the engine's directory (`folder`) in each hierarchy that is of use. `known` are directories of an earlier run, which are
-    kept as long as they exist: running sandboxes are in there. Returns also what is missing, and why."""
+    """Create the engine's directory (`folder`) in each useful hierarchy. `known` are directories of an earlier run,
+    which are kept while they exist, because running sandboxes are in them. Also returns what is missing, and why."""
     found: list[Hierarchy] = []
     missing: dict[str, str] = {}
     everything = mounts(Path("/proc/self/mountinfo").read_text())
@@ -84,12 +85,13 @@ def discover(folder: str, *, known: Mapping[str, str], rootless: bool) -> tuple[
 
 
 def _make_moves_quick(unified: Mount) -> None:
-    """Into groups of version 1 a process must be moved, and a move waits for an RCU grace period, some 20 ms, unless the kernel was told
-    to favour moves (Linux 6.0). That makes every fork on the machine slower by less than can be measured, and lasts until it is booted."""
+    """Speed up moving processes into groups of version 1: a move waits for an RCU grace period, some 20 ms, unless the
+    kernel is told to favour moves (Linux 6.0). The cost for every fork on the machine is not measurable. Lasts until a
+    reboot."""
     if "favordynmods" in unified.options:
         return
     others = [option for option in unified.options if option not in {"rw", "ro"}]
-    with contextlib.suppress(OSError):  # an older kernel: the first sandbox after a quiet time takes those 20 ms longer
+    with contextlib.suppress(OSError):  # an older kernel: the first sandbox after an idle time takes 20 ms longer
         kernel.reconfigure(str(unified.path), [*others, "favordynmods"])
 
 
@@ -99,13 +101,13 @@ def _make(known: str | None, root: Path, missing: dict[str, str]) -> Path | None
     try:
         root.mkdir(exist_ok=True)
     except OSError as error:
-        missing["cgroups"] = f"no group can be made in {root.parent}: {error.strerror}"
+        missing["cgroups"] = f"could not create a group in {root.parent}: {error.strerror}"
         return None
     return root
 
 
 def _own_group(mount: Path) -> Path:
-    """Without root, groups can be made only below the one this process was put into, if that was delegated."""
+    """Return the group of this process: without root, groups can be created only below it, if it was delegated."""
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         if line.startswith("0::"):
             return mount / line[3:].lstrip("/")
@@ -113,7 +115,7 @@ def _own_group(mount: Path) -> Path:
 
 
 def _enable(root: Path, mount: Path) -> frozenset[str]:
-    """Turn the limiting controllers on from the top down to the groups in `root`; says which of them are on there."""
+    """Enable the limiting controllers from the top down to the groups in `root`. Return which are enabled there."""
     for group in reversed([root, *root.parents]):
         if group.is_relative_to(mount):
             _enable_in(group)
@@ -140,8 +142,8 @@ def _enable_in(group: Path) -> None:
 
 
 def _evacuate(group: Path) -> bool:
-    """A group with processes in it can't hand controllers down (the machine's root can, a container's can't): move them into a
-    group beside ours."""
+    """Move the processes of a group into a sibling of ours, because a group with processes cannot pass controllers down
+    (the machine's root group can, a container's cannot)."""
     try:
         pids = (group / "cgroup.procs").read_text().split()
         if not pids or not (group / "cgroup.events").exists():

@@ -1,7 +1,7 @@
-"""How much of the disk sandboxes may use: a weight for all of them together, and bytes per second for each.
+"""Disk I/O limits of sandboxes: a weight for all of them together, and bytes per second for each.
 
-All of it is as the kernel has it: weights do something with the BFQ scheduler or iocost on the disk, limits everywhere. With cgroup 1
-neither covers what is written through the page cache. What can't be set is left out.
+Everything depends on the kernel: weights have an effect with the BFQ scheduler or iocost on the disk, limits
+everywhere. With cgroup 1 neither covers writes through the page cache. What cannot be set is skipped.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _WEIGHTS = ("io.weight", "io.bfq.weight", "blkio.weight", "blkio.bfq.weight")
 
 @dataclass(frozen=True, slots=True)
 class IoLimits:
-    """`weight` against the 100 of everything else on the machine; bytes per second of one sandbox, 0 for no limit."""
+    """`weight` relative to 100 for everything else on the machine; bytes per second of one sandbox, 0 for no limit."""
 
     weight: int = 50
     read_bps: int = 0
@@ -25,7 +25,7 @@ class IoLimits:
 
 
 def weigh(group: Path, weight: int) -> None:
-    """Give a group its weight, in every way in which its hierarchy has one."""
+    """Set a group's weight, in every way its hierarchy supports."""
     for name in _WEIGHTS:
         with contextlib.suppress(OSError):
             fd = os.open(group / name, os.O_WRONLY | os.O_CLOEXEC)
@@ -36,7 +36,7 @@ def weigh(group: Path, weight: int) -> None:
 
 
 def files(version: int, limits: IoLimits, disk: str | None) -> Iterator[tuple[str, str]]:
-    """The files of a sandbox's group, with what is to be written to them."""
+    """Yield the files of a sandbox's group and the values to write."""
     if disk is None:
         return
     if version == 2:
@@ -50,7 +50,7 @@ def files(version: int, limits: IoLimits, disk: str | None) -> Iterator[tuple[st
 
 
 def disk_below(path: Path, mountinfo: str | None = None, devices: Path = Path("/sys/dev/block")) -> str | None:
-    """The disk (`major:minor`) that a directory lies on, or None where it has none of its own."""
+    """Return the disk (`major:minor`) of a directory, or None if it has none."""
     mountinfo = Path("/proc/self/mountinfo").read_text() if mountinfo is None else mountinfo
     best, disk = -1, None
     for line in mountinfo.splitlines():
@@ -60,13 +60,13 @@ def disk_below(path: Path, mountinfo: str | None = None, devices: Path = Path("/
             best, disk = len(point.parts), _number(source, left.split()[2])
     if disk is None or not (devices / disk).exists():
         return None
-    if (devices / disk / "partition").exists():  # limits are those of whole disks
+    if (devices / disk / "partition").exists():  # limits apply to whole disks
         return (devices / disk).resolve().parent.joinpath("dev").read_text().strip()
     return disk
 
 
 def _number(source: str, mounted: str) -> str | None:
-    """btrfs tells a number of its own: what it was mounted from is the device."""
+    """Return the device number. btrfs reports its own number, so use the device it was mounted from."""
     if not mounted.startswith("0:"):
         return mounted
     with contextlib.suppress(OSError):

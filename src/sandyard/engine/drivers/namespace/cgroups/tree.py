@@ -1,4 +1,4 @@
-"""The groups of this engine's sandboxes. All verbs are quick and idempotent, and do nothing to a group that is not there."""
+"""The groups of this engine's sandboxes. All methods are fast and idempotent, and ignore groups that do not exist."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ _PERIOD_US = 100_000
 _FREEZE_TIMEOUT = 20.0
 
 _SWAP_TOO = "memory.memsw.limit_in_bytes"
-_SOCKETS = "memory.kmem.tcp.limit_in_bytes"  # v1 counts socket buffers apart, and without this not at all
+_SOCKETS = "memory.kmem.tcp.limit_in_bytes"  # v1 counts socket buffers separately, and not at all without this
 _SOCKETS_USED = "memory.kmem.tcp.usage_in_bytes"
 LEAST_SOCKETS = 64 << 20
 _TCP_MEMORY = Path("/proc/sys/net/ipv4/tcp_mem")
 _SHARE = 16
-"""No sandbox may hold more than this part of the TCP buffers at which the whole machine comes under pressure."""
+"""No sandbox may hold more than 1/_SHARE of the TCP buffers at which the whole machine comes under pressure."""
 _SHARE_V2 = 2
-"""The same with cgroup v2, where the kernel does not make senders wait at the limit: what is above it ends processes."""
+"""The same with cgroup v2, where the kernel does not make senders wait at the limit: processes above it are ended."""
 _OPTIONAL = frozenset({"memory.swap.max", _SWAP_TOO, _SOCKETS})
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """`oom_kills` counts since the group was made. What no controller tells is 0."""
+    """`oom_kills` counts since the group was created. Values without a controller are 0."""
 
     cpu_seconds: float = 0.0
     memory: int = 0
@@ -44,8 +44,8 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class SocketMemory:
-    """Bytes of socket buffers that a group is charged for, and how many it may hold. The kernel gives a socket that has nothing a
-    page beyond the limit, so that many sockets exceed it by much."""
+    """Bytes of socket buffers that a group is charged for, and its limit. The kernel gives an empty socket a page
+    beyond the limit, so many sockets can exceed it by far."""
 
     used: int
     limit: int
@@ -62,19 +62,21 @@ class Cgroups:
         self._io: dict[str, list[tuple[str, str]]] = {}  # hierarchy → files of every sandbox's group
 
     def limit_io(self, limits: io.IoLimits, disk: str | None) -> None:
-        """From now on, for new groups, as far as the kernel can; the weight is that of all together. `disk` is `major:minor`."""
+        """Set the I/O limits for new groups, as far as the kernel supports it; the weight applies to all together.
+        `disk` is `major:minor`."""
         for hierarchy in self.hierarchies:
             if hierarchy.controllers & {"io", "blkio"}:
                 io.weigh(hierarchy.root, limits.weight)
                 self._io[hierarchy.name] = list(io.files(hierarchy.version, limits, disk))
 
     def limit_processes(self, sysctl: Path = Path("/proc/sys/kernel")) -> None:
-        """Of all sandboxes together, so that the machine always has process ids and threads left for everything else."""
+        """Limit the processes of all sandboxes together, so that the machine always has process ids and threads left
+        for everything else."""
         hierarchy = self._serving("pids")
         if hierarchy is None:
             return
         most = min(int((sysctl / name).read_text()) for name in ("pid_max", "threads-max"))
-        with contextlib.suppress(OSError):  # without root the engine's own group may belong to somebody else
+        with contextlib.suppress(OSError):  # without root the engine's own group may belong to another user
             _write(hierarchy.root / "pids.max", str(most * 3 // 4))
 
     def _named(self, name: str) -> Hierarchy | None:
@@ -94,17 +96,17 @@ class Cgroups:
         return self._unified is not None and bool(self._unified.controllers)
 
     def make(self, name: str, limits: Limits) -> list[tuple[str, int]]:
-        """Make a sandbox's groups, with its limits. Returns open descriptors, the caller's to close: "cgroup" is the cgroup2
-        directory its first process is to be born in, each "join" a file it has to write 0 to."""
+        """Create a sandbox's groups with its limits. Return open descriptors, which the caller must close: "cgroup" is
+        the cgroup2 directory to create its first process in, each "join" a file to which the process has to write 0."""
         opened: list[tuple[str, int]] = []
         try:
             for hierarchy in self.hierarchies:
-                group = f"{hierarchy.root}/{name}"  # no Path: this is in the way of every create
+                group = f"{hierarchy.root}/{name}"  # not a Path, because this is part of every create
                 os.mkdir(group, 0o755)  # noqa: PTH102
                 for file, value in self._files(hierarchy, limits):
                     _write(f"{group}/{file}", value)
                 for file, value in self._io.get(hierarchy.name, ()):
-                    with contextlib.suppress(OSError):  # a disk that takes none
+                    with contextlib.suppress(OSError):  # the disk does not support it
                         _write(f"{group}/{file}", value)
                 if hierarchy is self._unified:
                     opened.append(("cgroup", os.open(group, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)))
@@ -128,7 +130,7 @@ class Cgroups:
         else:
             files = {
                 "memory": [("memory.limit_in_bytes", memory), (_SWAP_TOO, memory), (_SOCKETS, sockets)],
-                "cpu": [("cpu.cfs_quota_us", str(quota))],  # the period is 100 ms if nobody says otherwise
+                "cpu": [("cpu.cfs_quota_us", str(quota))],  # the default period is 100 ms
                 "pids": [("pids.max", str(limits.pids))],
             }
         for controller in sorted(hierarchy.controllers):
@@ -137,7 +139,7 @@ class Cgroups:
                     yield file, value
 
     def _exists(self, hierarchy: Hierarchy, file: str) -> bool:
-        """Swap may not be accounted for; that is so for all groups or for none."""
+        """Return whether the file exists, because swap may not be accounted for; that is the same for all groups."""
         key = (hierarchy.name, file)
         if key not in self._known:
             self._known[key] = (hierarchy.root / file).exists()
@@ -150,7 +152,7 @@ class Cgroups:
             yield hierarchy.root / name
 
     def names(self) -> set[str]:
-        """Every group in every hierarchy, the zygote's too."""
+        """Return every group in every hierarchy, including the zygote's."""
         return {path.name for h in self.hierarchies for path in h.root.iterdir() if path.is_dir()}
 
     def pids(self, name: str) -> set[int]:
@@ -158,10 +160,11 @@ class Cgroups:
         for group in self.groups(name):
             with contextlib.suppress(OSError):
                 found |= {int(pid) for pid in (group / "cgroup.procs").read_text().split()}
-        return found - {0}  # 0: a process that this pid namespace can't see
+        return found - {0}  # 0: a process that is not visible in this pid namespace
 
     def place_zygote(self, pid: int) -> None:
-        """Whatever a zygote forks is in its group until it is in that of its sandbox: killing the one and then the other leaves none."""
+        """Move the zygote into its own group. Its children stay in it until they join their sandbox's group, so killing
+        one group and then the other leaves none."""
         for group in self.groups(ZYGOTE):
             group.mkdir(exist_ok=True)
             (group / "cgroup.procs").write_text(str(pid))
@@ -169,19 +172,21 @@ class Cgroups:
     # Killing and removing ---------------------------------------------------------------------------------------------------
 
     def kill(self, name: str) -> None:
-        """Send SIGKILL to all in the group, frozen or not. Those that fork meanwhile are caught as well, at the latest by the next call."""
+        """Send SIGKILL to all processes in the group, frozen or not. Processes that fork in the meantime are caught as
+        well, at the latest by the next call."""
         if self._unified is not None:
             with contextlib.suppress(OSError):
                 (self._unified.root / name / "cgroup.kill").write_text("1")
         for pid in self.pids(name):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
-        if self._unified is None and self._freezer is not None:  # what version 1 has frozen can't even die
+        if self._unified is None and self._freezer is not None:  # processes frozen by version 1 cannot die
             with contextlib.suppress(OSError):
                 (self._freezer.root / name / "freezer.state").write_text("THAWED")
 
     async def clear(self, name: str, limit: float = 10.0) -> bool:
-        """Kill all in the group, wait until they are gone, remove the group. False when something would not die in time."""
+        """Kill all processes in the group, wait until they are gone, and remove the group. Return False if a process
+        did not die in time."""
         loop = asyncio.get_running_loop()
         end, pause = loop.time() + limit, 0.0002
         while not self.remove(name):
@@ -193,7 +198,7 @@ class Cgroups:
         return True
 
     def remove(self, name: str) -> bool:
-        """False while there are processes in it."""
+        """Remove the group. Return False while it has processes."""
         gone = True
         for group in self.groups(name):
             try:
@@ -209,7 +214,7 @@ class Cgroups:
     # Freezing ---------------------------------------------------------------------------------------------------------------
 
     async def freeze(self, name: str) -> None:
-        """Return when every process has stopped. Raises TimeoutError, with the group thawed again."""
+        """Return when every process has stopped. Raises TimeoutError after thawing the group again."""
         try:
             async with asyncio.timeout(_FREEZE_TIMEOUT):
                 if self._unified is not None:
@@ -228,7 +233,7 @@ class Cgroups:
                 _write(self._freezer.root / name / "freezer.state", "THAWED")
 
     def frozen(self, name: str) -> bool:
-        """Whether it was told to freeze: on the way there counts."""
+        """Return whether it was told to freeze, even if that is not complete yet."""
         with contextlib.suppress(OSError):
             if self._unified is not None:
                 return _read(self._unified.root / name / "cgroup.freeze").strip() == b"1"
@@ -238,7 +243,7 @@ class Cgroups:
 
     @property
     def accounts(self) -> bool:
-        """Whether `usage` tells both processor time and memory."""
+        """Whether `usage` reports both CPU time and memory."""
         return (self._unified is not None or self._serving("cpuacct") is not None) and "memory" in self.limits
 
     # Accounting -------------------------------------------------------------------------------------------------------------
@@ -264,7 +269,7 @@ class Cgroups:
         return Usage(cpu, max(memory - cache, 0), cache, kills)
 
     def socket_memory(self, name: str) -> SocketMemory | None:
-        """None where memory is not counted."""
+        """Return the socket memory, or None if memory is not accounted for."""
         hierarchy = self._serving("memory")
         if hierarchy is None:
             return None
@@ -278,7 +283,7 @@ class Cgroups:
 async def _freeze_unified(group: Path) -> None:
     _write(group / "cgroup.freeze", "1")
     events = os.open(group / "cgroup.events", os.O_RDONLY | os.O_CLOEXEC)
-    # The file is always "readable": only a nested epoll that asks for the exceptional event can wait for a change.
+    # The file is always "readable": only a nested epoll for exceptional events can wait for a change.
     waiter = select.epoll()
     try:
         waiter.register(events, select.EPOLLPRI | select.EPOLLET)
@@ -300,7 +305,7 @@ async def _freeze_unified(group: Path) -> None:
 async def _freeze_v1(group: Path) -> None:
     pause = 0.0001
     while True:
-        _write(group / "freezer.state", "FROZEN")  # again and again: a task that was busy may have been missed
+        _write(group / "freezer.state", "FROZEN")  # repeated, because a busy task may have been missed
         if _read(group / "freezer.state").strip() == b"FROZEN":
             return
         await asyncio.sleep(pause)
@@ -308,15 +313,15 @@ async def _freeze_v1(group: Path) -> None:
 
 
 def _socket_memory(memory_mb: int) -> int:
-    """The bytes of socket buffers that a sandbox of this memory may hold."""
+    """Return the bytes of socket buffers that a sandbox with this memory may hold."""
     return max(LEAST_SOCKETS, min(memory_mb << 18, _tcp_memory() // _SHARE))
 
 
 def _tcp_memory() -> int:
-    """The bytes of TCP buffers above which the kernel begins to save."""
+    """Return the bytes of TCP buffers above which the kernel starts to save memory."""
     try:
         pages = int(_TCP_MEMORY.read_text().split()[0])
-    except FileNotFoundError:  # in a network namespace of the engine's own; this is the kernel's default
+    except FileNotFoundError:  # in a separate network namespace of the engine; use the kernel's default
         pages = os.sysconf("SC_PHYS_PAGES") * 3 // 64
     return pages * os.sysconf("SC_PAGE_SIZE")
 
@@ -355,7 +360,7 @@ def _number(path: Path) -> int:
 
 
 def _table(path: Path) -> dict[str, int]:
-    """Lines of `name number`."""
+    """Parse lines of `name number`."""
     with contextlib.suppress(OSError, ValueError):
         pairs = (line.split() for line in _read(path).decode().splitlines())
         return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}

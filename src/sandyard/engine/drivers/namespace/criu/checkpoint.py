@@ -1,7 +1,9 @@
-"""`Criu`: a frozen sandbox's memory to disk, and back. What the namespace driver's `suspend` and `restore` stand on.
+"""`Criu`: write a frozen sandbox's memory to disk, and restore it. Used by the namespace driver's `suspend` and
+`restore`.
 
-One engine's images: a directory per sandbox, and beside them `library/`, copies of the host's files that the agents
-have mapped, so that an upgrade of the host's Python or C library takes no memory from a sandbox. `sweep` tidies up.
+One engine's images: a directory per sandbox, and next to them `library/`, copies of the host's files that the agents
+have mapped, so that an upgrade of the host's Python or C library does not invalidate a sandbox's memory. `sweep` cleans
+up.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from sandyard.kit.errors import NoSpaceError, SandyardError, UnsupportedError
 from sandyard.kit.python import bare_python_command
 from sandyard.kit.tasks import uninterrupted
 
-PRIVATE_CRIU = Path("/var/lib/sandyard/criu/criu")  # where scripts/get-criu puts it
+PRIVATE_CRIU = Path("/var/lib/sandyard/criu/criu")  # where scripts/get-criu installs it
 OLDEST = (4, 1)
 HELP = "scripts/get-criu fetches one that fits"
 
@@ -33,7 +35,7 @@ _LIBRARY = "library"
 _PARTIAL = ".partial"
 _HARMLESS = ("RLIMIT_NOFILE", "FAILED", "failed with -1", "repair mode", "recv req error")
 
-# What CRIU says, and what that means for a sandbox. The first match counts.
+# CRIU's messages and their meaning for a sandbox. The first match counts.
 _REASONS = (
     (r"No space left on device", "there is no space left on the disk"),
     (r"SysVIPC|SYSV|shmem map", "a process uses System V shared memory"),
@@ -53,19 +55,19 @@ class Frozen:
     """A frozen sandbox."""
 
     pid: int  # of its agent, on the host
-    freezer: Path  # the cgroup directory that is frozen: of cgroup2, or of v1's freezer
-    files: tuple[Path, ...] = ()  # on the host, that the agent has open for writing
-    volumes: tuple[str, ...] = ()  # that are mounted in it: the last part of their place on the host
+    freezer: Path  # the frozen cgroup directory: of cgroup2, or of v1's freezer
+    files: tuple[Path, ...] = ()  # files on the host that the agent has open for writing
+    volumes: tuple[str, ...] = ()  # mounted volumes: the last part of their path on the host
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a sandbox is to live again: all as for a boot, only without processes."""
+    """Where a sandbox is restored: everything as for a boot, but without processes."""
 
     holder: int  # a process in the new mount, net, uts, ipc and cgroup namespaces; it may end once restore has returned
     root: Path  # where it sees the sandbox's root file system, with all mounts on it (proc may be missing)
-    cgroups: tuple[Path, ...]  # directories whose limits and freezers hold for it
-    socket: Path  # of the agent; made anew
+    cgroups: tuple[Path, ...]  # directories whose limits and freezers apply to it
+    socket: Path  # of the agent; created again
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +77,12 @@ class Criu:
 
     @classmethod
     async def find(cls, candidates: Sequence[Path] | None = None) -> Criu:
-        """The CRIU of this machine, if it is new enough. UnsupportedError says what is missing and what would help.
+        """Return the CRIU of this machine, if it is new enough. UnsupportedError says what is missing and what to do.
 
-        Says nothing about the kernel: `probe.works` does."""
+        Does not check the kernel: `probe.works` does.
+        """
         if os.geteuid() != 0:
-            raise UnsupportedError("memory goes to disk only with an engine that runs as root")
+            raise UnsupportedError("moving memory to disk requires an engine that runs as root")
         if candidates is None:
             candidates = [PRIVATE_CRIU, *(Path(found) for found in [shutil.which("criu")] if found)]
         too_old = ""
@@ -91,17 +94,18 @@ class Criu:
             if code or not found:
                 too_old = f"{candidate} does not start"
             elif (version := tuple(int(part) for part in found[1].split("."))) < OLDEST:
-                too_old = f"{candidate} is version {found[1]}, and 4.1 is needed"
+                too_old = f"{candidate} is version {found[1]}, but 4.1 is required"
             else:
                 return cls((str(candidate),), version)
-        raise UnsupportedError(f"{too_old or 'there is no CRIU on this machine'}; {HELP}")
+        raise UnsupportedError(f"{too_old or 'CRIU is not installed on this machine'}; {HELP}")
 
     async def dump(self, sandbox: Frozen, images: Path) -> None:
-        """Write the memory of a frozen sandbox to the directory `images`: whole and safely on disk, or not at all.
+        """Write the memory of a frozen sandbox to the directory `images`: completely and safely on disk, or not at all.
 
-        The sandbox stays as it is, frozen, whatever happens: to get its memory back, kill it afterwards. Goes on to its
-        end even when the caller is cancelled, because a CRIU that is killed leaves its marks in the processes. Raises
-        UnsupportedError naming what in the sandbox can't be dumped, NoSpaceError when the disk is full."""
+        The sandbox stays frozen in any case: to free its memory, kill it afterwards. Runs to completion even if the
+        caller is cancelled, because a killed CRIU leaves traces in the processes. Raises UnsupportedError, which says
+        what in the sandbox can't be dumped, or NoSpaceError if the disk is full.
+        """
         partial, library = images.with_name(images.name + _PARTIAL), images.parent / _LIBRARY
         await uninterrupted(self._dump(sandbox, images, partial, library))
 
@@ -117,15 +121,15 @@ class Criu:
             await asyncio.to_thread(shutil.rmtree, partial, ignore_errors=True)
 
     async def restore(self, images: Path, place: Place) -> int:
-        """Bring the processes back, running, and return the host's pid of the agent. The images stay as they are.
+        """Restore the processes, running, and return the host's pid of the agent. The images stay unchanged.
 
-        The processes are nobody's children: they outlive the engine. UnsupportedError explains a failure; empty the
-        cgroups then, for a CRIU that was killed itself leaves processes behind. Goes on to its end even when the caller
-        is cancelled."""
+        The processes are no children of the engine and outlive it. UnsupportedError explains a failure; empty the
+        cgroups then, because a killed CRIU leaves processes behind. Runs to completion even if the caller is cancelled.
+        """
         request: dict[str, Any] = {"verb": "restore", "images": str(images), "library": str(images.parent / _LIBRARY)}
         request |= {"holder": place.holder, "root": str(place.root), "socket": str(place.socket)}
         request["cgroups"] = [str(folder) for folder in place.cgroups]
-        return int(await uninterrupted(self._child(request, "be brought back", answer="pid")))
+        return int(await uninterrupted(self._child(request, "be restored", answer="pid")))
 
     async def _child(self, request: dict[str, Any], what: str, answer: str | None = None) -> str:
         command = bare_python(f"from {_CHILD} import main; main()")
@@ -143,13 +147,13 @@ class Criu:
 
     @staticmethod
     async def sweep(parent: Path, keep: Collection[str]) -> None:
-        """Remove every image in `parent` but those named in `keep`, and the copies that none of them needs."""
+        """Remove every image in `parent` except those in `keep`, and the copies that none of them needs."""
         await asyncio.to_thread(_sweep, parent, frozenset(keep))
 
 
 def bare_python(statement: str) -> list[str]:
-    """A command that runs this with the standard library and this project's modules only, which starts quickly. The package
-    of all drivers is entered without running it: it needs what is not there."""
+    """Return a command that runs this with only the standard library and this project's modules, which starts quickly.
+    The package of all drivers is imported without running it, because its dependencies are missing there."""
     source, name = Path(sandyard.__file__).parent.parent, "sandyard.engine.drivers"
     lines = [
         "import sys, types",
@@ -182,7 +186,7 @@ def _prepare(partial: Path, library: Path) -> None:
 
 
 def _publish(partial: Path, images: Path) -> None:
-    """Wait until all of it is on the disk, then give it its name."""
+    """Wait until everything is on disk, then rename it to its final name."""
     for path in [*partial.rglob("*"), partial]:
         if path.is_file():
             path.chmod(0o644)

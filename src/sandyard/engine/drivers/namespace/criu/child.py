@@ -1,17 +1,18 @@
-"""Becomes CRIU: prepares namespaces and mounts in a process of its own, then execs `criu dump` or `criu restore`.
+"""Becomes CRIU: prepares namespaces and mounts in a separate process, then execs `criu dump` or `criu restore`.
 
-Run by `checkpoint`, with the request as its argument. Needs root, and the standard library only, so that it starts
-quickly. All it mounts is in a mount namespace of its own, which ends with CRIU: nothing can be left behind on the host.
+Run by `checkpoint`, with the request as its argument. Needs root, and only the standard library, so that it starts
+quickly. All its mounts are in a separate mount namespace, which ends with CRIU: nothing can be left behind on the host.
 
-**Dump.** CRIU demands that the mount namespace belong to the user namespace of its processes, and that it can open
-`/proc/PID/ns/*` from there. Neither holds for a sandbox, by design. So CRIU, in its own mount namespace, is shown
-another directory in place of every `/proc/PID/ns`, with a copy of the sandbox's mount namespace that belongs to the
-sandbox's user namespace: the same mounts, at the same places, another owner. The network, uts, ipc and cgroup
-namespaces are no business of CRIU: it is put into them, finds them to be its own, and leaves them out.
+**Dump.** CRIU requires that the mount namespace belongs to the user namespace of its processes, and that it can open
+`/proc/PID/ns/*` from there. Neither is true for a sandbox, by design. So CRIU, in its own mount namespace, sees another
+directory instead of every `/proc/PID/ns`, with a copy of the sandbox's mount namespace that belongs to the sandbox's
+user namespace: the same mounts, at the same places, with another owner. CRIU need not handle the network, uts, ipc and
+cgroup namespaces: it is put into them, treats them as its own, and leaves them out.
 
-**Restore.** The driver has made namespaces, cgroups and the root file system as for a boot. CRIU is put into all but
-the mount namespace, and makes the user, pid, mount and time namespaces itself. Mounts it can't make are copied from the
-driver's and handed to it, each on a place of its own: a user namespace can't part mounts from those they lie on.
+**Restore.** The driver has created namespaces, cgroups and the root file system as for a boot. CRIU is put into all of
+them except the mount namespace, and creates the user, pid, mount and time namespaces itself. Mounts that it cannot
+create are copied from the driver's and passed to it, each in a separate place, because a user namespace cannot separate
+mounts from those they are on.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ from sandyard.engine.drivers.namespace import kernel
 from sandyard.engine.drivers.namespace.criu import scan, volumes
 
 FORMAT = 2
-USED = "used"  # a file beside the images, from the moment the processes run again
+USED = "used"  # a file next to the images, from the moment the processes run again
 _SOME = "64"
-EXIT_REFUSED = 90  # with a sentence on standard error
-_INOTIFY_INSTANCES = 32  # CRIU's user namespaces belong to root, and what is counted in them is counted against root
-GHOST_LIMIT = 1 << 30  # bytes of a deleted file that is still open: they go into the image
+EXIT_REFUSED = 90  # with a message on standard error
+_INOTIFY_INSTANCES = 32  # CRIU's user namespaces belong to root, so what is counted in them is counted for root
+GHOST_LIMIT = 1 << 30  # bytes of a deleted file that is still open: they are stored in the image
 
 _KINDS = {
     "mnt": kernel.CLONE_NEWNS,
@@ -48,7 +49,7 @@ _KINDS = {
 
 
 def main() -> NoReturn:
-    kernel.close_range(3, 0x7FFF_FFFF)  # what uvloop leaves open in its children
+    kernel.close_range(3, 0x7FFF_FFFF)  # descriptors that uvloop leaves open in its children
     request = json.loads(sys.argv[1])
     try:
         {"dump": dump, "restore": restore}[request["verb"]](request)
@@ -94,7 +95,7 @@ def dump(request: dict[str, Any]) -> NoReturn:
         arguments += ["--irmap-scan-path", path]
 
     own = {kind: _open_namespace(f"/proc/{root}/ns/{kind}") for kind in scan.NAMESPACES}
-    # A mount namespace can be bound only in an older one, and young kernels number them in order only on one CPU.
+    # A mount namespace can be bound only in an older one, and recent kernels number them in order only on one CPU.
     cpus = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(cpus)})
     _private_mounts()
@@ -136,7 +137,7 @@ def _keep_copy(handle: Path, target: Path) -> None:
 
 
 def _show_namespaces(pids: list[int], own: dict[str, int], mounts: int, stage: str) -> None:
-    """Cover `/proc/PID/ns` of all processes: with their own namespaces, and `mounts` for a mount namespace."""
+    """Cover `/proc/PID/ns` of all processes with their own namespaces, and `mounts` as the mount namespace."""
     Path(stage).mkdir()
     kernel.mount("none", stage, "tmpfs")
     shown = {**own, "mnt": mounts, "pid_for_children": own["pid"], "time_for_children": own["time"]}
@@ -148,8 +149,8 @@ def _show_namespaces(pids: list[int], own: dict[str, int], mounts: int, stage: s
 
 
 def _copy_of_mounts(mounts: int, users: int) -> tuple[int, dict[str, str]]:
-    """A copy of that mount namespace which belongs to that user namespace and lives as long as its descriptor; and how
-    many namespaces that user namespace allows, which is more for the moment in which the copy is made."""
+    """Return a copy of that mount namespace that belongs to that user namespace and lives as long as its descriptor,
+    and the namespace limits of that user namespace, which are raised while the copy is made."""
     ready, tell = os.pipe()
     hold, release = os.pipe()
     knobs = os.open("/proc/sys/user", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -181,7 +182,7 @@ def _copy_of_mounts(mounts: int, users: int) -> tuple[int, dict[str, str]]:
 
 
 def _knob(folder: int, name: str, value: str = "") -> str:
-    """Read or write a file of /proc/sys/user: what is behind the name depends on the user namespace of who opens it."""
+    """Read or write a file of /proc/sys/user: its meaning depends on the user namespace of the process that opens it."""
     descriptor = os.open(name, os.O_RDWR if value else os.O_RDONLY, dir_fd=folder)
     try:
         return str(os.write(descriptor, value.encode())) if value else os.read(descriptor, 64).decode().strip()
@@ -217,7 +218,7 @@ def restore(request: dict[str, Any]) -> NoReturn:
     _write_script(Path(work, "mounts/limit"), facts["limits"], images / USED)
     for number, path in enumerate(places):
         arguments += ["--external", f"mnt[m{number}]:{path}"]
-    for kind, most in facts.get("rlimits", []):  # under which the new user namespace is made
+    for kind, most in facts.get("rlimits", []):  # the new user namespace is created under these limits
         resource.setrlimit(kind, (most, most))
     for descriptor, key in inherited.items():
         os.set_inheritable(descriptor, True)
@@ -226,8 +227,8 @@ def restore(request: dict[str, Any]) -> NoReturn:
 
 
 def _write_script(script: Path, limits: dict[str, str], used: Path) -> None:
-    """CRIU calls it at every stage. Before anything runs in it, the new user namespace gets the limits of the old, and the
-    images are marked as used."""
+    """Write the script that CRIU calls at every stage. Before anything runs, it gives the new user namespace the limits
+    of the old one, and marks the images as used."""
     knobs = {f"max_{kind}_namespaces": int(value) for kind, value in limits.items()}
     knobs["max_inotify_instances"] = _INOTIFY_INSTANCES
     writes = "; ".join(f"echo {value} >/proc/sys/user/{name}" for name, value in knobs.items())
@@ -239,9 +240,10 @@ def _write_script(script: Path, limits: dict[str, str], used: Path) -> None:
 
 
 def _reopen(file: scan.HostFile, library: Path, owner: int) -> int:
-    """The host's file if it is still the same, else the copy that was kept.
+    """Open the host's file if it is still the same, otherwise the copy that was kept.
 
-    CRIU opens it once more, as the sandbox's root, which therefore has to own what it writes to."""
+    CRIU opens it once more, as the sandbox's root, which therefore has to own files that it writes to.
+    """
     try:
         descriptor = os.open(file.path, file.flags | os.O_CLOEXEC)
     except OSError:
@@ -261,7 +263,7 @@ def _reopen(file: scan.HostFile, library: Path, owner: int) -> int:
 
 
 def _listen(path: str) -> int:
-    """A new listening socket at the place of the agent's, which may be longer than an address can be."""
+    """Return a new listening socket at the agent's path, which may be longer than a socket address allows."""
     place = Path(path)
     place.unlink(missing_ok=True)
     folder = os.open(place.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -273,7 +275,7 @@ def _listen(path: str) -> int:
 
 
 def _blank(kind: str, place: str) -> str:
-    """Something that hides what is below it, on proc."""
+    """Return something that hides what is below it, on proc."""
     if kind == "device":
         return "/dev/null"
     if kind == "folder":
@@ -293,9 +295,7 @@ def _lay_out(mounts: int, root: str, points: list[str], place: str) -> list[str]
     kernel.setns(here, kernel.CLONE_NEWNS)
     os.close(here)
     Path(place).mkdir()
-    kernel.mount(
-        "none", place, "tmpfs", 0, "mode=755"
-    )  # no flags: CRIU adds those a mount had, but can't take any away
+    kernel.mount("none", place, "tmpfs", 0, "mode=755")  # no flags: CRIU adds those a mount had, but cannot remove any
     places = []
     for number, (copy, is_folder) in enumerate(zip(copies, are_folders, strict=True)):
         target = Path(place, str(number))

@@ -1,8 +1,8 @@
-"""Proves that memory can go to disk and come back on this machine, by doing it with a sandbox of one small process.
+"""Tests that memory can be moved to disk and back on this machine, by doing it with a sandbox of one small process.
 
-Versions tell too little: whether CRIU works depends on the kernel, on what runs the engine, and on how both fit
-together. The sandbox here is made like the driver's: namespaces that belong to the host's root, the user namespace
-entered last, an overlay root, a process that was forked and never exec'ed and that nobody inside may trace.
+Versions are not enough: whether CRIU works depends on the kernel, on the engine's environment, and on their
+combination. The sandbox here is created like the driver's: namespaces that belong to the host's root, the user
+namespace entered last, an overlay root, and a process that was forked without exec and that nobody inside may trace.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from sandyard.engine.drivers.namespace import kernel
 from sandyard.engine.drivers.namespace.criu.checkpoint import Criu, Frozen, Place, bare_python
 from sandyard.kit.errors import SandyardError, UnsupportedError
 
-_FIRST_ID = 1_910_000_000  # of the sandbox's users on the host; nobody's
+_FIRST_ID = 1_910_000_000  # of the sandbox's users on the host; otherwise unused
 _SIOCSIFFLAGS, _IFF_UP = 0x8914, 1
 _BPF_RETURN, _SECCOMP_ALLOW = 6, 0x7FFF_0000
 _PATIENCE = 10.0
@@ -37,7 +37,8 @@ _known: dict[tuple[str, ...], Criu | UnsupportedError] = {}
 
 
 async def find_working() -> Criu:
-    """A CRIU that was seen to work, or UnsupportedError saying why not. Takes half a second, the first time."""
+    """Return a CRIU that was tested successfully. UnsupportedError says why there is none. Takes half a second, the
+    first time."""
     criu = await Criu.find()
     if not kernel.effective_capabilities() >> _CAP_SYS_RESOURCE & 1:
         raise UnsupportedError(
@@ -81,7 +82,7 @@ async def _try(criu: Criu) -> None:
 
 @contextlib.contextmanager
 def freezer_group() -> Iterator[Path]:
-    """A cgroup that can be frozen, and is empty and gone afterwards."""
+    """Yield a cgroup that can be frozen, and is emptied and removed afterwards."""
     sweep()
     group = _freezer() / f"{_NAME}{os.getpid()}"
     group.mkdir(exist_ok=True)
@@ -103,11 +104,11 @@ def _freezer() -> Path:
 
 
 def sweep() -> None:
-    """Remove what engines that were killed in the middle of this have left. Its processes hold every mount there was."""
+    """Remove what engines that were killed during a test have left. Its processes hold all its mounts."""
     for group in _freezer().glob(f"{_NAME}*"):
         with contextlib.suppress(OSError, UnsupportedError):
             inside = (group / "cgroup.procs").read_text().split()
-            if _is_dead(group) and "0" not in inside:  # 0: of another pid namespace, where its engine may live
+            if _is_dead(group) and "0" not in inside:  # 0: of another pid namespace, where its engine may be running
                 set_frozen(group, frozen=False)
                 end_all(group)
                 group.rmdir()
@@ -117,7 +118,7 @@ def sweep() -> None:
 
 
 def _is_dead(path: Path) -> bool:
-    """Whether the process that this is named after is no more."""
+    """Return whether the process that this is named after has ended."""
     pid = path.name.removeprefix(_NAME).partition("-")[0]
     return pid.isdigit() and not Path("/proc", pid).exists()
 
@@ -133,7 +134,7 @@ def set_frozen(group: Path, *, frozen: bool) -> None:
 
 
 def end_all(group: Path) -> None:
-    """Kill what is in that group, and wait until it is empty."""
+    """Kill the processes in that group, and wait until it is empty."""
 
     def emptied() -> bool:
         pids = (group / "cgroup.procs").read_text().split()
@@ -146,7 +147,7 @@ def end_all(group: Path) -> None:
 
 
 def _until(reached: Callable[[], bool]) -> None:
-    """The kernel takes a millisecond for these things and says nothing when it is done."""
+    """Wait until it is reached, because the kernel needs a millisecond and does not report completion."""
     deadline = time.monotonic() + _PATIENCE
     while not reached():
         if time.monotonic() > deadline:
@@ -164,7 +165,7 @@ async def ask(place: Path) -> bytes:
 
 
 async def start(folder: Path, verb: str, freezer: Path, entry: str = f"from {__name__} import main; main()") -> int:
-    """Run `entry` with these arguments: see `main`. Returns the pid it prints."""
+    """Run `entry` with these arguments: see `main`. Return the pid it prints."""
     command = [*bare_python(entry), verb, str(folder), str(freezer)]
     pipe, null = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
     process = await asyncio.create_subprocess_exec(*command, stdin=null, stdout=pipe, stderr=pipe)
@@ -175,10 +176,11 @@ async def start(folder: Path, verb: str, freezer: Path, entry: str = f"from {__n
 
 
 def main(serve: Callable[[socket.socket], None] | None = None) -> None:
-    """In a process of its own: start a sandbox (`live`) or empty namespaces for one (`hold`), and print its pid.
+    """In a separate process: start a sandbox (`live`) or empty namespaces for one (`hold`), and print its pid.
 
-    `serve` is what the sandbox does, with its agent's listening socket: count who asks, when nothing else is said."""
-    kernel.close_range(3, 0x7FFF_FFFF)  # uvloop leaves the pipes of its children open in them, which live on here
+    `serve` is what the sandbox does with its agent's listening socket; by default it counts the clients.
+    """
+    kernel.close_range(3, 0x7FFF_FFFF)  # uvloop leaves the pipes of its children open in them
     verb, folder, freezer = sys.argv[1], sys.argv[2], Path(sys.argv[3])
     users = _user_namespace()
     ready, tell = os.pipe()
@@ -236,7 +238,7 @@ def _loopback_up() -> None:
 
 
 def _mount(folder: str) -> str:
-    """An overlay with a device node on it, as the driver's boot would make it, but for proc."""
+    """Mount an overlay with a device node on it, like the driver's boot, but without proc."""
     stage = f"{folder}/stage"
     kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
     Path(stage).mkdir(exist_ok=True)
@@ -257,7 +259,7 @@ def _enter(folder: str, root: str, users: int) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(f"{folder}/agent.sock")
     listener.listen()
-    listener.setblocking(False)  # as an agent's is, and the one it gets back
+    listener.setblocking(False)  # like an agent's, and the one it gets back
     kernel.mount("proc", f"{root}/proc", "proc", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
     kernel.pivot_into(root)
     null = os.open("/dev/null", os.O_RDWR)
@@ -274,7 +276,7 @@ def _enter(folder: str, root: str, users: int) -> socket.socket:
 
 
 def _count(listener: socket.socket) -> None:
-    with socket.create_server(("127.0.0.1", 0)):  # young kernels and old versions of CRIU disagree about such sockets
+    with socket.create_server(("127.0.0.1", 0)):  # recent kernels and old versions of CRIU disagree about such sockets
         for count in range(1, 1_000):
             select.select([listener], [], [])
             client, _ = listener.accept()

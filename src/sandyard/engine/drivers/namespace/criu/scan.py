@@ -1,6 +1,6 @@
-"""What a frozen sandbox consists of, as far as CRIU must be told: read from /proc, while nothing in it moves.
+"""What a frozen sandbox consists of, as far as CRIU needs to know: read from /proc while nothing in it runs.
 
-All of it is written to `sandbox.json` beside CRIU's images, because a restore must be told the same things.
+Everything is written to `sandbox.json` next to CRIU's images, because a restore needs the same information.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from pathlib import Path
 
 NAMESPACES = ("mnt", "user", "pid", "net", "uts", "ipc", "cgroup", "time")
 
-_KERNEL_FILES = ("/memfd:", "/SYSV", "/dev/zero (deleted)", "/anon_hugepage")  # paths that are none: CRIU knows them
+_KERNEL_FILES = ("/memfd:", "/SYSV", "/dev/zero (deleted)", "/anon_hugepage")  # not real paths; CRIU handles them
 _ACCEPTS = 0x10000  # in /proc/net/unix
 TEXT = "text:"
 _MOST_TEXT = 4096
 _REOPEN = os.O_ACCMODE | os.O_APPEND | os.O_NONBLOCK | os.O_DIRECTORY
-_DEEPEST_SEARCH = 300_000  # directory entries looked at for the place of a file watch
+_DEEPEST_SEARCH = 300_000  # directory entries searched for the location of a file watch
 _SYSTEM_FOLDERS = ("usr", "var", "lib", "etc")  # searched last
 
 
 class NotDumpableError(Exception):
-    """A sentence for a person: what in this sandbox can't go to disk."""
+    """A message for users: what in this sandbox can't be moved to disk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,21 +38,21 @@ class HostFile:
     size: int
     mtime_ns: int
     inode: int
-    copy: str | None  # its name in the library, for the day the host's file is replaced
+    copy: str | None  # its name in the library, in case the host's file is replaced
 
 
 @dataclass(frozen=True, slots=True)
 class Mounts:
-    """Mount points that CRIU does not make. It makes proc, devpts and writable tmpfs, with what is in them."""
+    """Mount points that CRIU does not create. It creates proc, devpts and writable tmpfs, with their contents."""
 
-    prepared: tuple[str, ...]  # the driver makes them anew, as for a boot
+    prepared: tuple[str, ...]  # the driver creates them again, as for a boot
     blank: dict[
         str, str
-    ]  # on proc, to hide what is below: "text:" and what is in a file, "folder" (empty) or "device" (null)
+    ]  # on proc, to hide what is below: "text:" and a file's contents, "folder" (empty) or "device" (null)
 
 
 def processes(freezer: Path) -> list[int]:
-    """Host pids of everything in that cgroup and below."""
+    """Return the host pids of everything in that cgroup and below."""
     found = []
     for folder, _, _ in os.walk(freezer):
         found += [int(line) for line in Path(folder, "cgroup.procs").read_text().split()]
@@ -60,9 +60,10 @@ def processes(freezer: Path) -> list[int]:
 
 
 def check(pids: list[int], root: int) -> None:
-    """Raise NotDumpableError for what is known to fail, or to be dumped wrongly.
+    """Raise NotDumpableError for what is known to fail, or to be dumped incorrectly.
 
-    All processes must live in the namespaces of the agent, because CRIU will be shown those for every one of them."""
+    All processes must be in the namespaces of the agent, because CRIU uses those for every one of them.
+    """
     expected = {kind: Path(f"/proc/{root}/ns/{kind}").stat().st_ino for kind in NAMESPACES}
     for pid in pids:
         for kind, inode in expected.items():
@@ -79,20 +80,21 @@ def check(pids: list[int], root: int) -> None:
 
 
 def describe(pid: int) -> str:
-    """A process as its owner knows it."""
+    """Describe a process with its pid inside the sandbox."""
     inside = re.search(r"^NSpid:.*\s(\d+)$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
     return f"{inside[1] if inside else pid} ({Path(f'/proc/{pid}/comm').read_text().strip()})"
 
 
 def host_id(root: int) -> int:
-    """The host's user id of the sandbox's root."""
+    """Return the host's user id of the sandbox's root."""
     return int(Path(f"/proc/{root}/uid_map").read_text().split()[1])
 
 
 def connections(root: int) -> set[str]:
-    """The agent's sockets that belong to another network namespace: connections that were made to it from the host.
+    """Return the agent's sockets that belong to another network namespace: connections from the host.
 
-    A connection that the host has closed counts until the agent, which must run for that, has closed it too."""
+    A connection that the host has closed counts until the agent, which must run for that, has closed it too.
+    """
     own = {_target(handle) for handle, _ in _descriptors(root)}
     known = set()
     for table in ("unix", "tcp", "tcp6", "udp", "udp6", "raw", "raw6", "icmp", "icmp6", "netlink", "packet"):
@@ -103,7 +105,7 @@ def connections(root: int) -> set[str]:
 
 
 def listening_socket(root: int) -> int:
-    """The inode of the agent's listening unix socket."""
+    """Return the inode of the agent's listening unix socket."""
     own = {_target(handle) for handle, _ in _descriptors(root)}
     for line in Path(f"/proc/{root}/net/unix").read_text().splitlines()[1:]:
         _, _, _, flags, _, _, inode, *_ = line.split()
@@ -125,7 +127,7 @@ def mounts(root: int) -> Mounts:
         elif point == "/dev" or not (
             point == "/" or kind == "devpts" or (kind == "tmpfs" and part == "/" and writable)
         ):
-            prepared.append(point)  # /dev too: its nodes can't be made by the sandbox's root
+            prepared.append(point)  # including /dev, whose nodes cannot be created by the sandbox's root
     return Mounts(tuple(prepared), blank)
 
 
@@ -133,8 +135,8 @@ _COUNTED = {"Max pending signals": resource.RLIMIT_SIGPENDING, "Max msgqueue siz
 
 
 def rlimits(pid: int) -> list[tuple[int, int]]:
-    """Those hard limits of a process that hold for all of a user namespace, if it was made under them. From its file: with
-    prlimit(2) one would need CAP_SYS_RESOURCE."""
+    """Return the hard limits of a process that apply to a whole user namespace created under them. Read from its file,
+    because prlimit(2) would need CAP_SYS_RESOURCE."""
     lines = Path(f"/proc/{pid}/limits").read_text().splitlines()
     known = [(kind, line.split()[-2]) for line in lines for name, kind in _COUNTED.items() if line.startswith(name)]
     return [(kind, int(hard)) for kind, hard in known if hard.isdigit()]
@@ -156,9 +158,10 @@ def _unescape(field: str) -> str:
 
 
 def host_files(pids: list[int], root: int, known: list[Path]) -> Iterator[tuple[HostFile, Path]]:
-    """Every file of the host in use in the sandbox, with a path under which its content can be read now.
+    """Yield every file of the host in use in the sandbox, with a path under which its content can be read now.
 
-    `known`: where files are that may have been opened under another name, from another mount namespace."""
+    `known`: where files are that may have been opened under another name, from another mount namespace.
+    """
     places = {(status.st_dev, status.st_ino): str(path) for path in known if path.exists() and (status := path.stat())}
     table = Path(f"/proc/{root}/mountinfo").read_text()
     inside = {int(line.split()[0]) for line in table.splitlines()}
@@ -177,7 +180,7 @@ def host_files(pids: list[int], root: int, known: list[Path]) -> Iterator[tuple[
 
 
 def handles(pid: int) -> Iterator[Path]:
-    """All that a process has open or mapped, as links of /proc that are files."""
+    """Yield everything a process has open or mapped, as links in /proc."""
     for handle, _ in (*_mappings(pid), *_descriptors(pid)):
         path = _target(handle)
         if path.startswith("/") and not path.startswith(_KERNEL_FILES):
@@ -185,7 +188,7 @@ def handles(pid: int) -> Iterator[Path]:
 
 
 def mount_of(handle: Path) -> int:
-    """The id of the mount on which such a file is."""
+    """Return the id of the mount that such a file is on."""
     return _looked_at(handle)[0]
 
 
@@ -234,7 +237,8 @@ def _field(path: Path, name: str, base: int) -> int:
 
 
 def watched_paths(pids: list[int], root: int) -> list[str]:
-    """Where the watched files of the root file system are. An overlay can't tell, so they are searched for."""
+    """Return the paths of watched files in the root file system. An overlay does not provide them, so they are searched
+    for."""
     top = Path(f"/proc/{root}/root")
     device = Path(f"{top}/.").stat().st_dev
     wanted = set()
@@ -249,7 +253,7 @@ def watched_paths(pids: list[int], root: int) -> list[str]:
 
 
 def _search(top: str, device: int, wanted: set[int]) -> Iterator[str]:
-    """The likely places before the system's. What is not found in time is left to CRIU to complain about."""
+    """Search likely places before the system's. What is not found in time makes CRIU fail with its own message."""
     if Path(f"{top}/.").stat().st_ino in wanted:
         yield "/"
     looked_at = 0

@@ -1,5 +1,5 @@
-"""Volumes of a sandbox that is to go to disk. The mounts themselves come back, but not what was open on them: others go on
-writing there, and memory that knows a file as it was could not be given another one."""
+"""Volumes of a sandbox that is to be moved to disk. The mounts themselves are restored, but not files that were open on
+them: others keep writing there, and memory that depends on a file's old contents would be inconsistent."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from sandyard.engine.drivers.namespace.criu.scan import NotDumpableError, descri
 
 
 def check(pids: Sequence[int], root: int, volumes: Sequence[str]) -> None:
-    """Raise NotDumpableError when a process uses a file of one of these volumes: has it open, mapped or watched, or works
-    in a directory there."""
+    """Raise NotDumpableError if a process uses a file of one of these volumes: has it open, mapped or watched, or has
+    its working directory there."""
     if not volumes:
         return
     mounts, devices = _mounted(root, volumes)
@@ -26,7 +26,7 @@ def check(pids: Sequence[int], root: int, volumes: Sequence[str]) -> None:
 
 
 def _mounted(root: int, volumes: Sequence[str]) -> tuple[set[int], set[int]]:
-    """The ids of their mounts in the sandbox, and the devices they are on."""
+    """Return the ids of their mounts in the sandbox, and the devices they are on."""
     mounts, devices = set(), set()
     for line in Path(f"/proc/{root}/mountinfo").read_text().splitlines():
         number, _, device, part, *_ = line.split()
@@ -45,7 +45,7 @@ def _uses(pid: int) -> Iterator[Path]:
 
 
 def _watched(pid: int) -> Iterator[int]:
-    """Devices of which a process watches something."""
+    """Yield the devices on which a process watches something."""
     for handle in Path(f"/proc/{pid}/fd").iterdir():
         if str(handle.readlink()) == "anon_inode:inotify":
             text = Path(f"/proc/{pid}/fdinfo/{handle.name}").read_text()

@@ -1,4 +1,4 @@
-"""The kernel's memory of connections: those of a sandbox that ended stay in it for days, since nobody closes them."""
+"""The kernel's connection table: entries of a sandbox that ended stay for days, because nobody closes the connections."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ _TUPLE_ORIG, _TUPLE_IP, _IP_V4_SRC = 1, 1, 1
 _FILTER, _FILTER_ORIG_FLAGS, _BY_SOURCE = 25, 1, 1 << 0
 _TABLE = Path("/proc/sys/net/netfilter")
 _CROWDED, _ROOMY = 1 / 2, 3 / 8
-"""Fractions of the host's table at which sandboxes may begin no more connections, and may again: a full table drops the host's own."""
+"""Fractions of the host's table at which sandboxes may no longer open connections, and may again: a full table drops
+the host's own."""
 
 
 def is_crowded(before: bool, table: Path = _TABLE) -> bool:
-    """Whether the table holds too much for sandboxes to add to it; `before`: whether it did at the last look."""
+    """Return whether the table is too full for more connections of sandboxes; `before` is the previous result."""
     try:
         count, most = (int((table / f"nf_conntrack_{name}").read_text()) for name in ("count", "max"))
     except FileNotFoundError:
-        return False  # this kernel does not say
+        return False  # this kernel does not report it
     return count > most * (_ROOMY if before else _CROWDED)
 
 
 class Conntrack:
-    """Blocking; bound to the network namespace of the thread that makes it."""
+    """Blocking; bound to the network namespace of the thread that creates it."""
 
     def __init__(self) -> None:
         self._netlink = Netlink(_NETFILTER)
@@ -37,7 +38,7 @@ class Conntrack:
         self._netlink.close()
 
     def forget(self, source: IPv4Address) -> None:
-        """Every connection that was begun from that address."""
+        """Delete every connection that was opened from that address."""
         header = struct.pack("=BBH", socket.AF_INET, 0, 0)
         tuple_ = nested(_TUPLE_ORIG, nested(_TUPLE_IP, attribute(_IP_V4_SRC, source.packed)))
         filter_ = nested(_FILTER, u32(_FILTER_ORIG_FLAGS, _BY_SOURCE))

@@ -1,4 +1,4 @@
-"""The part of DNS messages that a forwarder must understand: one question, and the addresses that answer it."""
+"""The parts of DNS messages that a forwarder needs: one question, and the addresses that answer it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SERVFAIL, NOTIMP, REFUSED = 2, 4, 5
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A plain query. `name` is in lower case without the final dot; bytes that belong in no name appear as U+FFFD."""
+    """A plain query. `name` is in lower case without the final dot; invalid bytes appear as U+FFFD."""
 
     id: int
     name: str
@@ -30,22 +30,22 @@ class Question:
 
     @property
     def asks_for_address(self) -> bool:
-        """Whether it wants an A record."""
+        """Whether it asks for an A record."""
         return self.section[-4:] == _A_IN
 
     def answer(self, address: IPv4Address, ttl: int) -> bytes:
-        """A response with that address for a name we speak for; one without records if something else is asked for."""
+        """Return a response with that address for one of our own names; without records if another type is requested."""
         count = 1 if self.asks_for_address else 0
         head = _HEADER.pack(self.id, _RESPONSE | _AUTHORITATIVE | _RECURSION, 1, count, 0, 0) + self.section
         return head + (_POINTER + _A_IN + _RECORD.pack(ttl, 4) + address.packed) * count
 
     def reply(self, code: int) -> bytes:
-        """A response with nothing in it but that code."""
+        """Return an empty response with that code."""
         return _HEADER.pack(self.id, _RESPONSE | _RECURSION | code, 1, 0, 0, 0) + self.section
 
 
 def read_question(message: bytes) -> Question | None:
-    """None for anything that is not one ordinary question."""
+    """Parse a query. Return None for anything that is not one ordinary question."""
     if len(message) < _HEADER.size:
         return None
     number, flags, questions, answers, _, _ = _HEADER.unpack_from(message)
@@ -63,7 +63,7 @@ def read_question(message: bytes) -> Question | None:
             return Question(number, ".".join(labels), message[_HEADER.size : end])
         if length > 63 or at + length > len(message) or at - _HEADER.size > 255:
             return None
-        # A dot within a label must not make it look like two.
+        # A dot within a label must not make it look like two labels.
         labels.append(message[at : at + length].decode("ascii", errors="replace").lower().replace(".", "\ufffd"))
         at += length
     return None
@@ -74,7 +74,7 @@ def with_id(message: bytes, number: int) -> bytes:
 
 
 def answers_to(message: bytes, number: int, question: Question) -> bool:
-    """Whether this is a response with that number to that question, and not something made up by a third party."""
+    """Return whether this is a response with that number to that question, and not forged by a third party."""
     if len(message) < _HEADER.size:
         return False
     given, flags, questions, _, _, _ = _HEADER.unpack_from(message)
@@ -87,7 +87,7 @@ def answers_to(message: bytes, number: int, question: Question) -> bool:
 
 
 def addresses(message: bytes) -> dict[IPv4Address, int]:
-    """The A records of the name that was asked for, along its aliases, with the shortest TTL on the way."""
+    """Return the A records of the requested name, following its aliases, with the shortest TTL on the way."""
     try:
         parsed = dns.message.from_wire(message, ignore_trailing=True)
     except (dns.exception.DNSException, ValueError):

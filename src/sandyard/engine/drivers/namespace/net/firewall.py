@@ -1,6 +1,6 @@
-"""The firewall of one instance, kept in the kernel: it goes on working while no engine runs, and is found again.
+"""The firewall of one instance, kept in the kernel: it keeps working while no engine is running, and is found again.
 
-Every call blocks for a fraction of a millisecond to a few, and all must come from one thread. What the kernel holds is
+Every call blocks for a fraction of a millisecond to a few, and all must come from one thread. The kernel's state is
 read once, in `open`; from then on only differences are written, each as one transaction.
 """
 
@@ -26,15 +26,15 @@ from sandyard.engine.drivers.namespace.net.ruleset import Layout, replace_set, t
 log = logging.getLogger(__name__)
 
 _CLOSED, _LISTED = "goto closed", "jump listed"
-_SHORTEST, _LONGEST = 600, 86400  # seconds a resolved address may be dialled, whatever its TTL
+_SHORTEST, _LONGEST = 600, 86400  # seconds a resolved address may be used, whatever its TTL
 _NAMES = 4096  # addresses resolved for one sandbox
-_DENIED = 256  # refused addresses that are told at once
+_DENIED = 256  # maximum number of blocked addresses returned at once
 _PLAIN_NAME = re.compile(r"[a-z0-9_.-]{1,253}")
 
 
 @dataclass(frozen=True, slots=True)
 class _Resolved:
-    """An address that is open because one of these names leads to it."""
+    """An address that is open because one of these names resolves to it."""
 
     names: frozenset[str]
     until: float  # monotonic
@@ -52,8 +52,8 @@ class Firewall:
         self._resolved: dict[IPv4Address, dict[int, _Resolved]] = {}
 
     def open(self, keep: Collection[IPv4Address], private: Ranges) -> None:
-        """Bring the rules up to date and forget every sandbox but these, whose policies go on holding. Idempotent."""
-        # Where no policy is known it may have been any: such sandboxes stay shut until it is set anew.
+        """Update the rules and remove every sandbox except these, whose policies stay in force. Idempotent."""
+        # Sandboxes with an unknown policy stay blocked until it is set again.
         shut = [self._sets.add("verdicts", f"{address} : {_CLOSED}") for address in keep]
         fresh = [transaction(self._layout), *shut]
         if not self._sets.table_exists():
@@ -77,7 +77,7 @@ class Firewall:
             self.clear(address)
 
     def restore(self) -> bool:
-        """Put everything back, at one stroke, if somebody flushed the host's rules. Says if it was needed."""
+        """Restore everything in one transaction if the host's rules were flushed. Return whether that was needed."""
         if self._sets.table_exists():
             return False
         lines = [transaction(self._layout), *replace_set(self._layout.names, "private", self._private or ())]
@@ -94,12 +94,12 @@ class Firewall:
         return True
 
     def remove(self) -> None:
-        """Idempotent."""
+        """Remove the table. Idempotent."""
         if self._sets.table_exists():
             self._nft.run(f"delete table inet {self._layout.names.table}")
 
     def set_private(self, private: Ranges) -> None:
-        """Say which addresses count as private from now on."""
+        """Set which addresses count as private from now on."""
         if private == self._private:
             return
         self._nft.run("\n".join(replace_set(self._layout.names, "private", private)))
@@ -108,7 +108,7 @@ class Firewall:
             self.apply(address, egress)
 
     def set_crowded(self, crowded: bool) -> None:
-        """While it is crowded no sandbox begins a connection; those that exist go on."""
+        """While the table is crowded, no sandbox can open a connection; existing ones continue."""
         self._crowded = crowded
         self._run(self._crowd())
 
@@ -118,7 +118,7 @@ class Firewall:
         return replace_set(self._layout.names, "crowded", everybody if self._crowded else ())
 
     def apply(self, address: IPv4Address, egress: Egress) -> None:
-        """Make this the policy, for existing connections too. Addresses of names that stay allowed stay open."""
+        """Apply this policy, also to existing connections. Addresses of names that stay allowed stay open."""
         before, after = self._written.get(address, Written()), self._wanted(egress)
         lines = self._sets.difference(address, before, after)
         known = self._resolved.get(address, {})
@@ -134,16 +134,16 @@ class Firewall:
         self._egress[address] = egress
 
     def clear(self, address: IPv4Address) -> None:
-        """The sandbox is gone. Idempotent."""
+        """Remove a sandbox that is gone. Idempotent."""
         if self._written.get(address, Written()) != Written() or self._resolved.get(address):
             self.apply(address, Egress())
         for memory in (self._written, self._egress, self._resolved):
             memory.pop(address, None)
 
     def admit(self, address: IPv4Address, name: str, answers: Mapping[IPv4Address, int]) -> None:
-        """Open what a name was resolved to (with each address's TTL), if the policy allows the name at this moment."""
+        """Open the addresses that a name resolved to (with their TTLs), if the policy currently allows the name."""
         egress = self._egress.get(address)
-        # The name becomes part of a command: nothing but a plain one may.
+        # The name becomes part of a command, so only a plain one is accepted.
         if egress is None or not _PLAIN_NAME.fullmatch(name) or not egress.domains.match(name):
             return
         known = self._resolved.setdefault(address, {})
@@ -152,7 +152,7 @@ class Firewall:
         lines: list[str] = []
         for answer, ttl in answers.items():
             to, before = int(answer), known.get(int(answer))
-            # An answer is the word of a stranger: it opens the internet, not the private ranges.
+            # Answers are untrusted: they open internet addresses, but not private ranges.
             own = self._layout.hairpin is not None and answer == self._layout.gateway
             if not own and ranges.contains((*(self._private or ()), *NEVER), to):
                 continue
@@ -172,7 +172,7 @@ class Firewall:
             known.update(fresh)
 
     def take_denied(self, address: IPv4Address) -> list[Denied]:
-        """Where the sandbox wanted to since the last call and was refused. Raises NftError."""
+        """Return the connections of the sandbox that were blocked since the last call. Raises NftError."""
         found = list(islice(self._sets.read_denied(address), _DENIED))
         self._run(self._sets.discard_denied(address, found))
         return [Denied(str(to), protocol, port) for to, protocol, port in found]
@@ -183,7 +183,7 @@ class Firewall:
         try:
             self._nft.run("\n".join(lines))
         except NftError:
-            if not self.restore():  # somebody may have flushed everything this very moment
+            if not self.restore():  # everything may have been flushed at this moment
                 raise
             self._nft.run("\n".join(lines))
 
@@ -198,7 +198,8 @@ class Firewall:
 
 
 def _mark(domains: Domains) -> str:
-    """Tells a later engine whether the names of a policy have changed, and with them the addresses opened for them."""
+    """Return a mark from which a later engine sees whether the names of a policy, and so the opened addresses, have
+    changed."""
     if not domains:
         return ""
     content = "\n".join([str(domains.everything), *sorted(domains.exact), "*", *sorted(domains.below)])

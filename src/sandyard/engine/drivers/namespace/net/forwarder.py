@@ -1,10 +1,10 @@
 """The sandboxes' name server: one socket for all of them, on the gateway's address.
 
-It knows its askers by their source address, which the firewall guarantees. It answers
-- a sandbox with open egress: whatever the host's servers say;
-- one whose policy allows names: only those, and what they resolve to is opened in the firewall before it is told;
-- one without egress, or only to addresses: nothing but REFUSED, because questions carry data out as connections do;
-- for the engine's own public names, where the policy allows them: the gateway (see `hairpin`);
+It identifies clients by their source address, which the firewall guarantees. It answers
+- a sandbox with open egress: whatever the host's servers answer;
+- one whose policy allows names: only those, and the addresses are opened in the firewall before the response is sent;
+- one without egress, or only to addresses: always REFUSED, because queries can carry data out like connections do;
+- for the engine's own public names, if the policy allows them: the gateway (see `hairpin`);
 - anybody else: nothing.
 """
 
@@ -27,11 +27,11 @@ from sandyard.engine.drivers.namespace.net.upstream import Upstream
 
 log = logging.getLogger(__name__)
 
-_AT_ONCE = 64  # questions of one sandbox under way; UDP clients ask again, so more are simply dropped
+_AT_ONCE = 64  # concurrent queries of one sandbox; more are dropped, because UDP clients retry
 _STREAMS = 8  # TCP connections of one sandbox
 _STREAM_IDLE = 10.0
 _STREAM_QUESTIONS = 100
-_REFUSED = 256  # names of one sandbox that are remembered until somebody asks for them
+_REFUSED = 256  # refused names of one sandbox that are kept until they are read
 
 Admit = Callable[[IPv4Address, str, Mapping[IPv4Address, int]], Awaitable[None]]
 
@@ -43,7 +43,7 @@ class _Client:
     domains: Domains
     questions: int = 0
     streams: int = 0
-    refused: dict[str, None] = field(default_factory=dict)  # names, in their order
+    refused: dict[str, None] = field(default_factory=dict)  # names, in order
 
     def may_ask(self, name: str) -> bool:
         return self.answers and (not self.domains or self.domains.match(name))
@@ -63,7 +63,7 @@ class Forwarder(asyncio.DatagramProtocol):
         self.port = 0
 
     async def open(self, address: IPv4Address) -> None:
-        """Listen on port 53 of the address, or on another where the host's own server has taken that; see `port`."""
+        """Listen on port 53 of the address, or on another port if the host's own server uses it; see `port`."""
         datagrams, streams = _bind(str(address))
         self.port = datagrams.getsockname()[1]
         loop = asyncio.get_running_loop()
@@ -81,7 +81,7 @@ class Forwarder(asyncio.DatagramProtocol):
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def serve(self, address: IPv4Address, egress: Egress) -> None:
-        """Answer this sandbox, by this policy, from the next question on."""
+        """Answer this sandbox according to this policy, from the next query on."""
         client = self._clients.setdefault(str(address), _Client(address, False, Domains()))
         client.answers, client.domains = egress.answers, egress.domains
 
@@ -89,12 +89,13 @@ class Forwarder(asyncio.DatagramProtocol):
         self._clients.pop(str(address), None)
 
     def is_allowed(self, address: str, name: str) -> bool:
-        """Whether the policy of the sandbox with this address allows the name, which is in lower case, without the final dot."""
+        """Return whether the policy of the sandbox with this address allows the name, which is in lower case, without
+        the final dot."""
         client = self._clients.get(address)
         return client is not None and client.may_ask(name)
 
     def take_refused(self, address: IPv4Address) -> list[str]:
-        """The names that this sandbox asked for since the last call and was refused."""
+        """Return the names that were refused to this sandbox since the last call."""
         client = self._clients.get(str(address))
         if client is None:
             return []
@@ -111,7 +112,7 @@ class Forwarder(asyncio.DatagramProtocol):
         self._start(self._datagram(client, data, addr))
 
     def error_received(self, exc: Exception) -> None:
-        """A sandbox closed its port before the answer came: its own affair."""
+        """Ignore the error: a sandbox closed its port before the response arrived."""
 
     def _start(self, work: Any) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -171,7 +172,7 @@ class Forwarder(asyncio.DatagramProtocol):
             answer = None
         finally:
             client.questions -= 1
-        if not client.may_ask(question.name):  # the policy has changed while the question was under way
+        if not client.may_ask(question.name):  # the policy changed while the query was in progress
             return question.reply(REFUSED)
         return answer or question.reply(SERVFAIL)
 
@@ -188,7 +189,7 @@ def _not_implemented(message: bytes) -> bytes | None:
 
 
 def _bind(address: str) -> tuple[socket.socket, socket.socket]:
-    """A UDP and a listening TCP socket on the same port."""
+    """Return a UDP socket and a listening TCP socket on the same port."""
     for attempt in range(20):
         port = 53 if attempt == 0 else 0
         datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)

@@ -1,7 +1,7 @@
-"""What else filters packets on this host. An accept in our table is not the last word: every other table is asked too.
+"""Other packet filters on this host. An accept in our table is not final, because every other table is evaluated too.
 
-Docker, ufw and firewalls of one's own often drop what is forwarded, or what comes in, unless a rule of theirs says
-otherwise. For Docker there is a chain made for this, DOCKER-USER, and two rules in it are ours. For the rest: say so.
+Docker, ufw and custom firewalls often drop forwarded or incoming packets unless one of their rules accepts them. Docker
+has a chain for this purpose, DOCKER-USER, to which two rules are added. Other firewalls are only reported.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Blocker:
 
 
 def blockers(nft: Nft) -> list[Blocker]:
-    """The chains of others that drop by policy, without those that rules for our interfaces get past."""
+    """Return the chains of others that drop by policy, except those that have rules for our interfaces."""
     chains = [item["chain"] for item in nft.query("list chains") if "chain" in item]
     docker = any(_name(chain) == _DOCKER for chain in chains)
     found = []
@@ -54,16 +54,17 @@ def blockers(nft: Nft) -> list[Blocker]:
         if docker and _name(chain) == "ip filter FORWARD":
             continue
         if f'"{ANY_CABLE}' in json.dumps(nft.query(f"list table {chain['family']} {chain['table']}")):
-            continue  # somebody has made a rule for our interfaces already
+            continue  # there is already a rule for our interfaces
         found.append(Blocker(chain["family"], chain["table"], chain["name"], chain["hook"]))
     return found
 
 
 def pass_docker(nft: Nft, names: Names) -> None:
-    """Let our packets through Docker's forward chain, where there is one. Idempotent.
+    """Let our packets pass Docker's forward chain, if there is one. Idempotent.
 
-    Only the plainest rules, such as the `iptables` command writes itself: it must still be able to read its table. That
-    replies alone come back is the affair of our own table."""
+    Uses only simple rules like those that the `iptables` command writes, so that it can still read its table. Our own
+    table ensures that only replies come back.
+    """
     if _find_chain(nft) is None:
         return
     present = {key for key, _ in _docker_rules(nft, names)}
@@ -74,7 +75,7 @@ def pass_docker(nft: Nft, names: Names) -> None:
 
 
 def unpass_docker(nft: Nft, names: Names) -> None:
-    """Take these rules away again. Idempotent."""
+    """Remove these rules again. Idempotent."""
     if _find_chain(nft) is None:
         return
     for _, handle in _docker_rules(nft, names):
@@ -82,7 +83,7 @@ def unpass_docker(nft: Nft, names: Names) -> None:
 
 
 def complaints(nft: Nft) -> dict[str, str]:
-    """What of the host's own firewall stands in the way, by what does not work, with what to do about it."""
+    """Return the problems that the host's own firewall causes, by what does not work, with the remedy."""
     result = {}
     found = blockers(nft)
     forward = [str(item) for item in found if item.hook == "forward"]
@@ -131,7 +132,7 @@ def _find_chain(nft: Nft) -> dict[str, Any] | None:
 
 
 def _docker_rules(nft: Nft, names: Names) -> list[tuple[str, int]]:
-    """Our rules in Docker's chain: which side they match, and their handle."""
+    """Return our rules in Docker's chain: which side they match, and their handle."""
     found = []
     try:
         items = nft.query(f"list chain {_DOCKER}")

@@ -1,4 +1,4 @@
-"""What the kernel's sets hold of each sandbox, read back and written as nftables commands."""
+"""The contents of the kernel's sets for each sandbox, read back and written as nftables commands."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PROTOCOLS: dict[str | int, str] = {6: "tcp", 17: "udp"}
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """One sandbox's policy. `mark` stands for its names; the default policy writes nothing at all."""
+    """One sandbox's policy. `mark` represents its names; the default policy writes nothing."""
 
     verdict: str = ""
     mark: str = ""
@@ -54,7 +54,7 @@ class KernelSets:
         return f"delete element {self._table} {name} {{ {content} }}"
 
     def difference(self, address: IPv4Address, before: Written, after: Written) -> list[str]:
-        """The commands that lead from one to the other."""
+        """Return the commands that change one policy into the other."""
         lines = []
         for name, old, new in (("allow", before.allow, after.allow), ("deny", before.deny, after.deny)):
             for verb, items in ((self.delete, set(old) - set(new)), (self.add, set(new) - set(old))):
@@ -71,17 +71,17 @@ class KernelSets:
         return lines
 
     def set_pair(self, address: IPv4Address, to: IPv4Address, seconds: int, name: str) -> list[str]:
-        """Open one resolved address for that long from now."""
+        """Open one resolved address for that many seconds from now."""
         pair = f"{address} . {to}"
         return [
-            # Kernels before 6.12 do not prolong an element; adding it first lets the deletion succeed in any case.
+            # Kernels before 6.12 do not extend an element; adding it first lets the deletion succeed in any case.
             self.add("names", f"{pair} timeout {seconds}s"),
             self.delete("names", pair),
             self.add("names", f'{pair} timeout {seconds}s comment "{name[:120]}"'),
         ]
 
     def discard_pair(self, address: IPv4Address, to: IPv4Address) -> list[str]:
-        """Shut one resolved address, whether it is there or has expired."""
+        """Close one resolved address, whether it exists or has expired."""
         pair = f"{address} . {to}"
         lines = []
         for name in ("names", "lively"):
@@ -115,7 +115,7 @@ class KernelSets:
             )
 
     def read_denied(self, address: IPv4Address) -> Iterator[tuple[IPv4Address, str, int]]:
-        """Where one sandbox wanted to and was refused: address, protocol and port."""
+        """Yield the blocked connections of one sandbox: address, protocol and port."""
         for item in self._elements("set", "denied"):
             element = item.get("elem", item)
             owner, to, protocol, port = element.get("val", element)["concat"]

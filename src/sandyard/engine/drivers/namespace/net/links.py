@@ -56,7 +56,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """One end of a veth pair. `index` 0 lets the kernel choose; `namespace` is a descriptor, None for here."""
+    """One end of a veth pair. `index` 0 lets the kernel choose; `namespace` is a descriptor, None for the current one."""
 
     name: str
     mac: bytes
@@ -69,21 +69,21 @@ class Peer:
 class Address:
     index: int  # of the interface
     address: IPv4Address
-    network: IPv4Network  # that it is connected to by it
+    network: IPv4Network  # the network it is connected to
     label: str
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
     network: IPv4Network
-    index: int  # of the interface it leads to, 0 where it leads nowhere
+    index: int  # the interface of the route, 0 if it has none
     blackhole: bool
-    local: bool = False  # its addresses are this host's own
+    local: bool = False  # its addresses are the host's own
     priority: int = 0
 
 
 def veth(here: Peer, there: Peer, mtu: int) -> Message:
-    """A new pair, both ends down."""
+    """Create a pair, both ends down."""
     peer = _end(there, mtu)
     info = nested(_IFLA_LINKINFO, text(_INFO_KIND, "veth"), nested(_INFO_DATA, attribute(_VETH_PEER, peer)))
     return Message(_NEWLINK, _end(here, mtu) + info, CREATE | EXCLUSIVE)
@@ -107,13 +107,13 @@ def up(index: int) -> Message:
 
 
 def settle(index: int) -> Message:
-    """The kernel (6.8 or later) lets the interface send before it answers this; otherwise that comes a moment after
-    both ends of a cable are up, and what is sent before is lost."""
+    """Wait until the interface can send. The kernel (6.8 or later) ensures that before it answers this; otherwise it
+    happens shortly after both ends of a cable are up, and earlier packets are lost."""
     return Message(_GETLINK, _LINK.pack(0, 0, index, 0, 0))
 
 
 def no_ipv6(index: int) -> Message:
-    """The interface, still down, will give itself no IPv6 address. EAFNOSUPPORT on a kernel without IPv6."""
+    """Prevent the interface, still down, from getting an IPv6 address. EAFNOSUPPORT on a kernel without IPv6."""
     mode = attribute(_INET6_ADDR_GEN_MODE, bytes([_GENERATE_NONE]))
     return Message(_SETLINK, _LINK.pack(0, 0, index, 0, 0) + nested(_IFLA_AF_SPEC, nested(socket.AF_INET6, mode)))
 
@@ -123,12 +123,13 @@ def regroup(index: int, group: int) -> Message:
 
 
 def delete_group(group: int) -> Message:
-    """Every interface of the group at once: the kernel waits for its readers once, not for each. ENODEV when empty."""
+    """Delete every interface of the group at once: the kernel waits for its readers once, not for each. ENODEV if it is
+    empty."""
     return Message(_DELLINK, _LINK.pack(0, 0, 0, 0, 0) + u32(_IFLA_GROUP, group))
 
 
 def add_address(index: int, address: IPv4Address, prefix: int = 32, label: str | None = None) -> Message:
-    """EEXIST when the interface has it."""
+    """Add an address. EEXIST if the interface already has it."""
     return Message(_NEWADDR, _address(index, address, prefix, label), CREATE | EXCLUSIVE)
 
 
@@ -149,7 +150,7 @@ def _address(index: int, address: IPv4Address, prefix: int, label: str | None) -
 
 
 def route_to(address: IPv4Address, index: int) -> Message:
-    """The address is on that interface; replaces an older answer."""
+    """Route the address to that interface; replaces an older route."""
     header = _ROUTE.pack(_AF, 32, 0, 0, _TABLE_MAIN, _PROTOCOL_BOOT, _SCOPE_LINK, _UNICAST, 0)
     return Message(_NEWROUTE, header + attribute(_RTA_DST, address.packed) + u32(_RTA_OIF, index), CREATE | REPLACE)
 
@@ -162,7 +163,7 @@ def default_route(gateway: IPv4Address, index: int) -> Message:
 
 
 def add_blackhole(network: IPv4Network) -> Message:
-    """Nothing but more precise routes leads into the network. EEXIST when somebody has it."""
+    """Drop packets to the network unless there is a more specific route. EEXIST if it already exists."""
     return Message(_NEWROUTE, _blackhole(network), CREATE | EXCLUSIVE)
 
 
@@ -176,8 +177,8 @@ def _blackhole(network: IPv4Network) -> bytes:
 
 
 def add_local(address: IPv4Address, priority: int) -> Message:
-    """The address is this host's own, without being on an interface: programs that watch addresses don't notice (browsers drop
-    their requests when one comes or goes). EEXIST when somebody has it."""
+    """Make the address local without adding it to an interface, so that programs that watch addresses do not notice
+    (browsers drop their requests when one is added or removed). EEXIST if it already exists."""
     return Message(_NEWROUTE, _local(address, priority), CREATE | EXCLUSIVE)
 
 
@@ -192,7 +193,7 @@ def _local(address: IPv4Address, priority: int) -> bytes:
 
 
 def neighbour(address: IPv4Address, mac: bytes, index: int) -> Message:
-    """A permanent entry: no ARP on the wire, and no share of the kernel's one table of about a thousand neighbours."""
+    """Add a permanent entry: no ARP on the wire, and no use of the kernel's single table of about a thousand neighbours."""
     header = _NEIGHBOUR.pack(_AF, 0, index, _PERMANENT, 0, 0)
     return Message(
         _NEWNEIGH, header + attribute(_NDA_DST, address.packed) + attribute(_NDA_LLADDR, mac), CREATE | REPLACE
@@ -210,7 +211,7 @@ def list_links(netlink: Netlink) -> list[Link]:
 
 
 def list_addresses(netlink: Netlink) -> list[Address]:
-    """Every IPv4 address of this namespace."""
+    """Return every IPv4 address of this namespace."""
     result = []
     for payload in netlink.dump(Message(_GETADDR, _ADDRESS.pack(_AF, 0, 0, 0, 0))):
         family, prefix, _, _, index = _ADDRESS.unpack_from(payload)
@@ -225,7 +226,7 @@ def list_addresses(netlink: Netlink) -> list[Address]:
 
 
 def list_routes(netlink: Netlink) -> list[Route]:
-    """Every IPv4 route of every table, the kernel's own local ones too."""
+    """Return every IPv4 route of every table, including the kernel's own local ones."""
     routes = []
     for payload in netlink.dump(Message(_GETROUTE, _ROUTE.pack(_AF, 0, 0, 0, 0, 0, 0, 0, 0))):
         family, prefix, _, _, _, _, _, kind, _ = _ROUTE.unpack_from(payload)

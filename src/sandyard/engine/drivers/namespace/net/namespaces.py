@@ -1,12 +1,12 @@
-"""Network namespaces with a cable to the host, pinned in the file system so that they outlive the engine.
+"""Network namespaces with a cable (veth pair) to the host, pinned in the file system so that they outlive the engine.
 
-One namespace has one number, its *index*: it names the pin, is part of the host's interface name, and is its place in
-the subnet. Inside there are `lo` and `eth0` with one address and a default route; outside is an interface without
-address and a route to the one inside. Neither side speaks ARP or IPv6 on the cable (`::1` works inside). The
-namespace belongs to the initial user namespace, so that nobody in a sandbox, not even its root, can change any of it.
+Each namespace has a number, its *index*: it names the pin, is part of the host's interface name, and is its position in
+the subnet. Inside there are `lo` and `eth0` with one address and a default route; outside is an interface without an
+address and a route to the inner one. Neither side uses ARP or IPv6 on the cable (`::1` works inside). The namespace
+belongs to the initial user namespace, so that nobody in a sandbox, not even its root, can change it.
 
-All of this blocks, and all of it must be called from one thread that does nothing else: making a namespace means being
-in it for a moment.
+All functions block, and all must be called from one dedicated thread: creating a namespace means being in it for a
+moment.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from sandyard.engine.drivers.namespace.net.syscalls import (
 
 log = logging.getLogger(__name__)
 
-_ETH0 = 64  # any index that no tunnel device, which some kernels put into every namespace, can have
+_ETH0 = 64  # any index that no tunnel device, which some kernels add to every namespace, can have
 _GENERATIONS = 8
-_OUTSIDE_MAC = bytes.fromhex("025359000001")  # the same on every cable: each has only two ends
+_OUTSIDE_MAC = bytes.fromhex("025359000001")  # the same on every cable, because each has only two ends
 _INSIDE = (
     ("ipv4/ping_group_range", b"0 2147483647"),  # ping without capabilities
     ("ipv4/ip_unprivileged_port_start", b"0"),  # a sandbox's root has no capability over its network either
@@ -47,7 +47,7 @@ _INSIDE = (
 
 @dataclass(frozen=True, slots=True)
 class Cable:
-    """What a namespace is connected with; without one it has nothing but its loopback."""
+    """The connection of a namespace; without one it has only its loopback."""
 
     address: IPv4Address
     gateway: IPv4Address
@@ -55,7 +55,7 @@ class Cable:
 
 
 class Namespaces:
-    """The pinned namespaces of one instance. `open` first, in the thread that makes all other calls."""
+    """The pinned namespaces of one instance. Call `open` first, in the thread that makes all other calls."""
 
     def __init__(self, pins: Path, names: Names) -> None:
         self.pins = pins
@@ -68,14 +68,14 @@ class Namespaces:
         """Prepare the folder of pins. Idempotent."""
         self.pins.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not self.pins.is_mount():
-            # A mount of its own, private: whoever forks sandboxes can drop a thousand pins from its mount namespace by
-            # detaching this one, and pins made later never appear there. A reboot leaves nothing of it.
+            # A private mount: a process that forks sandboxes can drop a thousand pins from its mount namespace by
+            # detaching it, and pins created later never appear there. It does not survive a reboot.
             private_tmpfs(self.pins)
         self._home = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
         self._netlink = Netlink()
 
     def close(self, remove: bool) -> None:
-        """`remove` also takes the folder of pins away, which must be empty by then."""
+        """`remove` also removes the folder of pins, which must be empty by then."""
         if self._home < 0:
             return
         self._netlink.close()
@@ -91,7 +91,7 @@ class Namespaces:
         return self.pins / str(index)
 
     def make(self, index: int, cable: Cable | None) -> None:
-        """A new namespace under that index, which must be free. Leaves nothing when it fails."""
+        """Create a namespace under that index, which must be free. Leaves nothing on failure."""
         pin = self.pin(index)
         for attempt in range(_GENERATIONS):
             generation = self._generation.get(index, -1) + 1
@@ -101,7 +101,7 @@ class Namespaces:
                 self._make(pin, self._names.interface(index, generation), cable)
             except BaseException as error:
                 self._unpin(index)
-                # EEXIST: an earlier namespace of this index is still being taken apart by the kernel.
+                # EEXIST: the kernel is still removing an earlier namespace of this index.
                 again = isinstance(error, NetlinkError) and error.errno == errno.EEXIST
                 if not again or attempt + 1 == _GENERATIONS:
                     raise
@@ -149,7 +149,7 @@ class Namespaces:
         inside.request(links.settle(_ETH0))
 
     def label(self, index: int, slot: int) -> None:
-        """Write down, beside the pins, that the namespace is that slot's. Quick, and from any thread."""
+        """Record, next to the pins, that the namespace belongs to that slot. Fast, and usable from any thread."""
         label = self._label(slot)
         try:
             label.symlink_to(str(index))
@@ -161,7 +161,7 @@ class Namespaces:
         self._label(slot).unlink(missing_ok=True)
 
     def labels(self) -> dict[int, int]:
-        """The index of every slot that was ever labelled."""
+        """Return the index of every slot that was ever labelled."""
         found = {}
         for path in self.pins.glob("slot-*"):
             with suppress(OSError, ValueError):
@@ -172,11 +172,11 @@ class Namespaces:
         return self.pins / f"slot-{slot}"
 
     def release(self, index: int) -> None:
-        """Let go of one namespace: it and its cable end when its last process has."""
+        """Release a namespace: it and its cable end with its last process."""
         self._unpin(index)
 
     def remove(self, indexes: Collection[int]) -> None:
-        """Take these namespaces off the host, cables first: what still runs in them is cut off from now on."""
+        """Remove these namespaces from the host, cables first: processes in them lose their network immediately."""
         doomed = set(indexes)
         if not doomed:
             return
@@ -187,16 +187,16 @@ class Namespaces:
             self._unpin(index)
 
     def found(self) -> set[int]:
-        """The indexes of which anything is left on this host: a pin, or a cable."""
+        """Return the indexes that have anything left on this host: a pin, or a cable."""
         pins = {int(path.name) for path in self.pins.iterdir() if path.name.isdigit()}
         return pins | self.connected()
 
     def connected(self) -> set[int]:
-        """The indexes that have a cable."""
+        """Return the indexes that have a cable."""
         return {index for index, _ in self._cables()}
 
     def alive(self, index: int) -> bool:
-        """Whether the pin holds a namespace, and is not the plain file of one that was never finished."""
+        """Return whether the pin holds a namespace, and is not just the plain file of one that was never finished."""
         with suppress(OSError):
             return self.pin(index).stat().st_dev != self.pins.stat().st_dev
         return False
@@ -212,7 +212,7 @@ class Namespaces:
     def _delete_links(self, indexes: list[int]) -> None:
         doomed = self._names.group ^ 1
         for start in range(0, len(indexes), 256):
-            with suppress(NetlinkError):  # some may have gone by themselves meanwhile
+            with suppress(NetlinkError):  # some may have disappeared in the meantime
                 self._netlink.request(*(links.regroup(index, doomed) for index in indexes[start : start + 256]))
         try:
             self._netlink.request(links.delete_group(doomed))
@@ -230,8 +230,9 @@ class Namespaces:
 class _Sysctl:
     """Writes `/proc/sys/net` of the namespace the calling thread is in.
 
-    In one proc file system the directory `net/ipv4` of every namespace ever looked at is an entry of the same name, and
-    a look-up walks them all: half a millisecond each with a thousand namespaces. So this one is renewed now and then.
+    In one proc file system the directory `net/ipv4` of every namespace ever accessed is an entry of the same name, and
+    a lookup walks them all: half a millisecond each with a thousand namespaces. So the file system is mounted again
+    from time to time.
     """
 
     _RENEW = 64
@@ -257,7 +258,7 @@ class _Sysctl:
             self.close()
             try:
                 self._proc = detached_proc()
-            except OSError:  # not allowed in some containers: slower, but as good
+            except OSError:  # not allowed in some containers: slower, but equivalent
                 self._proc = os.open("/proc", os.O_PATH | os.O_CLOEXEC)
             self._uses = 0
         self._uses += 1

@@ -1,4 +1,4 @@
-"""The names under which one instance is known to the kernel, different from every other instance on the machine."""
+"""The names of one instance in the kernel, different from every other instance on the machine."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import string
 from dataclasses import dataclass
 
 ANY_CABLE = "sdy"
-"""How the host's interface of any sandbox of any instance begins."""
+"""Prefix of the host's interfaces of all sandboxes of all instances."""
 
 
 @dataclass(frozen=True, slots=True)
 class Names:
     tag: str
-    group: int  # of interfaces; even, the odd one after it is the instance's too
+    group: int  # interface group; even, and the next odd one belongs to the instance too
 
     @classmethod
     def of(cls, instance: str) -> Names:
@@ -24,20 +24,20 @@ class Names:
 
     @property
     def prefix(self) -> str:
-        """How the interfaces of this instance begin."""
+        """Return the prefix of this instance's interfaces."""
         return f"{ANY_CABLE}{self.tag}-"
 
     @property
     def table(self) -> str:
-        """The nftables table (family inet)."""
+        """Return the nftables table (family inet)."""
         return f"sandyard_{self.tag}"
 
     @property
     def label(self) -> str:
-        """Of the gateway's address on `lo`, where earlier versions had it."""
+        """Return the label of the gateway's address on `lo`, used by earlier versions."""
         return f"lo:sdy{self.tag}"
 
     def interface(self, index: int, generation: int) -> str:
-        """At most 15 characters, the kernel's limit, for an index below 100,000. The letter tells a new cable from one
-        of the same index that the kernel has not finished removing."""
+        """Return a name of at most 15 characters, the kernel's limit, for an index below 100,000. The letter
+        distinguishes a new cable from one of the same index that the kernel has not finished removing."""
         return f"{self.prefix}{index}{string.ascii_lowercase[generation % 26]}"

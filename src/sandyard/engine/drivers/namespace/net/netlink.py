@@ -1,6 +1,6 @@
-"""Just enough netlink to configure interfaces: messages, attributes, acknowledgements and dumps.
+"""A minimal netlink implementation to configure interfaces: messages, attributes, acknowledgements and dumps.
 
-Blocking, and meant for threads of their own. Ten times less work per sandbox than a general library, because a whole
+Blocking, and meant for separate threads. Ten times less work per sandbox than a general library, because a whole
 namespace is configured with two datagrams.
 """
 
@@ -30,12 +30,12 @@ _RECEIVE = 1 << 18
 
 
 class NetlinkError(OSError):
-    """The kernel refused a request; `strerror` carries its own explanation where it gave one."""
+    """The kernel refused a request; `strerror` contains its own explanation if it gave one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A request: its type, the flags beyond REQUEST and ACK, and everything after the header."""
+    """A request: its type, the flags in addition to REQUEST and ACK, and everything after the header."""
 
     type: int
     payload: bytes
@@ -43,7 +43,7 @@ class Message:
 
 
 def attribute(kind: int, data: bytes) -> bytes:
-    """One attribute, padded to four bytes."""
+    """Return one attribute, padded to four bytes."""
     return _ATTRIBUTE.pack(4 + len(data), kind) + data + b"\0" * (-len(data) % 4)
 
 
@@ -60,7 +60,7 @@ def text(kind: int, value: str) -> bytes:
 
 
 def attributes(data: bytes) -> dict[int, bytes]:
-    """Attributes by type; of a repeated one the last."""
+    """Return attributes by type; the last one if a type is repeated."""
     found: dict[int, bytes] = {}
     at = 0
     while at + 4 <= len(data):
@@ -73,7 +73,7 @@ def attributes(data: bytes) -> dict[int, bytes]:
 
 
 class Netlink:
-    """A netlink socket in the network namespace the calling thread is in now; it stays there wherever that goes."""
+    """A netlink socket in the current network namespace of the calling thread; it stays there when the thread moves."""
 
     def __init__(self, protocol: int = socket.NETLINK_ROUTE) -> None:
         self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, protocol)
@@ -81,7 +81,7 @@ class Netlink:
             self._socket.bind((0, 0))
             for option in (_EXT_ACK, _CAP_ACK):
                 self._socket.setsockopt(_SOL_NETLINK, option, 1)
-            # An answer that never comes must not hang the engine: the kernel answers at once or not at all.
+            # A missing answer must not block the engine: the kernel answers at once or not at all.
             self._socket.settimeout(30)
         except OSError:
             self._socket.close()
@@ -98,7 +98,7 @@ class Netlink:
         self.close()
 
     def request(self, *messages: Message) -> None:
-        """Send all in one datagram; the kernel carries out each in turn, also after one that fails. Raises the first
+        """Send all messages in one datagram; the kernel processes each in turn, also after a failure. Raises the first
         failure, once all are answered."""
         self._socket.send(b"".join(self._frame(message, _ACK) for message in messages))
         pending, failure = len(messages), None
@@ -111,7 +111,7 @@ class Netlink:
             raise failure
 
     def dump(self, message: Message) -> list[bytes]:
-        """The payloads of a dump. Repeated when the kernel says that the tables changed under it."""
+        """Return the payloads of a dump. Repeated if the kernel reports that the tables changed in the meantime."""
         for _ in range(10):
             payloads, whole = self._dump(message)
             if whole:
@@ -135,7 +135,8 @@ class Netlink:
                 payloads.append(payload)
 
     def stream(self, message: Message) -> Iterator[bytes]:
-        """The payloads of a dump as they come, for tables too long to be kept. After one that was not read to its end, `close`."""
+        """Yield the payloads of a dump as they arrive, for tables too long to be kept. If it is not read to its end,
+        call `close`."""
         self._socket.send(self._frame(message, _DUMP))
         while True:
             for kind, flags, payload in split(self._socket.recv(_RECEIVE)):

@@ -1,4 +1,4 @@
-"""The network of all sandboxes of one instance. See the package's docstring for what it promises."""
+"""The network of all sandboxes of one instance. See the package's docstring for what it guarantees."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from sandyard.kit.errors import FullError, NotFoundError, SandyardError, Unsuppo
 log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
-_LONE = 4093  # namespaces without a subnet to be counted by
+_LONE = 4093  # limit for namespaces without a subnet
 
 
 @dataclass(frozen=True, slots=True)
 class NetSlot:
-    """One sandbox's network. Without egress (see `Network.missing`) it has a loopback only, and no addresses."""
+    """One sandbox's network. Without egress (see `Network.missing`) it has only a loopback, and no addresses."""
 
     slot: int
     netns_path: Path
@@ -45,7 +45,7 @@ class _Held:
 
 
 class Network:
-    """All verbs belong to one event loop and none blocks it. Verbs on one slot must not overlap."""
+    """All methods belong to one event loop and none blocks it. Calls for one slot must not overlap."""
 
     def __init__(
         self,
@@ -70,24 +70,26 @@ class Network:
 
     @property
     def missing(self) -> Mapping[str, str]:
-        """What does not work here: why, and what would help. Known after `open`."""
+        """What does not work here, with the reason and the remedy. Available after `open`."""
         return {**self._missing, **(self._uplink.missing if self._uplink else {})}
 
     @property
     def hairpin(self) -> Hairpin | None:
-        """Known after `open`."""
+        """Available after `open`."""
         return self._uplink.hairpin if self._uplink is not None else None
 
     @property
     def pins(self) -> Path:
-        """The mount point of all pins. A process that makes many mount namespaces should detach it from its own."""
+        """The mount point of all pins. A process that creates many mount namespaces should detach it from its own."""
         return self._namespaces.pins
 
     async def open(self, keep_slots: Collection[int]) -> None:
-        """Take over what an earlier engine left: kept slots go on as they are, everything else of this instance goes.
-        In a kept slot connections work all the time, and names again as soon as `set_policy` was called for it.
+        """Take over what an earlier engine left: kept slots continue unchanged, everything else of this instance is
+        removed. In a kept slot connections work all the time, and names again as soon as `set_policy` was called for
+        it.
 
-        Idempotent. Does not fail because of the host: what it lacks is in `missing`."""
+        Idempotent. Does not fail because of the host: missing parts are in `missing`.
+        """
         if self._pool is not None:
             for slot in set(self._held) - set(keep_slots):
                 await self.release(slot)
@@ -115,7 +117,7 @@ class Network:
 
     async def close(self, remove: bool = False) -> None:
         """Stop serving. Sandboxes keep their network, but names do not resolve until the next `open`. With `remove`
-        everything of this instance is taken off the host. Idempotent."""
+        everything of this instance is removed from the host. Idempotent."""
         if self._pool is None or self._uplink is None or self._maker is None:
             return
         idle = await self._pool.close()
@@ -137,7 +139,7 @@ class Network:
         self._used.clear()
 
     async def acquire(self, slot: int) -> NetSlot:
-        """A network for the slot, with the default policy; the one it has if it has one. Raises FullError."""
+        """Return a network for the slot with the default policy, or its existing one. Raises FullError."""
         held = self._held.get(slot)
         if held is not None:
             return held.net
@@ -150,7 +152,7 @@ class Network:
         return held.net
 
     async def release(self, slot: int) -> None:
-        """The slot's sandbox is gone: the namespace ends with the last process in it. Idempotent."""
+        """Release the slot's network: the namespace ends with the last process in it. Idempotent."""
         held = self._held.pop(slot, None)
         if held is None or self._uplink is None:
             return
@@ -165,34 +167,34 @@ class Network:
             self._pool.fill()
 
     async def set_policy(self, slot: int, policy: NetworkPolicy) -> None:
-        """Replace the slot's policy, also for connections that exist. Raises InvalidInputError and changes nothing."""
+        """Replace the slot's policy, also for existing connections. Raises InvalidInputError and then changes nothing."""
         egress = read_policy(policy)
         if egress.rules and self._outbound is None:
-            raise UnsupportedError("network rules need an engine that fills them in")
+            raise UnsupportedError("network rules are not supported by this engine")
         held = self._held.get(slot)
         if held is None or self._uplink is None:
-            raise NotFoundError(f"there is no network slot {slot}")
+            raise NotFoundError(f"network slot {slot} not found")
         try:
             await self._uplink.apply(held.index, egress)
         except NftError as error:
-            raise SandyardError(f"the network policy could not be set: {error}") from error
+            raise SandyardError(f"could not set the network policy: {error}") from error
 
     async def take_denied(self, slot: int) -> list[Denied]:
-        """What the slot's policy has refused since the last call."""
+        """Return what the slot's policy has blocked since the last call."""
         held = self._held.get(slot)
         if held is None or self._uplink is None:
             return []
         try:
             return await self._uplink.take_denied(held.index)
         except NftError as error:
-            raise SandyardError(f"the refused connections could not be read: {error}") from error
+            raise SandyardError(f"could not read the blocked connections: {error}") from error
 
     async def _do(self, work: Callable[..., _T], *arguments: object) -> _T:
         assert self._maker is not None
         return await asyncio.get_running_loop().run_in_executor(self._maker, work, *arguments)
 
     async def _make(self) -> int:
-        """A new namespace under an index that was not used for as long as possible."""
+        """Create a namespace under the least recently used index."""
         cable, capacity = None, _LONE
         if self._uplink is not None and self._uplink.subnet is not None:
             capacity = self._uplink.subnet.capacity
@@ -210,11 +212,11 @@ class Network:
             await self._do(self._namespaces.make, index, cable)
         except OSError as error:
             self._used.discard(index)
-            raise SandyardError(f"a network namespace could not be made: {error}") from error
+            raise SandyardError(f"could not create a network namespace: {error}") from error
         return index
 
     async def _self_test(self) -> None:
-        """Ask our own name server from inside a namespace: nothing else shows what the host's firewall really does."""
+        """Query our own name server from inside a namespace: nothing else shows what the host's firewall really does."""
         if self._pool is None or self._uplink is None or self._uplink.subnet is None:
             return
         try:
@@ -233,12 +235,12 @@ class Network:
         return NetSlot(slot, self._namespaces.pin(index), address, gateway, gateway)
 
     def _find(self, slots: Collection[int]) -> dict[int, int]:
-        """The index of each slot that is still there."""
+        """Return the index of each slot that still exists."""
         labelled = self._namespaces.labels()
         return {slot: labelled[slot] for slot in slots if slot in labelled and self._namespaces.alive(labelled[slot])}
 
     def _sweep(self, keep: Collection[int]) -> set[int]:
-        """Remove every namespace but these, and every label of one; says which."""
+        """Remove every namespace except these, and its label. Return which ones were removed."""
         garbage = self._namespaces.found() - set(keep)
         if garbage:
             log.info("network_swept namespaces=%d", len(garbage))

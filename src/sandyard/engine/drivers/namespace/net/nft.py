@@ -1,4 +1,4 @@
-"""nftables through libnftables (Debian: libnftables1), in this process: a tenth of what the command costs."""
+"""nftables through libnftables (Debian: libnftables1), in this process: a tenth of the cost of the command."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ _NETLINK_NETFILTER = 12
 
 
 class NftError(Exception):
-    """nftables refused a transaction; nothing of it was applied."""
+    """nftables rejected a transaction; nothing of it was applied."""
 
 
 class NftUnavailableError(Exception):
-    """nftables cannot be used here; the message says why and what would help."""
+    """nftables cannot be used here; the message contains the reason and the remedy."""
 
 
 class Nft:
-    """One context. Not for two threads at once; bound to the network namespace of the thread that makes it."""
+    """One context. Not thread-safe; bound to the network namespace of the thread that creates it."""
 
     def __init__(self) -> None:
         try:
-            # The library ends the whole process when it gets no socket, so ask first.
+            # The library ends the whole process if it cannot open a socket, so try that first.
             socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_NETFILTER).close()
         except OSError as error:
             raise NftUnavailableError(f"the kernel offers no nftables ({error.strerror})") from error
@@ -45,11 +45,11 @@ class Nft:
             self._context = None
 
     def run(self, commands: str) -> None:
-        """Apply all or nothing."""
+        """Apply all commands or none."""
         self._run(commands, 0)
 
     def query(self, command: str) -> list[dict[str, Any]]:
-        """The objects a `list` command prints, as JSON."""
+        """Return the objects that a `list` command prints, as JSON."""
         answer = json.loads(self._run(command, _JSON) or b"{}")
         return [item for item in answer.get("nftables", ()) if "metainfo" not in item]
 

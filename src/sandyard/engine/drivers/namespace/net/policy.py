@@ -1,14 +1,15 @@
-"""A sandbox's egress policy, read once and then ready for the firewall and the name server.
+"""A sandbox's egress policy, parsed once for the firewall and the name server.
 
-The meaning is E2B's: everything is open unless denied; `allow_out` wins over `deny_out`; denying all traffic
-(`0.0.0.0/0`, or `allow_internet` false) turns `allow_out` into the list of what is left; names may stand only in
-`allow_out`, and only when all traffic is denied. IPv6 entries are accepted and without effect: there is no IPv6.
+The semantics are E2B's: everything is open unless denied; `allow_out` takes precedence over `deny_out`; denying all
+traffic (`0.0.0.0/0`, or `allow_internet` false) makes `allow_out` the list of what is allowed; names are possible only
+in `allow_out`, and only if all traffic is denied. IPv6 entries are accepted and have no effect, because there is no
+IPv6.
 
-Three kinds of addresses are treated apart:
+Three kinds of addresses are distinguished:
 - *never*: loopback, link-local with the metadata services, multicast and the like. No policy opens them. The host's own
   addresses and all sandboxes belong here too, but are recognised by the kernel's routes, not by a list.
-- *private*: the private ranges and the networks the host is connected to. Open only if the operator said so, or if an
-  entry of `allow_out` lies inside one of them. `0.0.0.0/0` names none.
+- *private*: the private ranges and the networks the host is connected to. Open only if the operator allows it, or if an
+  entry of `allow_out` is inside one of them. `0.0.0.0/0` does not include any.
 - everything else: the internet.
 """
 
@@ -47,12 +48,12 @@ NAMES_NEED_DENY_ALL = (
     "When specifying allowed domains in allow out, "
     "you must include 'ALL_TRAFFIC' in deny out to block all other traffic."
 )
-"""E2B's own words for it."""
+"""E2B's own message."""
 
 
 @dataclass(frozen=True, slots=True)
 class Domains:
-    """Names that are allowed: exact ones, everything below others (not these themselves), or all."""
+    """Allowed names: exact ones, everything below others (without these themselves), or all."""
 
     exact: frozenset[str] = frozenset()
     below: frozenset[str] = frozenset()
@@ -62,7 +63,7 @@ class Domains:
         return bool(self.exact or self.below or self.everything)
 
     def match(self, name: str) -> bool:
-        """`name` in lower case, without the final dot."""
+        """Return whether `name`, in lower case without the final dot, is allowed."""
         if self.everything or name in self.exact:
             return True
         while self.below and "." in name:
@@ -74,8 +75,8 @@ class Domains:
 
 @dataclass(frozen=True, slots=True)
 class Egress:
-    """What a policy comes to. `closed`: nothing but `allow` and `domains`. `deny` matters only otherwise. `rules` open
-    nothing; their hosts are in lower case."""
+    """The meaning of a policy. `closed`: only `allow` and `domains` are open. `deny` matters only otherwise. `rules`
+    open nothing; their hosts are in lower case."""
 
     closed: bool = False
     allow: tuple[IPv4Network, ...] = ()
@@ -85,11 +86,11 @@ class Egress:
 
     @property
     def answers(self) -> bool:
-        """Whether names are resolved at all. Not when there is nowhere to go by name: questions can carry data out."""
+        """Whether names are resolved at all. Not if nothing can be reached by name, because queries can carry data out."""
         return not self.closed or bool(self.domains)
 
     def rule_for(self, name: str) -> HostRule | None:
-        """The one for this very name, else the one for the nearest name above. `name` as in `Domains.match`."""
+        """Return the rule for this name, otherwise the one for the nearest name above. `name` as in `Domains.match`."""
         by_host = {rule.host: rule for rule in self.rules}
         found = by_host.get(name)
         while found is None and "." in name:
@@ -98,7 +99,7 @@ class Egress:
         return found
 
     def open_ranges(self, private: Ranges) -> Ranges:
-        """The allowed addresses: entries inside a private range entirely, others without what is private in them."""
+        """Return the allowed addresses: entries inside a private range completely, others without their private parts."""
         plain: list[ranges.Range] = []
         named: list[ranges.Range] = []
         for network in self.allow:
@@ -110,7 +111,7 @@ class Egress:
 
 
 def read_policy(policy: NetworkPolicy) -> Egress:
-    """Raises InvalidInputError with a sentence about the entry that is wrong."""
+    """Parse a policy. Raises InvalidInputError, which names the wrong entry."""
     if max(len(policy.allow_out), len(policy.deny_out)) > _ENTRIES:
         raise InvalidInputError(f"a network policy has at most {_ENTRIES} entries in each list")
     deny = []
@@ -161,7 +162,7 @@ def _network(entry: str) -> IPv4Network | IPv6Network | None:
 
 def _domain(name: str, entry: str) -> str:
     try:
-        # The codec of 2003 maps upper case and accepts plain names; others would need a further dependency.
+        # The IDNA 2003 codec maps upper case and accepts plain names; others would need another dependency.
         plain = dns.name.from_text(name, idna_codec=dns.name.IDNA_2003).to_text(omit_final_dot=True).lower()
     except (dns.exception.DNSException, UnicodeError) as error:
         raise InvalidInputError(f"invalid allowed address {entry}") from error

@@ -1,4 +1,4 @@
-"""Things made ahead, so that taking one costs nothing. Lives in one event loop."""
+"""A pool of resources created in advance, so that taking one is free. Lives in one event loop."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _QUIET = 0.1
 
 
 class Pool:
-    """Keeps `size` numbers ready that `make` returned, one at a time. A taker that finds none waits for the next."""
+    """Keeps `size` numbers that `make` returned ready, creating them one at a time. A taker waits if there is none."""
 
     def __init__(self, size: int, make: Callable[[], Awaitable[int]]) -> None:
         self._size = size
@@ -31,7 +31,7 @@ class Pool:
         return len(self._ready)
 
     async def take(self) -> int:
-        """Raises what `make` raised, if that is why there is none."""
+        """Return a number. Raises what `make` raised, if that is why there is none."""
         if self._ready:
             number = self._ready.popleft()
             self._fill_soon()
@@ -43,21 +43,20 @@ class Pool:
             return await future
         except asyncio.CancelledError:
             if future.done() and not future.cancelled() and future.exception() is None:
-                self._ready.append(future.result())  # made for somebody who left at that moment
+                self._ready.append(future.result())  # created for a taker that was cancelled at that moment
             raise
 
     def put(self, number: int) -> None:
-        """Add one that was made elsewhere."""
+        """Add one that was created elsewhere."""
         self._give(number)
 
     def fill(self) -> None:
-        """Make what is missing, in the background."""
+        """Create what is missing, in the background."""
         if self._task is None and not self._closed and (self._waiting or len(self._ready) < self._size):
             self._task = asyncio.get_running_loop().create_task(self._run())
 
     def _fill_soon(self) -> None:
-        """Now if half are gone, else when nobody has taken one for a moment: those who take are in a hurry, and what is
-        made in the background slows them down."""
+        """Refill now if half are gone, otherwise after a moment without takers: background work would slow them down."""
         if self._later is not None:
             self._later.cancel()
             self._later = None
@@ -67,12 +66,12 @@ class Pool:
             self._later = asyncio.get_running_loop().call_later(_QUIET, self.fill)
 
     async def close(self) -> list[int]:
-        """Stop; returns those that were ready. Takers that wait get BusyError."""
+        """Stop and return those that were ready. Waiting takers get BusyError."""
         self._closed = True
         if self._later is not None:
             self._later.cancel()
         if self._task is not None:
-            # Not cancelled: what is half made must be made, or nobody knows of it.
+            # Not cancelled: what is partly created must be completed, otherwise nothing tracks it.
             with suppress(Exception):
                 await self._task
         while self._waiting:

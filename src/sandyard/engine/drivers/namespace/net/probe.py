@@ -1,4 +1,4 @@
-"""What the network needs of this host, looked at without changing anything. For `sandyard doctor`."""
+"""Checks of what the network needs from this host, without changing anything. For `sandyard doctor`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _FORWARDING = Path("/proc/sys/net/ipv4/ip_forward")
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at; `detail` is a sentence, with what would help where it is not `ok`."""
+    """One check; `detail` is a sentence, with the remedy if it is not `ok`."""
 
     name: str
     ok: bool
@@ -23,7 +23,7 @@ class Finding:
 
 
 def probe(settings: NetworkSettings | None = None) -> tuple[Finding, ...]:
-    """Blocks for some milliseconds. As another user than root it finds less, and says so."""
+    """Run the checks. Blocks for some milliseconds. Without root it finds less, and says so."""
     settings = settings or NetworkSettings()
     return (*_rules(), _forwarding(), _resolver(settings))
 
@@ -61,4 +61,4 @@ def _forwarding() -> Finding:
 
 def _resolver(settings: NetworkSettings) -> Finding:
     servers = ", ".join(str(address[0]) for _, address in Upstream(settings.resolv_conf).servers())
-    return Finding("resolver", True, f"sandboxes' questions are passed to {servers}")
+    return Finding("resolver", True, f"DNS queries of sandboxes are forwarded to {servers}")

@@ -1,18 +1,18 @@
-"""Sets of IPv4 addresses as sorted, disjoint ranges of integers: what nftables intervals are."""
+"""Sets of IPv4 addresses as sorted, disjoint ranges of integers, like nftables intervals."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from ipaddress import IPv4Address, IPv4Network
 
-Range = tuple[int, int]  # both ends included
+Range = tuple[int, int]  # inclusive
 Ranges = tuple[Range, ...]
 
 EVERYTHING: Ranges = ((0, 0xFFFFFFFF),)
 
 
 def of(networks: Iterable[IPv4Network | str]) -> Ranges:
-    """The union of the networks."""
+    """Return the union of the networks."""
     parsed = (IPv4Network(network) for network in networks)
     return merge((int(network.network_address), int(network.broadcast_address)) for network in parsed)
 
@@ -28,7 +28,7 @@ def merge(ranges: Iterable[Range]) -> Ranges:
 
 
 def subtract(ranges: Ranges, hole: Ranges) -> Ranges:
-    """What is in `ranges` and not in `hole`."""
+    """Return what is in `ranges` and not in `hole`."""
     left: list[Range] = []
     for low, high in ranges:
         start = low
@@ -48,6 +48,6 @@ def contains(ranges: Ranges, address: int) -> bool:
 
 
 def show(item: Range) -> str:
-    """As nftables writes it."""
+    """Return the range in nftables notation."""
     low, high = item
     return str(IPv4Address(low)) if low == high else f"{IPv4Address(low)}-{IPv4Address(high)}"

@@ -1,16 +1,17 @@
-"""The nftables table of one instance: every rule there is. Sandboxes are elements of its sets and maps, never rules.
+"""The nftables table of one instance with all its rules. Sandboxes are elements of its sets and maps, never rules.
 
-- `guard` sees each packet a sandbox sends before anything on the host can change it (raw priority, so before a DNAT of
-  somebody else): a foreign source, IPv6, IP options, the host itself and what is never reachable end here.
-- `out` and `back` see each forwarded packet in both directions, those of established connections too: a changed policy
-  holds for what is under way. The policy's questions are asked of the connection's original addresses.
-- A sandbox whose policy is the default is in no map, and costs nothing.
-- Connections to the engine's public names (see `hairpin`) go to the gateway, at one port, and are redirected to the engine;
-  `hairpin` asks of them what `out` asks of others.
-- Web connections of a sandbox with rules for its requests are redirected to the proxy; `proxied` asks of them what `out`
-  asks of others, about where they were going. What the proxy opens comes out of the sandbox's cable again, marked.
+- `guard` sees each packet a sandbox sends before anything on the host can change it (raw priority, so before other
+  DNATs): packets with a foreign source, IPv6, IP options, or to the host itself or to what is never reachable end here.
+- `out` and `back` see each forwarded packet in both directions, including those of established connections: a changed
+  policy applies to existing connections. The policy is checked for the connection's original addresses.
+- A sandbox with the default policy is in no map, and costs nothing.
+- Connections to the engine's public names (see `hairpin`) go to the gateway, at one port, and are redirected to the
+  engine; `hairpin` checks for them what `out` checks for others.
+- Web connections of a sandbox with rules for its requests are redirected to the proxy; `proxied` checks for them what
+  `out` checks for others, with the original destination. What the proxy opens leaves through the sandbox's cable again,
+  with a mark.
 
-Refused TCP gets a reset and the rest an ICMP answer, so that programs inside fail at once.
+Refused TCP gets a reset and the rest an ICMP error, so that programs inside fail at once.
 """
 
 from __future__ import annotations
@@ -26,18 +27,17 @@ from sandyard.engine.drivers.namespace.net.proxy.dialling import MARK
 from sandyard.engine.drivers.namespace.net.proxy.listener import HTTP, HTTPS
 from sandyard.engine.drivers.namespace.net.ranges import Ranges
 
-_LIVELY = (
-    600  # seconds a connection to a resolved address may be silent once that address is not to be dialled any more
-)
+_LIVELY = 600  # seconds a connection may be idle after its resolved address has expired
 
-_QUESTIONS = 500  # DNS packets a second from one sandbox; more are dropped before they cost the engine anything
+_QUESTIONS = 500  # DNS packets per second from one sandbox; more are dropped before they cost the engine anything
 
-_BEGUN = 1000  # connections a second that one sandbox may begin, whatever their kind
+_BEGUN = 1000  # connections per second that one sandbox may open, of any kind
 
-_DIALS = 50  # web connections a second that one sandbox may begin through the proxy
+_DIALS = 50  # web connections per second that one sandbox may open through the proxy
 
 _HAIRPINS, _HAIRPIN_DIALS = 256, 20
-"""Connections to the engine's public names that one sandbox may have, and begin in a second: each costs the engine a handshake."""
+"""Connections to the engine's public names that one sandbox may have, and open per second: each costs the engine a
+handshake."""
 
 _PAIR = "ct original ip saddr . ct original ip daddr"
 
@@ -79,7 +79,7 @@ _CHAINS = {
 
 @dataclass(frozen=True, slots=True)
 class HairpinPorts:
-    """The port of the public names, and the one on the gateway that the engine serves them at."""
+    """The port of the public names, and the port on the gateway where the engine serves them."""
 
     public: int
     served: int
@@ -87,7 +87,7 @@ class HairpinPorts:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What the rules depend on. `dns_port` is 53 unless another server of the host has taken it. `proxy_port` 0: none."""
+    """The parameters of the rules. `dns_port` is 53 unless another server of the host uses it. `proxy_port` 0: no proxy."""
 
     names: Names
     subnet: IPv4Network
@@ -99,7 +99,8 @@ class Layout:
 
 
 def transaction(layout: Layout) -> str:
-    """Makes the table, or brings its rules up to date without touching the elements that belong to sandboxes."""
+    """Return the commands that create the table, or update its rules without touching the elements that belong to
+    sandboxes."""
     table = f"inet {layout.names.table}"
     lines = [f"add table {table}"]
     lines += [f"add set {table} {name} {{ {definition} }}" for name, definition in _SETS.items()]
@@ -182,7 +183,7 @@ def _rules(layout: Layout) -> Iterable[tuple[str, str]]:
 
 def _policies() -> Iterable[tuple[str, str]]:
     yield "closed", f"{_PAIR} @allow accept"
-    # A resolved address may be dialled as long as the answer said; connections made by then go on while they are used.
+    # A resolved address may be used as long as the response said; connections opened by then continue while they are used.
     lively = f"update @lively {{ {_PAIR} timeout {_LIVELY}s }} accept"
     yield "closed", f"{_PAIR} @names {lively}"
     yield "closed", f"ct state established {_PAIR} @lively {lively}"
@@ -191,7 +192,7 @@ def _policies() -> Iterable[tuple[str, str]]:
     yield "listed", f"{_PAIR} @allow accept"
     yield "listed", f"{_PAIR} @deny jump note"
     yield "listed", f"{_PAIR} @deny goto refuse"
-    # For people to see; when the set is full the packet is refused all the same.
+    # Shown to users; if the set is full the packet is refused all the same.
     attempt = f"{_PAIR} . meta l4proto . ct original proto-dst"
     yield "note", f"ct direction original meta l4proto {{ tcp, udp }} update @denied {{ {attempt} }}"
 
@@ -223,7 +224,7 @@ def _hairpin(layout: Layout, ports: HairpinPorts) -> Iterable[tuple[str, str]]:
 
 
 def _counted(chain: str, layout: Layout) -> Iterable[tuple[str, str]]:
-    """Bound what one sandbox takes of the host's connection table, and what all of them take together."""
+    """Limit how much of the host's connection table one sandbox uses, and all of them together."""
     limit = f"limit rate over {_BEGUN}/second burst {_BEGUN} packets"
     yield chain, "ct state new ip saddr @crowded goto refuse"
     yield chain, f"ct state new update @begun {{ ip saddr {limit} }} goto refuse"

@@ -1,4 +1,4 @@
-"""What an operator may decide about the sandboxes' network."""
+"""An operator's settings for the sandboxes' network."""
 
 from __future__ import annotations
 
@@ -12,22 +12,23 @@ from sandyard.engine.contract import PublicNames
 @dataclass(frozen=True, slots=True)
 class NetworkSettings:
     lan: Literal["deny", "allow"] = "deny"
-    """Whether sandboxes reach private ranges and the host's neighbours. A policy can allow single ones anyway."""
+    """Whether sandboxes can reach private ranges and the host's local network. A policy can still allow single
+    addresses."""
 
     subnet: str | None = None
-    """For all sandboxes of this engine. None: a free /20 is found at the first start and remembered."""
+    """The subnet for all sandboxes of this engine. None: a free /20 is chosen at the first start and remembered."""
 
     pool: int = 16
-    """Namespaces kept ready."""
+    """Number of namespaces created in advance."""
 
     connections: int = 4096
-    """Connections one sandbox may have tracked at once, so that none fills the host's table. 0: no limit."""
+    """Tracked connections per sandbox, so that none fills the host's table. 0: no limit."""
 
     resolv_conf: Path = Path("/etc/resolv.conf")
-    """Where the servers are listed which the sandboxes' questions are passed to."""
+    """The file that lists the servers to which sandboxes' DNS queries are forwarded."""
 
     public_names: PublicNames | None = None
-    """The engine's own, which sandboxes reach through it (see `hairpin`). None: they don't."""
+    """The engine's own names, which sandboxes can reach (see `hairpin`). None: they cannot."""
 
     egress_ca_file: Path | None = None
-    """Certificate authorities that are trusted, besides the machine's, for the hosts that rules add headers for."""
+    """Certificate authorities that are trusted, in addition to the machine's, for hosts of rules."""

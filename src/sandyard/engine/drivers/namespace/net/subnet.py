@@ -1,9 +1,9 @@
-"""The subnet of one instance: found free, reserved in the kernel, remembered on disk.
+"""The subnet of one instance: chosen from free ones, reserved in the kernel, remembered on disk.
 
-Reserved means: a blackhole route for the whole of it, so that everybody who looks at the routes sees it taken and
-packets to addresses without a sandbox end there, and a local route for its first address, whose priority is the
-instance's number. That address is the gateway and name server of all its sandboxes. The kernel's word counts more than
-the file's, which is for reboots. Earlier versions had the address on `lo`, under a label: `reserve` replaces it.
+A reservation consists of a blackhole route for the whole subnet, so that others see from the routes that it is taken
+and packets to addresses without a sandbox are dropped, and a local route for its first address, whose priority is the
+instance's number. That address is the gateway and name server of all its sandboxes. The kernel's state takes precedence
+over the file, which is for reboots. Earlier versions had the address on `lo`, with a label: `reserve` replaces it.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from sandyard.engine.drivers.namespace.net.netlink import Netlink, NetlinkError
 log = logging.getLogger(__name__)
 
 _PREFIX = 20  # 4,093 sandboxes
-_SHARED_SPACE = IPv4Network("100.64.0.0/10")  # set aside for carriers, so hardly ever a company's or a home's
+_SHARED_SPACE = IPv4Network("100.64.0.0/10")  # reserved for carriers, so rarely used by companies or homes
 _POOLS = (_SHARED_SPACE, IPv4Network("172.16.0.0/12"), IPv4Network("10.0.0.0/8"))
 _LOCK = "\0sandyard.network.subnet"
 _LOCK_WAIT = 10.0
 
 
 class NoSubnetError(Exception):
-    """There is no subnet to be had; the message says why and what would help."""
+    """No subnet is available; the message contains the reason and the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Subnet:
 
     @property
     def capacity(self) -> int:
-        """How many sandboxes fit. Indexes are below it."""
+        """Return how many sandboxes fit. Indexes are below it."""
         return self.network.num_addresses - 3
 
     def address(self, index: int) -> IPv4Address:
@@ -54,9 +54,11 @@ class Subnet:
 
 
 def reserve(netlink: Netlink, names: Names, memory: Path, wanted: str | None, in_use: bool) -> Subnet:
-    """The instance's subnet: the one it has, else the remembered one, else a free one. Idempotent. Blocks.
+    """Return the instance's subnet: its current one, otherwise the remembered one, otherwise a free one. Idempotent.
+    Blocks.
 
-    A new `wanted` one takes effect only when no sandbox lives in the old one (`in_use`)."""
+    A new `wanted` subnet takes effect only if no sandbox uses the old one (`in_use`).
+    """
     with _one_at_a_time():
         mine = find_reserved(netlink, names)
         choice = _parse(wanted) if wanted else None
@@ -69,13 +71,13 @@ def reserve(netlink: Netlink, names: Names, memory: Path, wanted: str | None, in
         _add_gateway(netlink, names, subnet)
     memory.parent.mkdir(parents=True, exist_ok=True)
     text = f"{subnet.network}\n"
-    if not memory.exists() or memory.read_text() != text:  # what is there stays good on a full disk
+    if not memory.exists() or memory.read_text() != text:  # avoids a write, which could fail on a full disk
         memory.write_text(text)
     return subnet
 
 
 def find_reserved(netlink: Netlink, names: Names) -> Subnet | None:
-    """The subnet this instance holds in the kernel, if both parts of the reservation are there."""
+    """Return the subnet this instance holds in the kernel, if both parts of the reservation exist."""
     routes = links.list_routes(netlink)
     gateways = _gateways(netlink, names, routes)
     for route in routes:
@@ -90,7 +92,7 @@ def _gateways(netlink: Netlink, names: Names, routes: list[Route]) -> set[IPv4Ad
 
 
 def _add_gateway(netlink: Netlink, names: Names, subnet: Subnet) -> None:
-    """Make the gateway local by a route, also where an earlier version has it on `lo`. Idempotent."""
+    """Make the gateway local with a route, also if an earlier version has it on `lo`. Idempotent."""
     with suppress(NetlinkError):
         netlink.request(links.delete_address(LOOPBACK, subnet.gateway))
     try:
@@ -101,7 +103,7 @@ def _add_gateway(netlink: Netlink, names: Names, subnet: Subnet) -> None:
 
 
 def release(netlink: Netlink, names: Names, but: Subnet | None = None) -> None:
-    """Give up every reservation of this instance, except one. Idempotent."""
+    """Release every reservation of this instance, except one. Idempotent."""
     routes = links.list_routes(netlink)
     for gateway in _gateways(netlink, names, routes):
         if but and gateway == but.gateway:
@@ -119,7 +121,7 @@ def _parse(text: str) -> Subnet:
     try:
         subnet = Subnet(IPv4Network(text.strip()))
     except ValueError as error:
-        raise NoSubnetError(f"the setting for the sandboxes' subnet is no IPv4 network: {error}") from error
+        raise NoSubnetError(f"the setting for the sandboxes' subnet is not an IPv4 network: {error}") from error
     if not 16 <= subnet.network.prefixlen <= 28:
         raise NoSubnetError(f"the sandboxes' subnet {text} must be between a /16 and a /28")
     return subnet
@@ -133,7 +135,8 @@ def _choices(choice: Subnet | None, memory: Path, names: Names) -> Iterator[Subn
         yield _parse(memory.read_text())
     for pool in _POOLS:
         count = 1 << (_PREFIX - pool.prefixlen)
-        # Each instance begins elsewhere, so that after a reboot a new one rarely takes what an old one remembers.
+        # Each instance starts at a different position, so that after a reboot a new one rarely takes what an old one
+        # remembers.
         start = int.from_bytes(names.tag.encode(), "big") % count
         for number in range(count):
             base = int(pool.network_address) + (((start + number) % count) << (32 - _PREFIX))
@@ -156,17 +159,17 @@ def _claim(netlink: Netlink, names: Names, choices: Iterator[Subnet]) -> Subnet:
                 netlink.request(links.delete_blackhole(subnet.network))
             if error.errno != errno.EEXIST:
                 raise
-            reason = f"{subnet.network} was taken this moment"
+            reason = f"{subnet.network} was taken at the same moment"
             continue
         return subnet
-    raise NoSubnetError(f"no free subnet for the sandboxes: {reason}. Name one in the setting `subnet`")
+    raise NoSubnetError(f"no free subnet for the sandboxes: {reason}. Set one in the setting `subnet`")
 
 
 def _taken(network: IPv4Network, routes: list[Route], own: Collection[int], all_links: list[Link]) -> bool:
-    # Tailscale drops, by its own firewall rules, everything from this space that is not its own.
+    # Tailscale's firewall rules drop everything from this space that is not its own.
     if network.overlaps(_SHARED_SPACE) and any(link.name.startswith("tailscale") for link in all_links):
         return True
-    # A default route, also one split in halves as VPNs do, leads everywhere and says nothing.
+    # A default route, even if split in halves by a VPN, covers everything and is ignored.
     return any(
         route.network.prefixlen > 1 and route.index not in own and route.network.overlaps(network) for route in routes
     )
@@ -174,7 +177,8 @@ def _taken(network: IPv4Network, routes: list[Route], own: Collection[int], all_
 
 @contextmanager
 def _one_at_a_time() -> Iterator[None]:
-    """One engine of this network namespace at a time: an abstract socket is known in all of it and nowhere else."""
+    """Let one engine of this network namespace run at a time: an abstract socket is visible in all of it and nowhere
+    else."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as lock:
         deadline = time.monotonic() + _LOCK_WAIT
         while True:
@@ -185,7 +189,7 @@ def _one_at_a_time() -> Iterator[None]:
                 if error.errno != errno.EADDRINUSE:
                     raise
             if time.monotonic() > deadline:
-                # Anybody can hold this name. Go on: two engines that pick the same subnet still exclude each other,
+                # Anybody can hold this name. Continue: two engines that pick the same subnet still exclude each other,
                 # because the kernel adds a route only once.
                 log.warning("network_subnet_lock_held")
                 break

@@ -1,4 +1,4 @@
-"""The few system calls that Python 3.11 does not offer. Each acts on the calling thread and raises OSError."""
+"""System calls that Python 3.11 does not offer. Each acts on the calling thread and raises OSError."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def bind_mount(source: Path, target: Path) -> None:
 
 
 def private_tmpfs(target: Path) -> None:
-    """Mount an empty file system in memory; what is mounted below it is seen in no other mount namespace."""
+    """Mount an empty in-memory file system; mounts below it are not visible in other mount namespaces."""
     flags = _MS_NOSUID | _MS_NODEV | _MS_NOEXEC
     options = b"mode=700,size=1m,nr_inodes=70k"
     _check(_libc.mount(b"sandyard", os.fsencode(target), b"tmpfs", flags, options), f"tmpfs on {target}")
@@ -43,12 +43,12 @@ def private_tmpfs(target: Path) -> None:
 
 
 def detach(target: Path) -> None:
-    """Unmount, now for newcomers and for good when the last user is gone. EINVAL when nothing is mounted there."""
+    """Unmount immediately for new users, and completely when the last user is gone. EINVAL if nothing is mounted there."""
     _check(_libc.umount2(os.fsencode(target), _MNT_DETACH | _UMOUNT_NOFOLLOW), f"unmount {target}")
 
 
 def detached_proc() -> int:
-    """A descriptor of a proc file system of its own that is mounted nowhere. Gone when closed."""
+    """Return a descriptor of a separate proc file system that is mounted nowhere. It is freed when closed."""
     context = _libc.syscall(_SYS_FSOPEN, b"proc", _CLOEXEC)
     _check(min(context, 0), "fsopen")
     try:

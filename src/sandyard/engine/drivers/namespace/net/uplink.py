@@ -1,7 +1,7 @@
-"""The way out of the namespaces: subnet, forwarding, firewall and name server of one instance, put together.
+"""The connection of the namespaces to the outside: subnet, forwarding, firewall and name server of one instance.
 
-Where a part is missing on this host there is no way out at all (`subnet` is None) and `missing` says why: a network
-that cannot be filtered must not be connected.
+If a part is missing on this host there is no connection at all (`subnet` is None) and `missing` contains the reason: a
+network that cannot be filtered must not be connected.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ _CROWDING_INTERVAL = 1.0
 
 
 class Uplink:
-    """Namespaces are known here by their index, and found at their `pin`. Without `outbound` no policy may have rules. All
-    verbs belong to one event loop and none blocks it."""
+    """Namespaces are identified by their index, and found at their `pin`. Without `outbound` no policy may have rules.
+    All methods belong to one event loop and none blocks it."""
 
     def __init__(
         self,
@@ -90,13 +90,13 @@ class Uplink:
         self.missing: dict[str, str] = {}
 
     async def open(self, keep: Collection[int], swept: Collection[int]) -> None:
-        """`keep` live on, `swept` have just ended, and there are no others."""
+        """Open the uplink. `keep` continue to live, `swept` have just ended, and there are no others."""
         try:
             await self._open(keep)
             await self._do(self._forget_connections, swept)
         except (NftUnavailableError, NoSubnetError, _NoForwardingError, NftError, OSError) as error:
             log.warning("network_egress_missing error=%s", error)
-            self.missing["egress"] = f"sandboxes have no network but their loopback: {error}"
+            self.missing["egress"] = f"sandboxes have only a loopback and no network: {error}"
             if self._netlink is not None and not keep:
                 await self._do(subnets.release, self._netlink, self._names)
             await self._shut()
@@ -135,7 +135,7 @@ class Uplink:
         self.subnet = subnet
 
     async def _open_proxy(self, gateway: IPv4Address) -> int:
-        """Its port; 0 when there is none."""
+        """Return the proxy's port, or 0 if there is none."""
         outbound, settings = self._outbound, self._settings
         if outbound is None:
             return 0
@@ -172,13 +172,13 @@ class Uplink:
         self._worker.shutdown()
 
     def serve(self, index: int, egress: Egress) -> None:
-        """Answer this namespace's questions from now on."""
+        """Answer this namespace's DNS queries from now on."""
         if self._forwarder is not None and self.subnet is not None:
             self._forwarder.serve(self.subnet.address(index), egress)
 
     async def apply(self, index: int, egress: Egress) -> None:
         if self._firewall is None or self.subnet is None:
-            return  # without a way out every policy holds
+            return  # without an uplink there is nothing to filter
         address = self.subnet.address(index)
         if self._proxy is not None:  # before the first connection is redirected to it
             await self._proxy.serve(index, address, egress)
@@ -186,7 +186,7 @@ class Uplink:
         self.serve(index, egress)
 
     async def take_denied(self, index: int) -> list[Denied]:
-        """What this namespace was refused since the last call."""
+        """Return what was blocked for this namespace since the last call."""
         if self._firewall is None or self._forwarder is None or self.subnet is None:
             return []
         address = self.subnet.address(index)
@@ -204,7 +204,7 @@ class Uplink:
         await self._do(self._forget_connections, [index])
 
     async def test_dns(self, index: int, pin: Path) -> None:
-        """Note in `missing` whether a question from that namespace is answered."""
+        """Record in `missing` if a DNS query from that namespace is not answered."""
         if self._forwarder is None or self.subnet is None:
             return
         self.serve(index, Egress(closed=True))
@@ -217,7 +217,7 @@ class Uplink:
         except OSError:
             self.missing.setdefault(
                 "dns",
-                "names do not resolve in sandboxes, because something on this host drops their questions. "
+                "names do not resolve in sandboxes, because a firewall on this host drops their DNS queries. "
                 f"Allow them: {host_firewall.LET_ASK}",
             )
         finally:
@@ -233,7 +233,7 @@ class Uplink:
             await self._do(self._firewall.set_private, await self._do(self._private))
 
     async def _restore(self) -> None:
-        """Somebody has deleted a table, perhaps ours, or made a chain, perhaps Docker's."""
+        """Handle a change by others: they deleted a table, perhaps ours, or created a chain, perhaps Docker's."""
         if self._firewall is not None:
             if await self._do(self._firewall.restore):
                 log.warning("network_table_restored table=%s", self._names.table)
@@ -303,8 +303,9 @@ class _NoForwardingError(Exception):
 
 
 def _enable_forwarding(nft: Nft, netlink: Netlink) -> None:
-    """Let the host forward packets. Where it did not before, it still forwards none between the interfaces it has now: only for
-    sandboxes, and for what others (Docker, a VPN) set up later. Those rules stay as long as the setting does, until a reboot."""
+    """Let the host forward packets. If it did not before, it still forwards none between its current interfaces: only
+    for sandboxes, and for what others (Docker, a VPN) set up later. Those rules stay as long as the setting does, until
+    a reboot."""
     try:
         if _FORWARDING.read_text().strip() == "1":
             return
@@ -320,14 +321,14 @@ def _enable_forwarding(nft: Nft, netlink: Netlink) -> None:
 
 
 def _uplink_mtu(netlink: Netlink) -> int:
-    """The smallest of the interfaces with a default route, so that no packet is too big for its next hop."""
+    """Return the smallest MTU of the interfaces with a default route, so that no packet is too big for its next hop."""
     ways_out = {route.index for route in links.list_routes(netlink) if route.network.prefixlen == 0}
     sizes = [link.mtu for link in links.list_links(netlink) if link.index in ways_out and link.mtu >= 1280]
     return min(sizes, default=1500)
 
 
 async def _asked_and_answered(loop: asyncio.AbstractEventLoop, question: socket.socket) -> None:
-    """Raises TimeoutError. Asks several times, since on older kernels a new cable may swallow the first packets."""
+    """Send a query several times, because a new cable may lose the first packets on older kernels. Raises TimeoutError."""
     for last in (False, False, False, True):
         try:
             async with asyncio.timeout(_SELF_TEST):
@@ -341,7 +342,7 @@ async def _asked_and_answered(loop: asyncio.AbstractEventLoop, question: socket.
 
 
 def _socket_in(pin: Path, kind: socket.SocketKind) -> socket.socket:
-    """A socket in another namespace."""
+    """Return a socket in another namespace."""
     home = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
     there = os.open(pin, os.O_RDONLY | os.O_CLOEXEC)
     try:

@@ -1,4 +1,4 @@
-"""The name servers of the host, asked from the host's side, so that `127.0.0.53` means what it means there."""
+"""The host's name servers, queried from the host's side, so that `127.0.0.53` means the same as there."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _Server = tuple[socket.AddressFamily, tuple[Any, ...]]
 
 
 class Upstream:
-    """Asks the servers listed in a resolv.conf, which is read again when it changes."""
+    """Queries the servers in a resolv.conf, which is read again when it changes."""
 
     def __init__(self, resolv_conf: Path) -> None:
         self._path = resolv_conf
@@ -28,7 +28,7 @@ class Upstream:
         self._looked = float("-inf")
 
     async def ask(self, message: bytes, question: Question, stream: bool) -> bytes | None:
-        """The first valid response, under the question's own number; None when no server gave one in time."""
+        """Return the first valid response, with the query's own number, or None if no server answered in time."""
         for _ in range(_ROUNDS):
             for family, address in self.servers():
                 number = int.from_bytes(os.urandom(2), "big")
@@ -67,13 +67,13 @@ def _read(content: str) -> list[_Server]:
             except OSError:
                 continue
             servers.append((found[0][0], found[0][4]))
-    return servers or [(socket.AF_INET, ("127.0.0.1", 53))]  # what resolv.conf(5) says an empty one means
+    return servers or [(socket.AF_INET, ("127.0.0.1", 53))]  # the meaning of an empty file according to resolv.conf(5)
 
 
 async def _over_udp(
     family: socket.AddressFamily, address: tuple[Any, ...], message: bytes, number: int, question: Question
 ) -> bytes:
-    """From a port of its own for each question, which together with the number is hard to guess."""
+    """Query from a separate port each time, which together with the number is hard to guess."""
     loop = asyncio.get_running_loop()
     with socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC) as asking:
         asking.connect(address)

@@ -1,4 +1,4 @@
-"""News from the kernel about what others change on this host, delivered in the event loop."""
+"""Kernel notifications about changes by others on this host, delivered in the event loop."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Where sandboxes' writable directories and snapshots live: copy-on-write on btrfs, or plain directories.
+"""The store of sandboxes' writable directories and snapshots: copy-on-write on btrfs, or plain directories.
 
-`base` is what both are. `cow` stands on btrfs: `btrfs` are its ioctls, `image` makes a btrfs where the machine has none, `guard` keeps
-the machine's disk from filling. `plain` serves everywhere, copies instead of sharing, and has no disk limit.
+`base` is the common interface. `cow` uses btrfs: `btrfs` contains its ioctls, `image` creates a btrfs if the machine
+has none, `guard` keeps the machine's disk from filling up. `plain` works everywhere, copies instead of sharing, and has
+no disk limit.
 """

@@ -1,4 +1,4 @@
-"""What a store is. Names in it: `sandboxes/<id>/{upper,work}`, `snapshots/<id>/upper`, `volumes/<id>`."""
+"""The interface of a store. Its paths: `sandboxes/<id>/{upper,work}`, `snapshots/<id>/upper`, `volumes/<id>`."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from sandyard.engine.contract import Layers
 
 SANDBOXES, SNAPSHOTS, VOLUMES = "sandboxes", "snapshots", "volumes"
 UPPER, WORK = "upper", "work"
-VOLUME_OWNER, VOLUME_MODE = 1000, 0o777  # the default user's, and everybody in a sandbox may write there
+VOLUME_OWNER, VOLUME_MODE = 1000, 0o777  # owned by the default user, and writable by everybody in a sandbox
 
 
 class Store(Protocol):
-    """Verbs that touch the disk don't block the loop. They raise `sandyard.kit.errors` only. Crash-safe: a directory that is not named to
-    `sweep` is garbage, whole or half-made."""
+    """Methods that access the disk don't block the loop. They raise only `sandyard.kit.errors`. Crash-safe: a directory
+    that is not passed to `sweep` is a leftover, complete or not."""
 
     path: Path
     live_copy: str  # "cow" or "copy"
@@ -30,7 +30,7 @@ class Store(Protocol):
     def has(self, sandbox: str) -> bool: ...
 
     def names(self) -> set[str]:
-        """The sandboxes it holds something of."""
+        """Return the sandboxes that have something in the store."""
         ...
 
     async def sweep(self, sandboxes: Collection[str], snapshots: Collection[str]) -> None:
@@ -38,54 +38,57 @@ class Store(Protocol):
         ...
 
     def check_room(self) -> None:
-        """Raise FullError when a new sandbox should not be made, well before anything breaks."""
+        """Raise FullError if no new sandbox should be created, well before anything breaks."""
         ...
 
     async def failed(self) -> str:
-        """Return, with the reason, when the store can't be used any more until it has been opened anew. Cancellable."""
+        """Wait until the store has failed and must be opened again. Return the reason. Cancellable."""
         ...
 
     def below(self, sandbox: str) -> Layers:
-        """Layers between a sandbox's own directory and those it was made of: what became of it when a stopped one was shared."""
+        """Return the layers between a sandbox's own directory and those it was created from, which result from sharing
+        a stopped one."""
         ...
 
     async def create(self, sandbox: str, disk_mb: int) -> None: ...
 
     async def copy(self, sandbox: str, new: str, disk_mb: int, *, stopped: bool) -> None:
-        """Unless `stopped`, the sandbox must be frozen, or what is copied is not of one instant."""
+        """Copy a sandbox's directory. Unless `stopped`, the sandbox must be frozen, otherwise the copy is not of one
+        instant."""
         ...
 
     async def snapshot(self, sandbox: str, snapshot: str, *, stopped: bool) -> Layers:
-        """Says which layers lie on top of those the sandbox was made of."""
+        """Take a snapshot. Return the layers on top of those the sandbox was created from."""
         ...
 
     async def renew(self, sandbox: str, disk_mb: int) -> None:
-        """Make a stopped sandbox's directory ready for another start, with this limit."""
+        """Prepare a stopped sandbox's directory for another start, with this limit."""
         ...
 
     async def flush(self) -> None:
-        """All that was written so far is on the disk when this returns."""
+        """Return when everything written so far is on disk."""
         ...
 
     async def remove(self, sandbox: str) -> None:
-        """Out of sight when this returns; the space may take a little longer. Idempotent."""
+        """Remove a sandbox's directory. It is gone when this returns; freeing the space may take longer. Idempotent."""
         ...
 
     async def remove_snapshot(self, snapshot: str) -> None: ...
 
     async def create_volume(self, volume: str, size_mb: int) -> None:
-        """Idempotent."""
+        """Create a volume. Idempotent."""
         ...
 
     async def remove_volume(self, volume: str) -> None: ...
 
     async def usage(self, sandbox: str) -> int:
-        """Bytes."""
+        """Return the used bytes."""
         ...
 
 
 def open_up(volume: Path) -> None:
-    """Make a new volume's directory one that sandboxes can use. Without root it belongs to who all sandboxes' root is."""
+    """Make a new volume's directory usable for sandboxes. Without root it belongs to the user that is root in all
+    sandboxes."""
     if os.geteuid() == 0:
         os.chown(volume, VOLUME_OWNER, VOLUME_OWNER)
     volume.chmod(VOLUME_MODE)

@@ -1,4 +1,5 @@
-"""Subvolumes, snapshots and quotas of btrfs, by ioctl. All block; all raise OSError. The caller needs CAP_SYS_ADMIN."""
+"""Subvolumes, snapshots and quotas of btrfs, by ioctl. All functions block and raise OSError. The caller needs
+CAP_SYS_ADMIN."""
 
 from __future__ import annotations
 
@@ -47,15 +48,15 @@ def is_btrfs(path: Path) -> bool:
 
 
 def resize(path: Path, size: int | None) -> None:
-    """Make the file system as large as its device, or this many bytes. To make it smaller moves what lies beyond, and ENOSPC says
-    that it does not fit. Safe against a crash; returns when it is on the disk."""
+    """Resize the file system to its device, or to this many bytes. Shrinking moves data beyond the end; ENOSPC means
+    that it does not fit. Crash-safe; returns when it is on disk."""
     name = b"1:max" if size is None else f"1:{size}".encode()
     with _opened(path) as fd:
         fcntl.ioctl(fd, _RESIZE, bytearray(struct.pack("=q4088s", 0, name)))
 
 
 def pending(path: Path) -> int:
-    """Bytes that programs have written but that have no place on the disk yet: statvfs still calls them free."""
+    """Return the bytes that were written but have no place on disk yet: statvfs still reports them as free."""
     info = bytearray(1024)
     with _opened(path) as fd:
         fcntl.ioctl(fd, _FS_INFO, info)
@@ -68,13 +69,13 @@ def pending(path: Path) -> int:
 
 
 def create(path: Path, group: int | None) -> int:
-    """A new subvolume, a member of that quota group. Returns its id."""
+    """Create a subvolume as a member of that quota group. Return its id."""
     _make(_SUBVOL_CREATE_V2, path, 0, 0, group)
     return subvolume_id(path)
 
 
 def snapshot(source: Path, path: Path, group: int | None, *, read_only: bool) -> int:
-    """A copy of a subvolume as of now, dirty pages included."""
+    """Copy a subvolume as it is now, including dirty pages."""
     with _opened(source) as fd:
         _make(_SNAP_CREATE_V2, path, fd, _READ_ONLY if read_only else 0, group)
     return subvolume_id(path)
@@ -90,7 +91,7 @@ def _make(request: int, path: Path, source: int, flags: int, group: int | None) 
 
 
 def delete(path: Path) -> None:
-    """The subvolume is out of sight at once; a kernel thread frees its space. Nothing happens when it isn't there."""
+    """Delete the subvolume. It is gone at once; a kernel thread frees its space. Does nothing if it does not exist."""
     args = bytearray(struct.pack("=q4088s", 0, os.fsencode(path.name)))
     with _opened(path.parent) as parent, contextlib.suppress(FileNotFoundError):
         fcntl.ioctl(parent, _SNAP_DESTROY, args)
@@ -108,7 +109,7 @@ def subvolume_id(path: Path) -> int:
 
 
 def quota_kind(path: Path) -> str | None:
-    """ "simple", "full", or None when quotas are off."""
+    """Return "simple", "full", or None if quotas are off."""
     for _, _, data in _search(path, _QUOTA_TREE, 0, _MAX, kind=_QGROUP_STATUS_KEY):
         simple = 1 << 3  # BTRFS_QGROUP_STATUS_FLAG_SIMPLE_MODE
         return "simple" if struct.unpack_from("=Q", data, 16)[0] & simple else "full"
@@ -116,7 +117,7 @@ def quota_kind(path: Path) -> str | None:
 
 
 def enable_quota(path: Path) -> str:
-    """Turn quotas on: simple ones where the kernel has them (6.7), which cost next to nothing, else full ones."""
+    """Enable quotas: simple ones if the kernel supports them (6.7), which cost almost nothing, otherwise full ones."""
     with _opened(path) as fd:
         for kind, command in (("simple", _QUOTA_ENABLE_SIMPLE), ("full", _QUOTA_ENABLE)):
             try:
@@ -130,26 +131,26 @@ def enable_quota(path: Path) -> str:
 
 
 def create_group(path: Path, group: int) -> None:
-    """Idempotent."""
+    """Create a quota group. Idempotent."""
     with _opened(path) as fd, contextlib.suppress(FileExistsError):
         fcntl.ioctl(fd, _QGROUP_CREATE, struct.pack("=QQ", 1, group))
 
 
 def set_limit(path: Path, group: int, limit: int) -> None:
-    """Bytes a quota group may refer to. A subvolume's own group has its id."""
+    """Set the bytes that a quota group may use. A subvolume's own group has its id."""
     with _opened(path) as fd:
         fcntl.ioctl(fd, _QGROUP_LIMIT, struct.pack("=6Q", group, _LIMIT_REFERENCED, limit, 0, 0, 0))
 
 
 def usage(path: Path, group: int) -> int:
-    """Bytes a quota group refers to, as of the last commit (at most half a minute ago)."""
+    """Return the bytes that a quota group uses, as of the last commit (at most half a minute ago)."""
     for _, _, data in _search(path, _QUOTA_TREE, 0, 0, kind=_QGROUP_INFO_KEY, offset=group):
         return int(struct.unpack_from("=Q", data, 8)[0])
     return 0
 
 
 def drop_stale_groups(path: Path) -> None:
-    """Remove the quota groups of subvolumes that are gone. New kernels do this by themselves."""
+    """Remove the quota groups of deleted subvolumes. New kernels do this by themselves."""
     subvolumes = {objectid for objectid, _, _ in _search(path, _ROOT_TREE, _FIRST_OBJECT, _MAX, kind=_ROOT_ITEM_KEY)}
     groups = [group for _, group, _ in _search(path, _QUOTA_TREE, 0, 0, kind=_QGROUP_INFO_KEY)]
     with _opened(path) as fd:
@@ -162,7 +163,7 @@ def drop_stale_groups(path: Path) -> None:
 def _search(
     path: Path, tree: int, first: int, last: int, *, kind: int, offset: int | None = None
 ) -> Iterator[tuple[int, int, bytes]]:
-    """Items of one type in a metadata tree, as (objectid, offset, data). Nothing when there is no such tree."""
+    """Yield items of one type in a metadata tree, as (objectid, offset, data). Nothing if there is no such tree."""
     start = (first, offset or 0)
     with _opened(path) as fd:
         while True:
@@ -181,7 +182,7 @@ def _search(
                 if item_kind == kind and (offset is None or item == offset):
                     yield objectid, item, bytes(args[position : position + length])
                 position += length
-                # Keys are ordered by object, type, offset; only whole keys can be compared, so other types come along.
+                # Keys are ordered by object, type, offset; only whole keys can be compared, so other types are included.
                 start = (objectid, item + 1) if item_kind == kind else (objectid + (item_kind > kind), 0)
             if count == 0 or offset is not None:
                 return

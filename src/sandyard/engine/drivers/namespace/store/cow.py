@@ -1,4 +1,5 @@
-"""The store on btrfs: one subvolume per sandbox and snapshot. Copies share all blocks; each sandbox has its own disk limit."""
+"""The store on btrfs: one subvolume per sandbox and snapshot. Copies share all blocks; each sandbox has its own disk
+limit."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ T = TypeVar("T")
 
 
 class CowStore:
-    """`image`: the file the btrfs lives in, None when the data directory is on btrfs itself."""
+    """`image`: the file that contains the btrfs, None if the data directory is on btrfs itself."""
 
     live_copy = "cow"
 
@@ -34,10 +35,10 @@ class CowStore:
         self.limits: frozenset[str] = frozenset()
         self.missing: dict[str, str] = {}
         self._image = image
-        # All of this engine's subvolumes are members of one quota group: its limit follows what is free on the machine.
+        # All subvolumes of this engine are members of one quota group, whose limit follows the machine's free space.
         self._group: int | None = (1 << 48) | zlib.crc32(instance.encode())
         self._guard: Guard | None = None
-        # btrfs calls wait for each other inside the kernel while it commits: never in the loop's thread.
+        # btrfs calls wait for each other inside the kernel while it commits, so never call them in the loop's thread.
         self._threads = ThreadPoolExecutor(max_workers=8, thread_name_prefix="store")
 
     async def open(self) -> None:
@@ -67,15 +68,15 @@ class CowStore:
         return kind
 
     def _fit(self, image: Path) -> None:
-        """Finish what a crash interrupted. An image of an earlier version is as large as the disk and has no blocks: it becomes one
-        that has them all."""
+        """Finish what a crash interrupted. An image of an earlier version is as large as the disk and has no allocated
+        blocks: it is converted to one that has them all."""
         if images.unreserved(image):
             space = guard.survey(self.path, image)
             small = -(-(space.used + (2 << 30)) // (1 << 30)) << 30
             if images.SMALLEST <= small < images.size(image):
-                with contextlib.suppress(OSError):  # the guard goes on in steps
+                with contextlib.suppress(OSError):  # the guard continues in steps
                     images.shrink(image, self.path, small)
-            with contextlib.suppress(OSError):  # and so it does with these
+            with contextlib.suppress(OSError):  # the guard continues with these too
                 images.reserve_all(image)
         images.fit(image, self.path)
 
@@ -84,7 +85,7 @@ class CowStore:
             await self._guard.stop()
         self._threads.shutdown(wait=True)
         if unmount and self._image is not None:
-            with contextlib.suppress(OSError):  # somebody looks at it: it stays, and is found again
+            with contextlib.suppress(OSError):  # it is in use: it stays, and is found again
                 await asyncio.to_thread(kernel.unmount, str(self.path))
 
     async def _call(self, function: Callable[[], T], doing: str) -> T:
@@ -117,7 +118,7 @@ class CowStore:
             await asyncio.get_running_loop().create_future()
         else:
             await self._guard.broken.wait()
-        return f"The store {self.path} can't be written to any more: the kernel has made it read-only after an error."
+        return f"The store {self.path} is no longer writable: the kernel has made it read-only after an error."
 
     def below(self, sandbox: str) -> Layers:
         return ()
@@ -195,7 +196,7 @@ class CowStore:
 
 
 def _fresh_work(path: Path) -> None:
-    """Overlay's scratch directory still has the mark of its last mount."""
+    """Recreate overlay's work directory, which still has the mark of its last mount."""
     shutil.rmtree(path / WORK, ignore_errors=True)
     (path / WORK).mkdir(mode=0o755)
 
@@ -206,4 +207,4 @@ def _delete(path: Path) -> None:
     except OSError:
         if not path.is_dir():
             raise
-        shutil.rmtree(path)  # no subvolume: somebody copied it here
+        shutil.rmtree(path)  # not a subvolume: somebody copied it here

@@ -1,8 +1,9 @@
-"""Keeps the store and the machine's disk from filling: a btrfs without a block to write to breaks every sandbox in it at once.
+"""Keeps the store and the machine's disk from filling up: a btrfs without a free block breaks every sandbox in it at
+once.
 
-A store in an image has its blocks reserved. It grows ahead of what sandboxes write, as long as the machine's disk keeps its reserve,
-and gives back what it has too much of. Its quota group may take what is there but a rest, so that processes in sandboxes get "disk
-quota exceeded" while everything still works. New sandboxes are refused before that.
+A store in an image has its blocks reserved. It grows ahead of what sandboxes write, as long as the machine's disk keeps
+its reserve, and gives back surplus space. Its quota group may use all of it except a rest, so that processes in
+sandboxes get "disk quota exceeded" while everything still works. New sandboxes are refused before that.
 """
 
 from __future__ import annotations
@@ -25,18 +26,21 @@ log = get_logger(__name__)
 
 _INTERVAL = 0.5
 _CHANGE = 64 << 20  # smaller changes of the limit are not worth a transaction
-_NEEDED = 256 << 20  # what a new sandbox must find
+_NEEDED = 256 << 20  # free space required for a new sandbox
 _REST = 512 << 20  # of the store, for btrfs itself
-_LEAST_AHEAD, _MOST_AHEAD = 1 << 30, 10 << 30  # what sandboxes find reserved: part of what the store could grow by
+_LEAST_AHEAD, _MOST_AHEAD = (
+    1 << 30,
+    10 << 30,
+)  # reserved space ahead of sandboxes: a part of what the store could grow by
 _PART_AHEAD = 32
 _STEP = 1 << 30
-_SURPLUS = 4 * _STEP  # beyond what is kept ahead: given back
-_QUIET = 30.0  # seconds since the last growth, after which something is given back
+_SURPLUS = 4 * _STEP  # more than this beyond the space ahead is given back
+_QUIET = 30.0  # seconds since the last growth before space is given back
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """Bytes that may still be written, and where they are missing."""
+    """Bytes that may still be written, and where they are limited."""
 
     left: int
     where: str
@@ -44,26 +48,27 @@ class Room:
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """Of a store in an image, in bytes."""
+    """The space of a store in an image, in bytes."""
 
     used: int
-    free: int  # reserved, and not used
-    pending: int  # of those, what is written and has no place yet
-    growth: int  # what the machine's disk has beside its reserve
+    free: int  # reserved and unused
+    pending: int  # the part of it that is written but has no place yet
+    growth: int  # free space of the machine's disk beyond its reserve
 
     @property
     def ahead(self) -> int:
-        """What sandboxes can still write at once."""
+        """What sandboxes can still write immediately."""
         return self.free - self.pending - _REST
 
     @property
     def wanted(self) -> int:
-        """What should be ahead: sandboxes may fill it before the next look, or ask for all of it at once (fallocate)."""
+        """How much should be ahead: sandboxes may fill it before the next check, or request all of it at once
+        (fallocate)."""
         return min(max(self.growth // _PART_AHEAD, _LEAST_AHEAD), _MOST_AHEAD)
 
 
 def measure(store: Path, image: Path | None) -> Room:
-    """For a store without quotas, or for one that shares its file system with the machine."""
+    """Measure a store without quotas, or one that shares its file system with the machine."""
     if image is not None:
         return _room(survey(store, image), store, image)
     stat = os.statvfs(store)
@@ -86,13 +91,13 @@ def survey(store: Path, image: Path) -> Space:
 
 
 def _room(space: Space, store: Path, image: Path) -> Room:
-    if space.growth < _STEP:  # the disk is what keeps the store from growing
+    if space.growth < _STEP:  # the disk keeps the store from growing
         return Room(space.ahead, f"the store {store}, for which the disk of {image.parent} has no more room,")
     return Room(space.ahead + space.growth, f"the store {store}")
 
 
 class Guard:
-    """`broken` is set when the store can't be written to any more."""
+    """`broken` is set when the store is no longer writable."""
 
     def __init__(self, store: Path, image: Path | None, group: int | None) -> None:
         self._store = store
@@ -109,16 +114,18 @@ class Guard:
         self._task = asyncio.get_running_loop().create_task(self._run(threads))
 
     async def stop(self) -> None:
-        """Stop adjusting the store. Returns once an adjustment that is under way has finished."""
+        """Stop adjusting the store. Returns once an adjustment in progress has finished."""
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
 
     def check(self) -> None:
-        """From what was last measured, a moment ago. Raises FullError."""
+        """Check the last measurement, made a moment ago. Raises FullError."""
         if self.broken.is_set():
-            raise FullError(f"The store {self._store} can't be written to: the kernel has made it read-only.")
+            raise FullError(
+                f"The store {self._store} is not writable: the kernel has made it read-only. Restart the engine."
+            )
         if self._room.left < _NEEDED:
             free = max(self._room.left, 0) >> 20
             raise FullError(f"The machine is full (disk): {self._room.where} has {free} MiB left beside its reserve.")
@@ -133,7 +140,7 @@ class Guard:
                 else:
                     await uninterrupted(loop.run_in_executor(threads, self._adjust))
                     failed = None
-            except OSError as error:  # the next round may see better; creates are still checked
+            except OSError as error:  # the next round may succeed; creates are still checked
                 if failed != str(error):
                     failed = str(error)
                     log.warning("store_adjustment_failed", store=str(self._store), reason=failed)
@@ -147,7 +154,7 @@ class Guard:
             return
         space = survey(self._store, self._image)
         if images.unreserved(self._image):
-            with contextlib.suppress(OSError):  # what has no blocks is not counted as free
+            with contextlib.suppress(OSError):  # space without blocks is not counted as free
                 images.reserve_all(self._image)
                 space = survey(self._store, self._image)
         if self._resize(space, self._image):
@@ -164,7 +171,7 @@ class Guard:
             self._limit = limit
 
     def _resize(self, space: Space, image: Path) -> bool:
-        """Grow ahead of what is being written, or give back some of what is too much. Says whether something changed."""
+        """Grow ahead of what is being written, or give back surplus space. Return whether something changed."""
         now = time.monotonic()
         written = max(0, space.used + space.pending - self._last_used) if self._last_used else 0
         self._last_used = space.used + space.pending
@@ -178,7 +185,7 @@ class Guard:
         wanted = _STEP if space.growth < 0 else _SURPLUS
         if surplus < wanted + _STEP or now < self._grown_at + _QUIET or images.size(image) <= images.SMALLEST:
             return False
-        self._set_limit(space.used + space.free - _REST - _STEP, 0)  # nobody may count on what is about to go
+        self._set_limit(space.used + space.free - _REST - _STEP, 0)  # nobody may use what is about to be removed
         try:
             images.shrink(image, self._store, images.size(image) - _STEP)
         except OSError:

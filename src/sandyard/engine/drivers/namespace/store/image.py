@@ -1,12 +1,13 @@
-"""A btrfs in a file, for machines whose data directory lies on something else. Needs root, loop devices and btrfs-progs.
+"""A btrfs in a file, for machines whose data directory is on another file system. Needs root, loop devices and
+btrfs-progs.
 
-All blocks of the file are reserved, so that the btrfs never meets a full disk: it would take that for a broken one, and be read-only
-for good. The file begins small; `grow` and `shrink` change it together with the btrfs in it (`guard` says when). Freed blocks are not
-discarded, as that would give the file's reserved ones away.
+All blocks of the file are reserved, so that the btrfs never encounters a full disk: it would treat that as a disk error
+and become permanently read-only. The file starts small; `grow` and `shrink` change it together with the btrfs in it
+(`guard` decides when). Freed blocks are not discarded, because that would release the file's reserved ones.
 
-The loop device lets go of the file by itself when the last mount is gone. Running sandboxes hold it, also when the engine was killed and
-its mount namespace with it, so an image may be attached already, mounted here or not. It is never attached twice: two devices with
-one btrfs on them would destroy it.
+The loop device detaches the file by itself when the last mount is gone. Running sandboxes keep it attached, even if the
+engine and its mount namespace were killed, so an image may already be attached, mounted here or not. It is never
+attached twice: two devices with one btrfs would destroy it.
 """
 
 from __future__ import annotations
@@ -29,17 +30,17 @@ _AUTOCLEAR, _DIRECT_IO = 4, 16
 _INFO_SIZE, _CONFIG_SIZE, _FLAGS_OFFSET = 232, 304, 8 + 52
 _GET_FLAGS, _SET_FLAGS, _NO_COW = 0x8008_6601, 0x4008_6602, 0x0080_0000
 
-SMALLEST = 2 << 30  # an empty one; and there is none where not even this fits
+SMALLEST = 2 << 30  # size of an empty one; without this much space none is created
 _OPTIONS = "nodiscard,commit=15"
-_SUPPORT = ("rescue=usebackuproot",)  # tried in turn when a plain mount fails, as after a power cut
+_SUPPORT = ("rescue=usebackuproot",)  # tried in turn if a plain mount fails, such as after a power failure
 
 
 class ImageError(Exception):
-    """A sentence for a person: why there is no image, or why it can't be used."""
+    """A message for users: why there is no image, or why it can't be used."""
 
 
 def obstacle() -> str | None:
-    """Why no image can be made on this machine."""
+    """Return why no image can be created on this machine, or None."""
     if os.geteuid() != 0:
         return "making one needs root"
     if shutil.which("mkfs.btrfs") is None:
@@ -58,13 +59,13 @@ def _load_module() -> bool:
 
 
 def reserve(folder: Path) -> int:
-    """Bytes of a file system that the store leaves to everybody else: 5 %, but between 1 and 10 GiB."""
+    """Return the bytes of a file system that the store leaves to others: 5 %, but between 1 and 10 GiB."""
     stat = os.statvfs(folder)
     return min(max(stat.f_blocks * stat.f_frsize // 20, 1 << 30), 10 << 30)
 
 
 def make(image: Path, label: str) -> None:
-    """A new image, as small as they get. Blocks for about 0.1 s."""
+    """Create an image of the smallest size. Blocks for about 0.1 s."""
     stat = os.statvfs(image.parent)
     if stat.f_bavail * stat.f_frsize - reserve(image.parent) < SMALLEST:
         raise ImageError(f"{image.parent} has no room for a store of at least {SMALLEST >> 30} GiB beside its reserve")
@@ -72,7 +73,7 @@ def make(image: Path, label: str) -> None:
     partial.unlink(missing_ok=True)
     fd = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
-        with contextlib.suppress(OSError):  # on a copy-on-write file system: one layer of that is enough
+        with contextlib.suppress(OSError):  # on a copy-on-write file system: one such layer is enough
             flags = struct.unpack("=l", fcntl.ioctl(fd, _GET_FLAGS, struct.pack("=l", 0)))[0]
             fcntl.ioctl(fd, _SET_FLAGS, struct.pack("=l", flags | _NO_COW))
         os.ftruncate(fd, SMALLEST)
@@ -87,15 +88,15 @@ def make(image: Path, label: str) -> None:
 
 
 def renew_uuid(image: Path) -> None:
-    """Tell a copied image apart from the original: the kernel takes two with one UUID for the same file system. Raises ImageError."""
+    """Give a copied image a new UUID: the kernel treats two with the same UUID as one file system. Raises ImageError."""
     try:
         superblock.renew_uuid(image)
     except (OSError, ValueError) as error:
-        raise ImageError(f"the copied image could not get a UUID of its own: {error}") from error
+        raise ImageError(f"could not give the copied image a new UUID: {error}") from error
 
 
 def mount(image: Path, target: Path) -> None:
-    """Mount the image, attached already or not. Idempotent. Raises ImageError; never touches what is in the image."""
+    """Mount the image, already attached or not. Idempotent. Raises ImageError; never changes the image's contents."""
     if target.is_mount():
         if btrfs.is_btrfs(target):
             _keep_blocks(attached(image))
@@ -113,20 +114,20 @@ def mount(image: Path, target: Path) -> None:
                 problem = problem or error
             else:
                 return
-        raise ImageError(f"{image} can't be mounted ({problem}); `btrfs check` on it may say more")
+        raise ImageError(f"could not mount {image} ({problem}); run `btrfs check` on it for details")
     finally:
         os.close(fd)
 
 
 def _keep_blocks(device: str | None) -> None:
-    """Whoever discards what is free on it, as `fstrim` does, gets nothing from this device."""
+    """Disable discards on the device, so that `fstrim` and the like do not release reserved blocks."""
     if device is not None:
-        with contextlib.suppress(OSError):  # where /sys can't be written to, the mount option has to be enough
+        with contextlib.suppress(OSError):  # if /sys is not writable, the mount option has to suffice
             Path("/sys/block", Path(device).name, "queue/discard_max_bytes").write_text("0")
 
 
 def is_read_only(target: Path) -> bool:
-    """Whether the kernel has given up writing to it, as after an error of the disk. Only unmounting it everywhere helps."""
+    """Return whether the kernel has made it read-only, such as after a disk error. Only unmounting it everywhere helps."""
     return bool(os.statvfs(target).f_flag & os.ST_RDONLY)
 
 
@@ -135,14 +136,14 @@ def size(image: Path) -> int:
 
 
 def unreserved(image: Path) -> int:
-    """Bytes of the image for which the disk has reserved no blocks."""
+    """Return the bytes of the image for which the disk has reserved no blocks."""
     status = image.stat()
     return max(status.st_size - status.st_blocks * 512, 0)
 
 
 def reserve_all(image: Path) -> None:
-    """Reserve the blocks that the image lacks, as one from an earlier version does. Raises OSError, and takes nothing, if the disk
-    would not keep its reserve."""
+    """Reserve missing blocks of an image from an earlier version. Raises OSError, and takes nothing, if the disk would
+    not keep its reserve."""
     disk = os.statvfs(image.parent)
     if unreserved(image) > disk.f_bavail * disk.f_frsize - reserve(image.parent):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(image))
@@ -151,7 +152,7 @@ def reserve_all(image: Path) -> None:
 
 
 def grow(image: Path, target: Path, amount: int) -> None:
-    """Make the mounted image larger, or leave it as it is. Raises OSError."""
+    """Enlarge the mounted image, or leave it unchanged. Raises OSError."""
     with _opened(image) as fd:
         before = os.fstat(fd).st_size
         try:
@@ -164,7 +165,7 @@ def grow(image: Path, target: Path, amount: int) -> None:
 
 
 def shrink(image: Path, target: Path, size: int) -> None:
-    """Make the mounted image this small, or leave it as it is. Moves what lies in its last part. Raises OSError."""
+    """Shrink the mounted image to this size, or leave it unchanged. Moves the data in its last part. Raises OSError."""
     btrfs.resize(target, size)
     with _opened(image) as fd:
         os.ftruncate(fd, size)
@@ -172,7 +173,7 @@ def shrink(image: Path, target: Path, size: int) -> None:
 
 
 def fit(image: Path, target: Path) -> None:
-    """Let the btrfs have the whole file, also after a crash in the middle of a change. Idempotent."""
+    """Let the btrfs use the whole file, also after a crash during a change. Idempotent."""
     _tell_size(image)
     btrfs.resize(target, None)
 
@@ -194,7 +195,7 @@ def _reserve(fd: int, offset: int, length: int) -> None:
         if error.errno not in {
             errno.EOPNOTSUPP,
             errno.ENOSYS,
-        }:  # then it has holes, and the guard's reserve is all there is
+        }:  # then it has holes, and only the guard's reserve protects it
             raise
 
 
@@ -208,7 +209,7 @@ def _opened(image: Path) -> Iterator[int]:
 
 
 def attached(image: Path) -> str | None:
-    """The loop device this file is attached to."""
+    """Return the loop device this file is attached to, or None."""
     status = image.stat()
     for entry in Path("/sys/block").glob("loop*/loop"):
         device = f"/dev/{entry.parent.name}"
@@ -224,14 +225,14 @@ def attached(image: Path) -> str | None:
 
 
 def _attach(image: Path) -> tuple[str, int]:
-    """A loop device with the image, held by the returned descriptor until something is mounted from it."""
+    """Attach the image to a loop device, which the returned descriptor holds until something is mounted from it."""
     device = attached(image)
     if device is not None:
         return device, os.open(device, os.O_RDWR | os.O_CLOEXEC)
     image_fd = os.open(image, os.O_RDWR | os.O_CLOEXEC)
     control = os.open("/dev/loop-control", os.O_RDWR | os.O_CLOEXEC)
     try:
-        for _ in range(64):  # others look for a free one too
+        for _ in range(64):  # other processes look for a free one too
             device = f"/dev/loop{fcntl.ioctl(control, _LOOP_CTL_GET_FREE)}"
             fd = os.open(device, os.O_RDWR | os.O_CLOEXEC)
             try:
@@ -249,7 +250,7 @@ def _attach(image: Path) -> tuple[str, int]:
 
 
 def _configure(loop: int, image: int) -> None:
-    """Direct I/O where the file system can: no second copy of every page in memory."""
+    """Use direct I/O if the file system supports it, which avoids a second copy of every page in memory."""
     for flags in (_AUTOCLEAR | _DIRECT_IO, _AUTOCLEAR):
         config = bytearray(_CONFIG_SIZE)
         struct.pack_into("=II", config, 0, image, 4096)

@@ -1,10 +1,12 @@
-"""The store in plain directories: works on every file system and without root. No disk limit; a running sandbox is copied.
+"""The store in plain directories: works on every file system and without root. No disk limit; a running sandbox is
+copied.
 
-A stopped sandbox is not copied but shared: its directory becomes a read-only layer, `shared/<n>/upper`, on which it goes on with an
-empty one, and so does whoever is made of it. `stack.json`, in a sandbox's or a snapshot's directory, names the shared layers it
-stands on besides those it was made of; a shared layer that nobody names any more is removed.
+A stopped sandbox is not copied but shared: its directory becomes a read-only layer, `shared/<n>/upper`, on top of which
+it continues with an empty directory, and so does every copy of it. `stack.json`, in a sandbox's or a snapshot's
+directory, lists the shared layers it uses in addition to those it was created from; a shared layer that is no longer
+listed anywhere is removed.
 
-Trees are copied and removed by the zygote, which has the privileges for what sandboxes left there.
+Trees are copied and removed by the zygote, which has the privileges for files that sandboxes created.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ class PlainStore:
     limits: frozenset[str] = frozenset()
 
     def __init__(self, path: Path, ask: Ask, why: str) -> None:
-        """`ask` sends `copy` or `remove` to the zygote; `why` says what keeps this machine from having the better store."""
+        """`ask` sends `copy` or `remove` to the zygote; `why` says why this machine does not have the btrfs store."""
         self.path = path
         self.missing: Mapping[str, str] = {
             "disk": f"no disk limit per sandbox or volume, and a running one is copied instead of shared: {why}",
@@ -57,7 +59,7 @@ class PlainStore:
         await asyncio.gather(*self._removals, return_exceptions=True)
 
     def _inside(self, *parts: str) -> str:
-        """The path as the zygote sees it."""
+        """Return the path as the zygote sees it."""
         return "/".join(("/store", *parts))
 
     def has(self, sandbox: str) -> bool:
@@ -135,8 +137,8 @@ class PlainStore:
         await self._ask("copy", places)
 
     def _share(self, sandbox: str) -> list[str]:
-        """Turn a stopped sandbox's directory into a shared layer; says what it stands on now. At any instant of a crash the sandbox
-        has all its files: the name is written down first, and a layer that does not exist yet is an empty one."""
+        """Turn a stopped sandbox's directory into a shared layer. Return its layers. The sandbox has all its files at
+        any instant of a crash: the name is recorded first, and a layer that does not exist yet counts as empty."""
         path = self.path / SANDBOXES / sandbox
         name = uuid.uuid4().hex
         stack = [name, *self._stack(SANDBOXES, sandbox)]
@@ -144,7 +146,7 @@ class PlainStore:
         try:
             (shared / UPPER).mkdir(parents=True)
             _replace(path / _STACK, json.dumps(stack))
-            (path / UPPER).rename(shared / UPPER)  # over the empty directory
+            (path / UPPER).rename(shared / UPPER)  # replaces the empty directory
             (path / UPPER).mkdir(mode=0o755)
         except OSError as error:
             raise from_os(error, "The store could not share the sandbox's directory") from error
@@ -195,7 +197,7 @@ class PlainStore:
         task.add_done_callback(self._removals.discard)
 
     def _collect(self) -> None:
-        """Discard the shared layers nobody stands on."""
+        """Discard shared layers that are no longer used."""
         shared = {entry.name for entry in os.scandir(self.path / SHARED)}
         if shared:
             for folder in (SANDBOXES, SNAPSHOTS):

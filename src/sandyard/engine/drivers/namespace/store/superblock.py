@@ -1,7 +1,7 @@
-"""The superblocks of a btrfs that is not mounted: which file system it is.
+"""The superblocks of an unmounted btrfs, which contain its UUID.
 
-`btrfstune -m` does the same, but refuses a file system with a feature that is newer than itself, as simple quotas are in many
-distributions. What is in the superblock: https://btrfs.readthedocs.io/en/latest/dev/On-disk-format.html
+`btrfstune -m` does the same, but rejects a file system with a feature newer than itself, such as simple quotas in many
+distributions. The format of the superblock: https://btrfs.readthedocs.io/en/latest/dev/On-disk-format.html
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import struct
 import uuid
 from pathlib import Path
 
-_PLACES = (1 << 16, 1 << 26, 1 << 38)  # the second and third are there if the file system is that large
+_PLACES = (1 << 16, 1 << 26, 1 << 38)  # the second and third exist if the file system is that large
 _SIZE = 4096
 _CHECKSUM = slice(0, 4)
 _SUMMED = slice(32, _SIZE)
@@ -26,16 +26,17 @@ _CRC32C = 0
 
 
 def renew_uuid(image: Path) -> None:
-    """Give the file system a new UUID. The old one stays as that of its metadata, in which every block names it.
+    """Give the file system a new UUID. The old one stays as that of its metadata, because every block contains it.
 
-    Raises ValueError for what is no btrfs, or one with other checksums than the usual ones."""
+    Raises ValueError if it is not a btrfs, or has unusual checksums.
+    """
     new = uuid.uuid4().bytes
     fd = os.open(image, os.O_RDWR | os.O_CLOEXEC)
     try:
         blocks = [(place, block) for place in _PLACES if _is_superblock(block := os.pread(fd, _SIZE, place))]
         if not blocks or blocks[0][0] != _PLACES[0]:
             raise ValueError("it has no superblock of btrfs")
-        # the first one last: it is the one that counts, and until it is written nothing has changed
+        # the first one last: it is the one that counts, and nothing has changed until it is written
         first = _renewed(blocks[0][1], new)
         for place, block in reversed(blocks[1:]):
             with contextlib.suppress(ValueError):  # a damaged copy stays as it is
@@ -47,7 +48,7 @@ def renew_uuid(image: Path) -> None:
 
 
 def read_uuid(image: Path) -> bytes:
-    """Of the file system, not of its metadata."""
+    """Return the UUID of the file system, not of its metadata."""
     with image.open("rb") as stream:
         stream.seek(_PLACES[0])
         return stream.read(_SIZE)[_FSID]
@@ -79,7 +80,7 @@ def _checksum(block: bytes | bytearray) -> bytes:
 
 
 def crc32c(data: bytes | bytearray) -> int:
-    """CRC-32 with Castagnoli's polynomial, which `zlib` does not have."""
+    """Return the CRC-32 with Castagnoli's polynomial, which `zlib` does not have."""
     value = 0xFFFF_FFFF
     for byte in data:
         value ^= byte

@@ -1,7 +1,7 @@
-"""Where the zygote's interpreter begins: `python -I -S bootstrap.py ROOT GUEST TITLE`, without site-packages.
+"""The entry point of the zygote's interpreter: `python -I -S bootstrap.py ROOT GUEST TITLE`, without site-packages.
 
-The packages on the way to the zygote are entered without running them: what they import is for the engine, may need packages that are
-not here, and would be memory of every sandbox.
+The parent packages of the zygote are imported without running them: what they import is for the engine, may need
+packages that are missing here, and would use memory in every sandbox.
 """
 
 import sys

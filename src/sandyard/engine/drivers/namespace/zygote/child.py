@@ -1,8 +1,9 @@
-"""A sandbox's first process, from the clone to the moment it is the agent.
+"""A sandbox's first process, from the clone until it is the agent.
 
-It is born in new mount, pid, ipc and uts namespaces and makes the rest itself while it has the zygote's privileges. It enters
-its user namespace **last**: all others then belong to whoever the zygote is, and root in the sandbox has no power over any
-of them. Because it never execs, its memory belongs to the outer user namespace too, and nobody inside may trace it.
+It is created in new mount, pid, ipc and uts namespaces and does the rest itself while it has the zygote's privileges.
+It enters its user namespace **last**: all other namespaces then belong to the zygote's user, and root in the sandbox
+has no power over them. Because it never execs, its memory belongs to the outer user namespace too, and nobody inside
+may trace it.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _SIOCSIFFLAGS, _IFF_UP, _IFF_RUNNING = 0x8914, 0x1, 0x40
 
 
 class Maker:
-    """Writes down what first processes do. One for all sandboxes."""
+    """Prepares the steps of first processes. One for all sandboxes."""
 
     def __init__(self, root: rootfs.RootFs, program: kernel.SeccompProgram) -> None:
         self.root = root
@@ -40,7 +41,7 @@ class Maker:
         self._known: dict[tuple[Any, ...], list[script.Step]] = {}
 
     def child(self, request: dict[str, Any], fds: dict[str, list[int]], userns_fd: int) -> Child:
-        """`fds` are the descriptors that came with the request, by what they are for."""
+        """Prepare a start. `fds` are the descriptors that came with the request, by purpose."""
         if "netns" in fds:
             network: script.Step = (libc.setns, (fds["netns"][0], kernel.CLONE_NEWNET), "join its network")
         else:
@@ -58,7 +59,8 @@ class Maker:
         return Child(steps, request)
 
     def _common(self, userns_fd: int, request: dict[str, Any]) -> list[script.Step]:
-        """What is the same for all sandboxes that have this user namespace one after the other, as long as they are alike."""
+        """Return the steps that are the same for all sandboxes that use this user namespace one after the other, as
+        long as they are alike."""
         hostname, processes, shows = request["hostname"], request["processes"], request["show_cgroup"]
         key = (
             userns_fd,
@@ -96,7 +98,7 @@ class Maker:
 
 
 class Child:
-    """One start, prepared. `run` never returns; what fails before the agent serves is told to the engine as a sentence."""
+    """One prepared start. `run` never returns; failures before the agent serves are reported to the engine as a message."""
 
     def __init__(self, steps: list[script.Step], request: dict[str, Any]) -> None:
         self._steps = steps
@@ -106,7 +108,7 @@ class Child:
     def run(self, control: socket.socket, guest: Any) -> NoReturn:
         try:
             script.run(self._steps)
-            if os.statvfs("/").f_flag & os.ST_RDONLY:  # what keeps overlay from writing it does not call an error
+            if os.statvfs("/").f_flag & os.ST_RDONLY:  # overlay does not report an error if it cannot write
                 raise OSError(errno.EROFS, "its root file system can't be written to")  # noqa: TRY301
             control.send(self._ready)
         except BaseException as error:
@@ -116,18 +118,18 @@ class Child:
             os._exit(1)
         control.detach()
         kernel.close_range(FIRST_FREE_FD, 0x7FFF_FFFF)
-        while self._request["hold"]:  # somebody else will be the first process in these namespaces
+        while self._request["hold"]:  # another process will be the first one in these namespaces
             signal.pause()
-        gc.freeze()  # first: a collection would write to all that the zygote has made since it froze its own
+        gc.freeze()  # first, because a collection would write to everything the zygote has created since it froze its own
         gc.enable()
-        random.seed()  # the zygote's would be everybody's
+        random.seed()  # otherwise all sandboxes would share the zygote's state
         guest.serve(socket.socket(fileno=LISTEN_FD), guest.GuestConfig(**self._request["guest"]))
         os._exit(70)  # it never returns
 
 
 def _listen(folder: int) -> list[script.Step]:
-    """On `agent.sock` in that directory of the host. Here, because a socket belongs to the network namespace it was made in,
-    and one that is not the sandbox's could not go to disk with it."""
+    """Listen on `agent.sock` in that directory of the host. Done here, because a socket belongs to the network
+    namespace it was created in, and a foreign one could not be moved to disk with the sandbox."""
     doing, fd = "listen", rootfs.FIRST_LAYER_FD  # the lowest free one
     return [
         rootfs.CLOSE_LAYERS,
@@ -140,11 +142,11 @@ def _listen(folder: int) -> list[script.Step]:
 
 
 def _own_network() -> int:
-    """A network namespace with nothing but a loopback."""
+    """Create a network namespace with only a loopback."""
     kernel.unshare(kernel.CLONE_NEWNET)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         fcntl.ioctl(sock, _SIOCSIFFLAGS, struct.pack("16sH22x", b"lo", _IFF_UP | _IFF_RUNNING))
-    # Root in the sandbox has no power over its network, so the privileged ports must not need any.
+    # Root in the sandbox has no power over its network, so privileged ports must not require any.
     fd = os.open("/proc/sys/net/ipv4/ip_unprivileged_port_start", os.O_WRONLY | os.O_CLOEXEC)
     try:
         return os.write(fd, b"0")

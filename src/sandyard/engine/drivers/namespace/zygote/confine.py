@@ -25,23 +25,23 @@ CAPABILITIES = {
     "net_bind_service": 10,
     "net_raw": 13,
     "sys_chroot": 18,
-    "sys_ptrace": 19,  # debuggers as root; the agent is out of reach: its memory belongs to the host's user namespace
-    "mknod": 27,  # pipes and sockets of packages; device nodes stay impossible outside the host's user namespace
+    "sys_ptrace": 19,  # debuggers as root; the agent is not accessible, because its memory belongs to the host's user namespace
+    "mknod": 27,  # pipes and sockets of packages; device nodes are impossible outside the host's user namespace
     "audit_write": 29,
     "setfcap": 31,
 }
 KEPT = sum(1 << number for number in CAPABILITIES.values())
 
-_OPEN_FILES = (65_536, 1_048_576)  # soft: what servers need; hard: where the machine allows it
-# Of one sandbox: the kernel adds up all its ids against the limit its user namespace was made under.
+_OPEN_FILES = (65_536, 1_048_576)  # soft: what servers need; hard: if the machine allows it
+# Per sandbox: the kernel counts all its ids together against the limit under which its user namespace was created.
 COUNTED = {resource.RLIMIT_SIGPENDING: 16_384, resource.RLIMIT_MSGQUEUE: 819_200}
-_PROTECTED = b"-900"  # of -1000: when nothing else is left to kill, the agent is
+_PROTECTED = b"-900"  # of -1000: the agent is killed only if nothing else is left
 _LIMIT, _IDENTITY = "limit its privileges", "become its root"
 
 
 def limit_self() -> None:
-    """What children inherit, set once in the zygote: limits, and protection from the kernel's out-of-memory killer. The
-    agent gives the programs it starts no such protection."""
+    """Set what children inherit, once in the zygote: limits, and protection from the kernel's out-of-memory killer. The
+    agent does not pass that protection on to programs."""
     os.umask(0o022)
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = _OPEN_FILES[1] if hard == resource.RLIM_INFINITY else hard
@@ -51,9 +51,7 @@ def limit_self() -> None:
         _, hard = resource.getrlimit(kind)
         most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
         resource.setrlimit(kind, (most, most))
-    with contextlib.suppress(
-        OSError
-    ):  # without CAP_SYS_RESOURCE they are as likely to be killed as anybody of their size
+    with contextlib.suppress(OSError):  # without CAP_SYS_RESOURCE they have no protection
         fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
         try:
             os.write(fd, _PROTECTED)
@@ -62,23 +60,23 @@ def limit_self() -> None:
 
 
 def limit_processes(most: int) -> Step:
-    """The kernel counts them for each user in each user namespace; used where there is no pids cgroup."""
+    """Limit processes. The kernel counts them per user and user namespace; used if there is no pids cgroup."""
     return libc.setrlimit, (resource.RLIMIT_NPROC, struct.pack("QQ", most, most)), _LIMIT
 
 
 def enter_userns(fd: int, ids: int) -> list[Step]:
-    """Become root of that user namespace, and nobody anywhere else."""
+    """Become root of that user namespace, without any privilege elsewhere."""
     return [
         (libc.setns, (fd, kernel.CLONE_NEWUSER), _IDENTITY),
-        *([(libc.setgroups, (0, None), _IDENTITY)] if ids > 1 else []),  # a single id has no groups to leave
+        *([(libc.setgroups, (0, None), _IDENTITY)] if ids > 1 else []),  # a single id has no groups to drop
         (libc.setresgid, (0, 0, 0), _IDENTITY),
         (libc.setresuid, (0, 0, 0), _IDENTITY),
     ]
 
 
 def drop_privileges(program: kernel.SeccompProgram) -> list[Step]:
-    """Capabilities outside `KEPT` go for good, then the system calls, then the right of others inside to look at this
-    process. No no_new_privs: sudo must work."""
+    """Drop capabilities outside `KEPT` permanently, then system calls, then the right of others inside to inspect this
+    process. no_new_privs is not set, because sudo must work."""
     with open("/proc/sys/kernel/cap_last_cap", "rb") as file:
         last = int(file.read())
     dropped = [number for number in range(last + 1) if not KEPT >> number & 1]

@@ -1,6 +1,7 @@
-"""Copying and removing trees that sandboxes wrote, with the privileges to do so: ids, whiteouts and all extended attributes kept.
+"""Copy and remove trees that sandboxes wrote, with the necessary privileges: keeps ids, whiteouts and all extended
+attributes.
 
-Trees are hostile: nothing here follows a link or leaves the directory it was told.
+Trees are hostile: nothing here follows a link or leaves the given directory.
 """
 
 from __future__ import annotations
@@ -21,13 +22,14 @@ Inode = tuple[int, int]
 
 
 def remove_tree(path: str) -> None:
-    """Remove a directory and all in it, or a file. Nothing happens when it isn't there."""
+    """Remove a directory with its contents, or a file. Does nothing if it does not exist."""
     for _ in trees.remove(path):
         pass
 
 
 def copy_tree(source: str, target: str) -> None:
-    """Copy a directory to a place that must not exist. Shares blocks where the file system can; keeps hard links and holes."""
+    """Copy a directory to a path that must not exist. Shares blocks if the file system supports it; keeps hard links
+    and holes."""
     os.mkdir(target, 0o700)
     source_fd = os.open(source, FOLDER)
     target_fd = os.open(target, FOLDER)
@@ -58,7 +60,7 @@ def copy_tree(source: str, target: str) -> None:
 
 
 def _enter_both(source: int, target: int, name: str) -> tuple[int, int]:
-    """The directory `name` in both trees, made in the second; the two above are closed."""
+    """Enter the directory `name` in both trees, creating it in the second; the two parents are closed."""
     os.mkdir(name, 0o700, dir_fd=target)
     inner_source = os.open(name, FOLDER, dir_fd=source)
     try:
@@ -72,7 +74,7 @@ def _enter_both(source: int, target: int, name: str) -> tuple[int, int]:
 
 
 def disk_usage(path: str) -> int:
-    """Bytes on disk below a directory, as far as this process may look."""
+    """Return the bytes on disk below a directory, as far as this process has access."""
     total = 0
     try:
         fd = os.open(path, FOLDER)
@@ -96,7 +98,7 @@ def disk_usage(path: str) -> int:
                     levels.append(Level(name, inode(fd), os.listdir(child)))
                     os.close(fd)
                     fd = child
-    except OSError:  # a sandbox moved a directory that was being measured
+    except OSError:  # a sandbox moved a directory while it was being measured
         return total
     else:
         return total
@@ -105,14 +107,14 @@ def disk_usage(path: str) -> int:
 
 
 def _link_again(status: os.stat_result, name: str, target: int, seen: dict[Inode, tuple[str, str]]) -> bool:
-    """Another name of a file that was copied already."""
+    """Create a hard link to a file that was already copied."""
     if status.st_nlink < 2:
         return False
     number = (status.st_dev, status.st_ino)
     try:
         folder = os.readlink(f"/proc/self/fd/{target}")
     except OSError as error:
-        if error.errno == errno.ENAMETOOLONG:  # nested too deep to be linked to: a copy of its own
+        if error.errno == errno.ENAMETOOLONG:  # nested too deeply for a link, so make a copy
             return False
         raise
     if number not in seen:
@@ -151,7 +153,7 @@ def _copy_data(reader: int, writer: int, size: int) -> None:
         try:
             offset = os.lseek(reader, offset, os.SEEK_DATA)
         except OSError as error:
-            if error.errno == errno.ENXIO:  # nothing but a hole is left
+            if error.errno == errno.ENXIO:  # only a hole is left
                 return
             raise
         end = os.lseek(reader, offset, os.SEEK_HOLE)

@@ -1,6 +1,8 @@
-"""The zygote's loop: one request after the other, a fork for each that takes time. Started by the driver, ends with it.
+"""The zygote's loop: handles one request after the other, with a fork for each that takes time. Started by the driver,
+ends with it.
 
-Standard input is the socket to the engine. It ends as soon as the engine's end is closed, whatever requests are still queued.
+Standard input is the socket to the engine. It ends as soon as the engine's end is closed, even if requests are still
+queued.
 """
 
 from __future__ import annotations
@@ -24,13 +26,13 @@ from sandyard.engine.drivers.namespace.zygote.child import FIRST_FREE_FD, Maker
 from sandyard.engine.drivers.namespace.zygote.probe import working_root
 from sandyard.engine.drivers.namespace.zygote.rootfs import MOST_LAYERS
 
-# OpenSSL, which asyncio and hashlib load where they find it and do without where not: megabytes that every fork would copy.
+# OpenSSL, which asyncio and hashlib load if available: megabytes that every fork would copy.
 _NOT_NEEDED = ("ssl", "_ssl", "_hashlib")
 _NAMESPACES = kernel.CLONE_NEWNS | kernel.CLONE_NEWPID | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS
 
 
 def main(guest_module: str, title: str) -> None:
-    """Serve until the engine is gone. `title` is what process lists show, of the sandboxes' agents too."""
+    """Serve until the engine is gone. `title` is shown in process lists, also for the sandboxes' agents."""
     control = _take_stdio()
     for name in _NOT_NEEDED:
         sys.modules[name] = None  # type: ignore[assignment]
@@ -49,7 +51,8 @@ def main(guest_module: str, title: str) -> None:
 
 
 def _take_stdio() -> socket.socket:
-    """The control socket off standard input, /dev/null on all three, and the descriptors that children use kept free."""
+    """Return the control socket from standard input, put /dev/null on all three descriptors, and keep those that
+    children use free."""
     control = fcntl.fcntl(0, fcntl.F_DUPFD_CLOEXEC, FIRST_FREE_FD + MOST_LAYERS)
     null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
     for fd in range(FIRST_FREE_FD + MOST_LAYERS):
@@ -59,8 +62,8 @@ def _take_stdio() -> socket.socket:
 
 
 def _forget_the_disk() -> None:
-    """From here on nothing is imported from files: in a sandbox those would be the tenant's. All that is loaded by now is put
-    aside, so that no collection of garbage writes to memory that sandboxes share."""
+    """Disable imports from files, which in a sandbox would be the tenant's. Freeze all loaded objects, so that garbage
+    collections do not write to memory that sandboxes share."""
     sys.path.clear()
     sys.path_hooks.clear()
     sys.path_importer_cache.clear()
@@ -74,7 +77,7 @@ def _forget_the_disk() -> None:
 
 
 def _set_title(title: str) -> None:
-    """Overwrite the command line: the real one has the data directory in it, which is not a sandbox's business."""
+    """Overwrite the command line, because the real one contains the data directory, which sandboxes must not see."""
     with open("/proc/self/stat", "rb") as stat:
         fields = stat.read().rpartition(b")")[2].split()
     start, end = int(fields[45]), int(fields[46])  # arg_start, arg_end: fields 48 and 49
@@ -89,7 +92,7 @@ class Zygote:
         self._maker: Maker | None = None
         self._userns: dict[int, int] = {}  # slot → descriptor
         self._children: dict[int, int] = {}  # pidfd → pid
-        self._helpers: dict[int, int] = {}  # pid → number of the request it is to answer
+        self._helpers: dict[int, int] = {}  # pid → number of the request it has to answer
         self._epoll = select.epoll()
         self._operations: dict[str, Callable[[protocol.Message, list[int]], protocol.Message | None]] = {
             "unshare": self._unshare,
@@ -110,7 +113,7 @@ class Zygote:
                     return
 
     def _answer(self) -> bool:
-        """Take one request; False when there will be no more."""
+        """Handle one request. Return False if there will be no more."""
         request, fds = protocol.receive(self._control)
         if request is None:
             return False
@@ -140,7 +143,7 @@ class Zygote:
     # Operations: an answer, or None when somebody else will give it ---------------------------------------------------------
 
     def _unshare(self, _request: protocol.Message, _fds: list[int]) -> protocol.Message:
-        """Rootless: become root of a user namespace of one's own. Its ids are mapped by the engine before the next request."""
+        """Rootless: become root of a new user namespace. The engine maps its ids before the next request."""
         kernel.unshare(kernel.CLONE_NEWUSER)
         return {}
 
@@ -155,7 +158,7 @@ class Zygote:
         return {"problem": problem}
 
     def _make_userns(self, request: protocol.Message, _fds: list[int]) -> protocol.Message:
-        """For a slot, ahead of its use. Idempotent."""
+        """Create a slot's user namespace in advance. Idempotent."""
         self._userns_of(request)
         return {}
 
@@ -188,7 +191,7 @@ class Zygote:
         self._aside(request, lambda: files.remove_tree(request["path"]))
 
     def _aside(self, request: protocol.Message, work: Callable[[], None]) -> None:
-        """Run slow work in a process of its own, which answers by itself."""
+        """Run slow work in a separate process, which sends the answer itself."""
         pid, pidfd = kernel.clone(0)
         if pid:
             self._helpers[pid] = request["n"]

@@ -1,4 +1,4 @@
-"""How this kernel takes a sandbox's layers, found out by mounting some."""
+"""Find out how this kernel accepts a sandbox's layers, by mounting some."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ANY_UID = 0x7000_0000
 
 
 def working_root(home: Home) -> tuple[RootFs | None, str | None]:
-    """A maker of roots that was seen to work here, or why there is none. Mounts in a namespace of its own, and leaves
+    """Return a root maker that works here, or the reason why there is none. Mounts in a separate namespace, and leaves
     nothing."""
     problem = None
     uid, ids = (0, 1) if home.rootless else (_ANY_UID, 65_536)

@@ -1,10 +1,10 @@
-"""What engine and zygote say to each other: JSON packets on a SOCK_SEQPACKET pair, descriptors beside them.
+"""The protocol between engine and zygote: JSON packets on a SOCK_SEQPACKET pair, with attached descriptors.
 
-Every request has a number `n`, and everything that answers it carries the same:
+Every request has a number `n`, and every answer to it carries the same number:
 - `start` is answered by the zygote with `pid` and a pidfd, and then by the new process itself with `ready` or `error`;
-- all others are answered once, with what they return or with `error`.
-An `error` comes with `errno` where there is one. Without a number come `gone` (a pid that ended, with its wait status) and
-`fatal` (the zygote's last words).
+- all others are answered once, with their result or with `error`.
+An `error` contains `errno` if there is one. Messages without a number are `gone` (a pid that ended, with its wait
+status) and `fatal` (the zygote's last message).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 Message = dict[str, Any]
 
-MAX_PACKET = 1 << 15  # more would be a mapping of its own for each packet received
+MAX_PACKET = 1 << 15  # more would need a separate memory mapping for each received packet
 MAX_FDS = 16
 _INT = array.array("i").itemsize
 _RIGHTS_SPACE = socket.CMSG_SPACE(MAX_FDS * _INT)
@@ -29,13 +29,13 @@ def encode(message: Message) -> bytes:
 
 
 def send(sock: socket.socket, message: Message, fds: Sequence[int] = ()) -> None:
-    """One packet, whole or not at all. Raises BlockingIOError on a non-blocking socket whose buffer is full."""
+    """Send one packet, completely or not at all. Raises BlockingIOError on a non-blocking socket whose buffer is full."""
     rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
     sock.sendmsg([encode(message)], rights, socket.MSG_NOSIGNAL)
 
 
 def receive(sock: socket.socket) -> tuple[Message | None, list[int]]:
-    """The next packet with its descriptors (close-on-exec), or None when the other side is gone."""
+    """Return the next packet with its descriptors (close-on-exec), or None if the other side is gone."""
     try:
         raw, ancillary, flags, _ = sock.recvmsg(MAX_PACKET, _RIGHTS_SPACE, _CLOEXEC)
     except ConnectionError:

@@ -1,8 +1,8 @@
-"""A sandbox's root file system, mounted by its first process in its own mount namespace while that has all privileges.
+"""A sandbox's root file system, mounted by its first process in its own mount namespace while it has all privileges.
 
-Layers and the writable directory keep plain ids (0 to 65535) on the disk. Each is shown to the overlay through an idmapped
-mount that turns them into the sandbox's own range, so that any sandbox can stand on any layer. Without root there is no
-such mapping, and none is needed: all sandboxes share the ids of one user.
+Layers and the writable directory have plain ids (0 to 65535) on disk. The overlay sees each through an idmapped mount
+that maps them to the sandbox's own range, so that any sandbox can use any layer. Without root there is no such mapping,
+and none is needed: all sandboxes share the ids of one user.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from sandyard.engine.drivers.namespace.zygote.script import Step
 ROOT = b"/root"
 FIRST_LAYER_FD, MOST_LAYERS = 4, 120  # descriptors that the zygote keeps free for its children
 _TTY_GROUP = 5
-_MOST_TERMINALS = 64  # of one sandbox: the machine has 4096 for all, less 1024 that are kept for itself
-# Files in /dev/shm: no cgroup counts their access lists, 4 KiB with the largest that seccomp lets through.
+_MOST_TERMINALS = 64  # per sandbox; the machine has 4096 for all, of which 1024 are reserved for itself
+# Files in /dev/shm: no cgroup accounts for their access lists, 4 KiB with the largest that seccomp allows.
 _MOST_SHARED = 16_384
 _QUIET = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
 _READ_ONLY = kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY | _QUIET
@@ -34,18 +34,21 @@ _MAKE, _DEVICES, _SYSTEM = "make its root file system", "make its devices", "mou
 CLOSE_LAYERS: Step = (libc.syscall, (kernel.SYS_CLOSE_RANGE, FIRST_LAYER_FD, _LAST_LAYER_FD, 0), _MAKE)
 
 # redirect_dir lets rename() of a directory of the image work. No metacopy, no index, no xino: layers are moved, copied
-# and stacked anew while nothing is mounted, and none of these three survives that. volatile: fsync() in a sandbox does not
-# wait for the disk, and, what matters more, the end of one sandbox does not wait until everything that all others wrote is
-# on it. What was written is safe from every crash but that of the machine, which may take the last seconds.
+# and stacked again while nothing is mounted, and none of these three survives that. volatile: fsync() in a sandbox does
+# not wait for the disk and, more importantly, the end of one sandbox does not wait until everything that all others
+# wrote is on disk. Data survives every crash except that of the machine, which may lose the last seconds.
 _OPTIONS = "redirect_dir=on,metacopy=off,index=off,xino=off,volatile"
-_OPTIONS_ROOTLESS = "userxattr,index=off,xino=off,volatile"  # no redirects: renaming a directory of the image is EXDEV
+_OPTIONS_ROOTLESS = (
+    "userxattr,index=off,xino=off,volatile"  # no redirects: renaming a directory of the image fails with EXDEV
+)
 
 
 class RootFs:
-    """Writes down how roots are made. One for all sandboxes: what is the same for all of them is prepared once.
+    """Prepares the steps to create roots. One for all sandboxes: what is the same for all of them is prepared once.
 
-    `attach`: this kernel accepts layers only when they are mounted somewhere in the namespace; newer ones take them
-    detached, which is quicker."""
+    `attach`: this kernel accepts layers only if they are mounted somewhere in the namespace; newer ones accept detached
+    layers, which is faster.
+    """
 
     def __init__(self, home: Home, *, attach: bool) -> None:
         self.rootless = home.rootless
@@ -55,7 +58,7 @@ class RootFs:
         self._system = [*_system(home)]
 
     def open_writable(self, path: str) -> list[Step]:
-        """The first steps, and the only ones that differ from sandbox to sandbox: `path` holds `upper` and `work`."""
+        """Return the first steps, the only ones that differ between sandboxes: `path` contains `upper` and `work`."""
         return [CLOSE_LAYERS, self._open_layer(path)]
 
     def _open_layer(self, path: str) -> Step:
@@ -64,7 +67,7 @@ class RootFs:
         return libc.syscall, (kernel.SYS_OPEN_TREE, kernel.AT_FDCWD, os.fsencode(path), _CLONE), _MAKE
 
     def steps(self, layers: Sequence[str], uid: int, userns_fd: int, shm_bytes: int) -> list[Step]:
-        """The further ones. `uid` is the sandbox's root, as the current user namespace counts, and `userns_fd` what maps
+        """Return the remaining steps. `uid` is the sandbox's root in the current user namespace, and `userns_fd` maps
         ids to it."""
         tty = "" if self.rootless else f",gid={uid + _TTY_GROUP}"
         pts = f"newinstance,ptmxmode=0666,mode=620,max={_MOST_TERMINALS}{tty}".encode()
@@ -97,8 +100,8 @@ class RootFs:
         options = _OPTIONS_ROOTLESS if self.rootless else _OPTIONS
         data = f"lowerdir={':'.join(lower)},upperdir={top}/upper,workdir={top}/work,{options}"
         if not self.rootless:
-            # Overlay acts on its layers as who mounted it, and the host's root does not exist on an idmapped mount. With
-            # another file system id the kernel takes some capabilities away, which are taken back.
+            # Overlay accesses its layers as the user who mounted it, and the host's root does not exist on an idmapped
+            # mount. With another file system id the kernel removes some capabilities, which are then restored.
             steps += [
                 (libc.setfsgid, (uid,), _MAKE),
                 (libc.setfsuid, (uid,), _MAKE),
@@ -113,7 +116,7 @@ def _mount(source: bytes, below: bytes, kind: bytes | None, flags: int, data: by
 
 
 def _devices(home: Home) -> list[Step]:
-    """/dev, all of it belonging to whoever makes it."""
+    """Return the steps for /dev, all of it owned by its creator."""
     steps: list[Step] = [_mount(b"tmpfs", b"/dev", b"tmpfs", kernel.MS_NOSUID, b"mode=755,size=64k,nr_inodes=64")]
     steps.append((libc.umask, (0,), _DEVICES))
     for name, numbers in DEVICES.items():
@@ -132,7 +135,7 @@ def _devices(home: Home) -> list[Step]:
 
 
 def _system(home: Home) -> list[Step]:
-    """/proc with what must not be seen covered, and /sys."""
+    """Return the steps for /proc with sensitive parts covered, and /sys."""
     return [
         _mount(b"proc", b"/proc", b"proc", _QUIET),
         *(_mount(cover.encode(), b"/proc/" + name.encode(), None, kernel.MS_BIND) for name, cover in home.hidden),
@@ -143,11 +146,11 @@ def _system(home: Home) -> list[Step]:
 
 
 def write_boot_id(slot: int) -> None:
-    """Programs tell by its boot id whether a machine was started anew. A sandbox has its own, from start to stop: a file
-    on the zygote's own tmpfs. It keeps its name, because a mount of a file without one could not come back from disk."""
+    """Write a sandbox's boot id, by which programs detect a reboot. A sandbox has its own, from start to stop: a file
+    on the zygote's own tmpfs. It keeps its name, because a mount of a file without one could not be restored from disk."""
     path = _boot_id(slot)
     with contextlib.suppress(FileNotFoundError):
-        os.unlink(path)  # of the slot's last sandbox
+        os.unlink(path)  # of the slot's previous sandbox
     digits = os.urandom(16).hex()
     fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o444)
     try:
@@ -166,12 +169,13 @@ def _boot_id(slot: int) -> bytes:
 
 
 def show_cgroup() -> Step:
-    """A sandbox's own limits, read-only, where cgroup2 has them: runtimes size their heaps and thread pools by them."""
+    """Return the step that shows a sandbox's own limits, read-only, if cgroup2 has them: runtimes size their heaps and
+    thread pools by them."""
     return _mount(b"cgroup2", b"/sys/fs/cgroup", b"cgroup2", _QUIET | kernel.MS_RDONLY)
 
 
 def enter() -> list[Step]:
-    """Make the finished root the root of this mount namespace, and let go of everything else."""
+    """Return the steps that make the finished root the root of this mount namespace, and detach everything else."""
     doing = "enter its root file system"
     return [
         (libc.chdir, (ROOT,), doing),

@@ -1,8 +1,8 @@
-"""System calls written down before they are made.
+"""Prepared lists of system calls.
 
-In a process that was just forked every page of the interpreter that is touched is copied, for some microseconds each, and plain Python
-code touches hundreds. So the zygote prepares what a new process has to do as a list of calls with their arguments, most of it once for
-all sandboxes, and the process does nothing but run through it.
+In a process that was just forked every page of the interpreter that is touched is copied, which takes some microseconds
+each, and plain Python code touches hundreds. So the zygote prepares what a new process has to do as a list of calls
+with their arguments, most of it once for all sandboxes, and the process only runs through it.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import os
 from collections.abc import Callable, Iterable
 from typing import Any
 
-Step = tuple[Callable[..., int], tuple[Any, ...], str]  # what is called, with what, and in words what that is for
+Step = tuple[Callable[..., int], tuple[Any, ...], str]  # the function, its arguments, and a description of the purpose
 
 
 def run(steps: Iterable[Step]) -> None:
-    """Call after call; a negative result ends it with an OSError that says what it was for."""
+    """Run the calls in order; a negative result raises an OSError with the step's purpose."""
     for function, arguments, doing in steps:
         if function(*arguments) < 0:
             code = ctypes.get_errno()

@@ -1,4 +1,4 @@
-"""User namespaces for sandboxes, made before they are needed and held by a descriptor alone."""
+"""User namespaces for sandboxes, created in advance and held only by a descriptor."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ _NO_MORE = ("user", "pid", "uts", "ipc", "net", "mnt", "cgroup", "time")
 
 
 def make(first: int, count: int) -> int:
-    """A user namespace whose ids 0 to count-1 are first to first+count-1 of this one. In it, no further namespace of any kind
-    can be made: the seccomp filter says so as well, this is the kernel's own counter.
+    """Return a user namespace whose ids 0 to count-1 are first to first+count-1 of this one. No further namespaces can
+    be created in it: the seccomp filter prevents that too, this is the kernel's own limit.
 
-    Its owner is `first`. What the kernel counts per user and namespace (inotify instances and watches, queued signals, bytes of
-    message queues, locked memory, processes) it counts for all ids inside together against the owner outside, up to this
-    process's resource limits and the machine's limits for a user. Were the owner root, sandboxes would use up what root may have.
+    Its owner is `first`. What the kernel counts per user and namespace (inotify instances and watches, queued signals,
+    bytes of message queues, locked memory, processes) it counts for all ids inside together against the owner outside,
+    up to this process's resource limits and the machine's limits for a user. If the owner were root, sandboxes would
+    use up root's limits.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
@@ -48,14 +49,16 @@ def make(first: int, count: int) -> int:
 
 
 def _live_in_new(control: socket.socket, owner: int) -> NoReturn:
-    """Make a user namespace that belongs to `owner`, hand it to the other side, and wait there until its ids are mapped."""
+    """Create a user namespace that belongs to `owner`, pass it to the other side, and wait until its ids are mapped."""
     try:
-        proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)  # the owner may not look for it in our root
+        proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)  # the owner may not look it up in our root
         capabilities = kernel.capset_arguments(kernel.effective_capabilities())
         os.seteuid(owner)
-        kernel.libc.capset(*capabilities)  # taken by the other id; some machines let nobody else make user namespaces
+        kernel.libc.capset(
+            *capabilities
+        )  # removed by the change of id; some machines let nobody else create user namespaces
         kernel.unshare(kernel.CLONE_NEWUSER)
-        # From here: another process would need CAP_SYS_PTRACE to open the namespace of one whose owner it is not.
+        # Opened here, because another process would need CAP_SYS_PTRACE to open a namespace that it does not own.
         fd = os.open("self/ns/user", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc)
         protocol.send(control, {}, [fd])
         control.recv(1)
@@ -69,7 +72,7 @@ def _live_in_new(control: socket.socket, owner: int) -> NoReturn:
 
 def _forbid_more(proc: int) -> None:
     for kind in _NO_MORE:
-        with contextlib.suppress(OSError):  # a kernel without that kind; an outer container that hides the file
+        with contextlib.suppress(OSError):  # a kernel without that type; an outer container that hides the file
             _write(f"sys/user/max_{kind}_namespaces", "0", proc)
 
 

@@ -1,7 +1,7 @@
-"""Volumes in a sandbox: directories of the store, laid over places in its root file system.
+"""Volumes in a sandbox: directories of the store, mounted in its root file system.
 
-Each is opened before the sandbox's root is entered, where the store can be seen, and attached after that, where a path can
-lead nowhere but into the sandbox: what its template or snapshot put there is not to be trusted, and symbolic links least.
+Each is opened before the sandbox's root is entered, where the store is visible, and attached after that, where a path
+can only lead into the sandbox: what its template or snapshot put there is not trusted, especially symbolic links.
 """
 
 from __future__ import annotations
@@ -17,19 +17,20 @@ from sandyard.engine.drivers.namespace.kernel import libc
 from sandyard.engine.drivers.namespace.zygote.rootfs import CLOSE_LAYERS, FIRST_LAYER_FD
 from sandyard.engine.drivers.namespace.zygote.script import Step
 
-Volumes = Sequence[tuple[str, str, bool]]  # where it is in the zygote's root, where it goes, whether it is read-only
+Volumes = Sequence[tuple[str, str, bool]]  # path in the zygote's root, path in the sandbox, whether it is read-only
 
 _SYS_OPENAT2 = 437
 _NO_XDEV, _NO_MAGICLINKS, _IN_ROOT = 0x01, 0x02, 0x10
 _MOVE_MOUNT_T_EMPTY_PATH = 0x40
 _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
-# No other mount on the way: not /proc or /dev by a link, and not another volume, which would hide one below the other.
+# No other mount on the way: not /proc or /dev through a link, and not another volume, which would hide one below the other.
 _HOW = struct.pack("3Q", _FOLDER, 0, _NO_XDEV | _NO_MAGICLINKS | _IN_ROOT)
 _DOING = "mount its volumes"
 
 
 def open_all(volumes: Volumes, userns_fd: int, *, rootless: bool) -> list[Step]:
-    """Copies of the mounts, with ids mapped to the sandbox's own range, in the lowest free descriptors."""
+    """Return the steps that copy the mounts, with ids mapped to the sandbox's own range, into the lowest free
+    descriptors."""
     steps: list[Step] = []
     clone = kernel.OPEN_TREE_CLONE | os.O_CLOEXEC
     for number, (source, _, read_only) in enumerate(volumes):
@@ -43,11 +44,11 @@ def open_all(volumes: Volumes, userns_fd: int, *, rootless: bool) -> list[Step]:
 
 
 def attach_all(volumes: Volumes, uid: int, capabilities: tuple[bytes, bytes], *, rootless: bool) -> list[Step]:
-    """In the sandbox's root. `uid` is its root, to whom places that have to be made will belong."""
+    """Return the steps that attach them in the sandbox's root. `uid` is its root, which will own missing directories."""
     if not volumes:
         return []
     become: list[Step] = [(libc.setfsgid, (uid,), _DOING), (libc.setfsuid, (uid,), _DOING)]
-    become.append((libc.capset, capabilities, _DOING))  # with another file system id the kernel took some away
+    become.append((libc.capset, capabilities, _DOING))  # with another file system id the kernel removed some
     back: list[Step] = [(libc.setfsuid, (0,), _DOING), (libc.setfsgid, (0,), _DOING)]
     attach: list[Step] = [
         (_attach, (FIRST_LAYER_FD + number, target), f"mount a volume on {target}")
@@ -67,7 +68,7 @@ def _attach(fd: int, target: str) -> int:
 
 
 def _made(target: str) -> int:
-    """A descriptor of that directory, which is made when it is missing, with all above it."""
+    """Return a descriptor of that directory, created with its parents if it is missing."""
     parts = target.strip("/").split("/")
     root = os.open("/", _FOLDER)
     here = os.dup(root)

@@ -39,7 +39,7 @@ class Filling:
 
     async def fill(self, value: str) -> str:
         if "${" in value and not self.secrets:
-            raise NotFoundError("there is no secret 'secret'.")
+            raise NotFoundError("secret 'secret' not found.")
         for name, secret in self.secrets.items():
             value = value.replace(name, secret)
         return value
@@ -274,7 +274,7 @@ async def test_plain_http_gets_headers_and_no_secret(yard: Yard) -> None:
     await yard.network.set_policy(0, NetworkPolicy(rules=(HostRule("plain.test", RULE.headers),)))
     answer = await yard.ask(request, PLAIN, port=80)
     assert answer.startswith("HTTP/1.1 502 ")
-    assert "use https" in answer
+    assert "Use https" in answer
     assert len(yard.plain.seen) == 2
 
 
@@ -287,7 +287,7 @@ async def test_a_secret_that_is_not_there_or_no_header(yard: Yard) -> None:
     yard.filling.secrets = {}
     answer = await yard.ask(GET)
     assert answer.startswith("HTTP/1.1 502 ")
-    assert "there is no secret 'secret'" in answer
+    assert "secret 'secret' not found" in answer
     assert yard.web.connections == 0
 
 

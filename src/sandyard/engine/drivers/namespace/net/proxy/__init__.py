@@ -1,17 +1,18 @@
-"""The way out for requests that a rule adds headers to: secrets are put in here, on the engine's side of the cable.
+"""The proxy for requests to which a rule adds headers: secrets are inserted here, on the engine's side of the cable.
 
-TCP connections to ports 80 and 443 of a sandbox that has rules are redirected here by the firewall, which has asked its
-policy first. What is not for a rule's host is passed on byte by byte to where it was going. For a rule's host the proxy
-is the server: it shows a certificate of the engine's authority, reads HTTP/1.1, sets the headers, and sends the request
-to the host as it finds it itself, over TLS that it checks.
+The firewall redirects TCP connections to ports 80 and 443 of a sandbox with rules here, after checking its policy.
+Traffic that is not for a rule's host is forwarded unchanged to its destination. For a rule's host the proxy acts as the
+server: it presents a certificate of the engine's authority, reads HTTP/1.1, sets the headers, and sends the request to
+the host, which it resolves itself, over verified TLS.
 
-What holds, whatever a sandbox tries
-- The proxy reaches nothing that the sandbox could not: every connection it opens begins in the sandbox's own network
-  namespace, and meets the same rules of the same firewall.
-- Where a request with a secret goes is never the sandbox's word: the name is resolved by the host's name servers, the
-  certificate must be that name's, and the request must be for that very host. Over plain HTTP no secret is sent.
-- What the server reads as one request is what was read as one here: requests are parsed and written anew.
-- Connections, their rate, heads and waiting are bounded, for one sandbox and for all.
+Guarantees, whatever a sandbox tries
+- The proxy reaches nothing that the sandbox could not: every connection it opens starts in the sandbox's own network
+  namespace, and passes the same rules of the same firewall.
+- The sandbox never decides where a request with a secret goes: the name is resolved by the host's name servers, the
+  certificate must be valid for that name, and the request must be for exactly that host. Secrets are never sent over
+  plain HTTP.
+- The server sees exactly the requests that were parsed here, because requests are parsed and written again.
+- Connections, their rate, heads and waiting times are limited, for one sandbox and for all.
 
-A sandbox can go around it (another port, HTTP/3, a mark on its packets): then nothing is added.
+A sandbox can bypass it (another port, HTTP/3, a mark on its packets): then nothing is added.
 """

@@ -1,5 +1,5 @@
-"""The proxy in a thread and an event loop of its own: what sandboxes send through it takes turns with the engine's own work,
-and never stands before it for longer than the interpreter's switch interval."""
+"""Runs the proxy in a separate thread and event loop, so that sandboxes' traffic never delays the engine's own work for
+longer than the interpreter's switch interval."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _T = TypeVar("_T")
 
 
 class ProxyThread:
-    """The verbs of a Proxy, for the engine's loop."""
+    """The methods of a Proxy, for the engine's loop."""
 
     def __init__(self, make: Callable[[], Proxy]) -> None:
         """`make` is called in the thread."""
@@ -31,7 +31,7 @@ class ProxyThread:
         self.port = 0
 
     async def open(self, address: IPv4Address) -> None:
-        """Raises OSError."""
+        """Open the proxy. Raises OSError."""
         self._thread.start()
         await asyncio.to_thread(self._running.wait)
         try:

@@ -1,5 +1,5 @@
-"""Connections that the proxy opens: always from inside the sandbox's own network namespace, so that the firewall asks them
-what it asks the sandbox."""
+"""Connections that the proxy opens: always from inside the sandbox's own network namespace, so that the firewall checks
+them like those of the sandbox."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from sandyard.engine.drivers.namespace.net.proxy.sockets import keep_alive
 from sandyard.engine.drivers.namespace.net.upstream import Upstream
 
 MARK = 0x2B
-"""The DSCP value by which the firewall knows our packets and does not send them back to us. It is cleared on the way, and
-gives nothing to a sandbox that sets it too."""
+"""The DSCP value by which the firewall recognises our packets and does not redirect them again. It is cleared on the
+way, and a sandbox that sets it gains nothing."""
 
-_TRIED = 4  # addresses of one name
+_TRIED = 4  # addresses tried for one name
 _CONNECT, _HANDSHAKE = 8.0, 10.0
 
 
 class RefusedError(Exception):
-    """The request goes nowhere; the client is told this sentence, with that status."""
+    """The request is not forwarded; the client gets this message with that status."""
 
     def __init__(self, status: int, sentence: str) -> None:
         super().__init__(sentence)
@@ -36,15 +36,16 @@ class RefusedError(Exception):
 
 
 SocketIn = Callable[[int], Awaitable[socket.socket]]
-"""A new TCP socket in the namespace with this index."""
+"""Returns a new TCP socket in the namespace with this index."""
 Admit = Callable[[IPv4Address, str, Mapping[IPv4Address, int]], Awaitable[None]]
 
 
 class Dialler:
-    """`admit` opens, for the sandbox with that address, what a name was resolved to, if its policy allows the name."""
+    """`admit` opens the addresses that a name resolved to for the sandbox with that address, if its policy allows the
+    name."""
 
     def __init__(self, socket_in: SocketIn, upstream: Upstream, admit: Admit, ca_file: Path | None) -> None:
-        """Blocks for a moment. `ca_file` holds authorities to be trusted besides the machine's."""
+        """Blocks briefly. `ca_file` contains authorities that are trusted in addition to the machine's."""
         self._socket_in = socket_in
         self._upstream = upstream
         self._admit = admit
@@ -55,7 +56,7 @@ class Dialler:
         self._tls.set_alpn_protocols(["http/1.1"])
 
     async def to_address(self, index: int, address: IPv4Address, port: int) -> socket.socket:
-        """Raises OSError."""
+        """Connect to an address. Raises OSError."""
         connection = await self._socket_in(index)
         try:
             connection.setsockopt(socket.SOL_IP, socket.IP_TOS, MARK << 2)
@@ -68,7 +69,7 @@ class Dialler:
         return connection
 
     async def to_host(self, index: int, sandbox: IPv4Address, host: str, port: int) -> socket.socket:
-        """Raises RefusedError."""
+        """Connect to a host by name. Raises RefusedError."""
         found = await self._resolve(host)
         if not found:
             raise RefusedError(502, f"The name {host} does not resolve.")
@@ -80,11 +81,12 @@ class Dialler:
             except OSError as error:
                 reason = error.strerror or "no answer in time"
         raise RefusedError(
-            502, f"{host} cannot be reached from this sandbox: {reason}. Does its network policy allow the host?"
+            502,
+            f"{host} cannot be reached from this sandbox: {reason}. Check whether its network policy allows the host.",
         )
 
     async def secured(self, connection: socket.socket, host: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """TLS with this very host on a connection, which becomes the streams'. Raises RefusedError."""
+        """Start TLS with this host on a connection, which the streams take over. Raises RefusedError."""
         try:
             return await asyncio.open_connection(
                 sock=connection, ssl=self._tls, server_hostname=host, ssl_handshake_timeout=_HANDSHAKE
@@ -92,9 +94,9 @@ class Dialler:
         except ssl.SSLCertVerificationError as error:
             connection.close()
             raise RefusedError(502, f"The certificate of {host} is not valid: {error.verify_message}.") from error
-        except OSError as error:  # ssl.SSLError and TimeoutError are such
+        except OSError as error:  # includes ssl.SSLError and TimeoutError
             connection.close()
-            raise RefusedError(502, f"There is no TLS with {host}: {error}.") from error
+            raise RefusedError(502, f"The TLS connection to {host} failed: {error}.") from error
 
     async def _resolve(self, host: str) -> dict[IPv4Address, int]:
         try:

@@ -1,6 +1,6 @@
-"""A connection for a rule's host: request by request, streamed both ways, over one connection to the real one.
+"""A connection for a rule's host: request by request, streamed both ways, over one connection to the real host.
 
-The two belong together: either side's end is the other's. A reply that is not whole never looks whole.
+The two belong together: if either side ends, the other is closed. An incomplete reply never looks complete.
 """
 
 from __future__ import annotations
@@ -26,31 +26,32 @@ _READ = 64 << 10
 _FIRST, _NEXT = 30.0, 120.0  # seconds for the first request's head, and between requests
 _LAST_WORDS = 2.0
 _FAREWELL = 10.0
-_STALLED = 120.0  # seconds in which a peer takes nothing of what it is sent
-_AHEAD = 64 << 10  # bytes a client may send beyond the request that is being answered
+_STALLED = 120.0  # seconds in which a peer accepts no data
+_AHEAD = 64 << 10  # bytes a client may send beyond the current request
 
 
 class GoneError(Exception):
-    """A peer ended where it may not."""
+    """A peer closed the connection unexpectedly."""
 
 
 @dataclass(slots=True)
 class _Side:
-    """One of the two connections: its bytes, and what they mean."""
+    """One of the two connections: its bytes and their parser."""
 
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
     http: h11.Connection
 
     async def event(self) -> object:
-        """The next one; `PAUSED` when nothing more is due now. GoneError when the peer speaks something else."""
+        """Return the next event; `PAUSED` if nothing more is expected now. Raises GoneError if the peer violates the
+        protocol."""
         while True:
             try:
                 event = self.http.next_event()
             except h11.RemoteProtocolError as error:
                 raise GoneError(str(error)) from error
             if event is not h11.NEED_DATA:
-                await take_turn()  # of one read there may be ten thousand
+                await take_turn()  # one read may contain ten thousand events
                 return event
             self.http.receive_data(await self.reader.read(_READ))
 
@@ -63,8 +64,8 @@ class _Side:
 
 
 class Exchange:
-    """`rule` gives what is to be done at this moment, None when that host has no rule any more. `dial` gives the connection
-    to the host; raises RefusedError."""
+    """`rule` returns the current rule, or None if the host no longer has one. `dial` returns the connection to the
+    host; raises RefusedError."""
 
     def __init__(
         self,
@@ -85,22 +86,22 @@ class Exchange:
         self._server: _Side | None = None
 
     async def run(self) -> None:
-        """Until the connection ends. What goes wrong is told the client where it can still be told."""
+        """Serve until the connection ends. Errors are reported to the client if that is still possible."""
         try:
             patience = _FIRST
             while await self._one(patience):
                 patience = _NEXT
         except RefusedError as refused:
             await self._tell(refused.status, refused.sentence)
-        except (GoneError, h11.LocalProtocolError, OSError):  # TimeoutError is one
-            await self._tell(502, f"{self._host} did not answer as a web server does, or broke off.")
+        except (GoneError, h11.LocalProtocolError, OSError):  # includes TimeoutError
+            await self._tell(502, f"{self._host} sent an invalid response or closed the connection.")
         finally:
             if self._server is not None:
                 self._server.writer.transport.abort()
             await self._close()
 
     async def _one(self, patience: float) -> bool:
-        """One request and its answer; whether there may be another."""
+        """Handle one request and its response. Return whether there may be another."""
         request = await self._request(patience)
         if request is None:
             return False
@@ -121,10 +122,10 @@ class Exchange:
         return True
 
     async def _request(self, patience: float) -> h11.Request | None:
-        """None when the client has ended, or says nothing for too long; when the server has ended, too."""
+        """Return the next request, or None if the client or the server has ended, or the client is silent for too long."""
         asking = asyncio.ensure_future(self._client.event())
         watched: set[asyncio.Future[object]] = {asking}
-        if self._server is not None:  # when it ends, or says something nobody asked for
+        if self._server is not None:  # detects its end or unexpected data
             watched.add(asyncio.ensure_future(self._server.reader.read(1)))
         try:
             done, _ = await asyncio.wait(watched, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
@@ -132,7 +133,7 @@ class Exchange:
                 return None
             event = asking.result()
         except GoneError as error:
-            raise RefusedError(400, f"This is no request that can be passed on: {error}.") from error
+            raise RefusedError(400, f"The request cannot be forwarded: {error}.") from error
         finally:
             for task in watched:
                 task.cancel()
@@ -140,13 +141,13 @@ class Exchange:
         return event if isinstance(event, h11.Request) else None
 
     async def _relayed(self, server: _Side) -> bool:
-        """The body there, and the answer back; whether both speak another protocol from now on."""
+        """Forward the body and the response. Return whether both sides switch to another protocol."""
         sending = asyncio.ensure_future(self._send_body(server))
         answering = asyncio.ensure_future(self._answer(server))
         try:
             await asyncio.wait({sending, answering}, return_when=asyncio.FIRST_COMPLETED)
             if not answering.done() and isinstance(sending.exception(), OSError):
-                # a server that does not want the body may have said why
+                # a server that rejects the body may have sent the reason
                 await asyncio.wait({answering}, timeout=_LAST_WORDS)
             if not answering.done():
                 sending.result()
@@ -169,7 +170,7 @@ class Exchange:
             raise GoneError("the client has gone")
         await server.send(h11.EndOfMessage())
         ahead = 0
-        while ahead < _AHEAD:  # what comes now is the next request; what matters is that it does not end
+        while ahead < _AHEAD:  # further data is the next request; only the end of the connection matters here
             data = await client.reader.read(_READ)
             if not data:
                 raise GoneError("the client has gone")
@@ -181,7 +182,7 @@ class Exchange:
         while True:
             event = await server.event()
             if isinstance(event, h11.InformationalResponse):
-                if event.status_code != 100:  # which the client has had from us
+                if event.status_code != 100:  # the client already got it from us
                     headers = rewriting.incoming(event)
                     await self._client.send(h11.InformationalResponse(status_code=event.status_code, headers=headers))
                 if event.status_code == 101:
@@ -202,7 +203,7 @@ class Exchange:
                 raise GoneError("the server has gone")
 
     async def _pass_on(self, server: _Side) -> None:
-        """After a switch of protocols: bytes, unread, until either side ends."""
+        """After a protocol switch: forward bytes unparsed until either side ends."""
         both = [
             asyncio.ensure_future(_copy(one.http.trailing_data[0], one.reader, other.writer))
             for one, other in ((self._client, server), (server, self._client))
@@ -215,7 +216,7 @@ class Exchange:
             await asyncio.gather(*both, return_exceptions=True)
 
     async def _tell(self, status: int, sentence: str) -> None:
-        """If no answer has begun."""
+        """Send an error if no response has begun."""
         http = self._client.http
         if http.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             return
@@ -230,7 +231,7 @@ class Exchange:
 
     async def _close(self) -> None:
         writer = self._client.writer
-        if self._client.http.our_state is h11.SEND_BODY:  # an answer that has not ended must not look as if it had
+        if self._client.http.our_state is h11.SEND_BODY:  # an incomplete response must not look complete
             writer.transport.abort()
             return
         writer.close()

@@ -1,4 +1,4 @@
-"""Who a connection is for, read from its first bytes and nothing else: TLS says it in its hello, HTTP in its head."""
+"""Determine the destination host of a connection from its first bytes: from the TLS client hello or the HTTP head."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ import re
 from dataclasses import dataclass
 
 LONGEST = 32 << 10
-"""Bytes that are looked at; what has not said it by then is taken for something else."""
+"""Maximum number of bytes to inspect; a connection without a host by then is treated as another protocol."""
 
-_LONGEST_NAME = 253  # no host's name is longer, and looking for its rule takes time that grows with it
+_LONGEST_NAME = 253  # host names are never longer, and the time to look up a rule grows with the length
 _HANDSHAKE, _CLIENT_HELLO, _SERVER_NAME, _HOST_NAME = 22, 1, 0, 0
 _METHOD = re.compile(rb"[A-Z]{1,20} ")
 _METHOD_BEGUN = re.compile(rb"[A-Z]{0,20}")
-_HOST = re.compile(rb"\nhost:([^\r\n]*)\r?\n", re.IGNORECASE)  # nothing in it can match in two ways: heads are hostile
+_HOST = re.compile(rb"\nhost:([^\r\n]*)\r?\n", re.IGNORECASE)  # unambiguous, because heads are hostile
 _HEAD_END = re.compile(rb"\r?\n\r?\n")
 
 
 @dataclass(frozen=True, slots=True)
 class Greeting:
-    """`host` in lower case without port and final dot; None when the first bytes name none that a rule could have."""
+    """`host` is in lower case without port and final dot; None if the first bytes contain none that a rule could have."""
 
     host: str | None
 
 
 def of_tls(data: bytes) -> Greeting | None:
-    """None: not enough bytes to say."""
+    """Parse TLS. Return None if more bytes are needed."""
     try:
         message = _first_message(data)
     except IndexError:
@@ -38,7 +38,7 @@ def of_tls(data: bytes) -> Greeting | None:
 
 
 def of_http(data: bytes) -> Greeting | None:
-    """None: not enough bytes to say."""
+    """Parse HTTP. Return None if more bytes are needed."""
     if not _METHOD.match(data):
         begun = _METHOD_BEGUN.match(data)
         return None if begun is not None and begun.end() == len(data) else Greeting(None)
@@ -50,7 +50,7 @@ def of_http(data: bytes) -> Greeting | None:
 
 
 def plain_host(value: bytes, port: int) -> str | None:
-    """A Host header's name in its one spelling; None when it is no name, or has a port that is not this one."""
+    """Return the normalised name of a Host header, or None if it is not a name or has another port."""
     name, colon, said = value.partition(b":")
     if colon and said != str(port).encode():
         return None
@@ -62,7 +62,8 @@ def plain_host(value: bytes, port: int) -> str | None:
 
 
 def _first_message(data: bytes) -> bytes | None:
-    """The body of a client's hello out of its records. IndexError when it is not all there, None when it is none."""
+    """Return the body of a client hello from its records, or None if it is not one. Raises IndexError if it is
+    incomplete."""
     message, at = b"", 0
     while True:
         if data[at] != _HANDSHAKE or data[at + 1] != 3:

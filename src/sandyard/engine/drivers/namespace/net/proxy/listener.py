@@ -1,4 +1,4 @@
-"""Where redirected connections arrive: whose they are, whom they are for, and what becomes of them."""
+"""Accepts redirected connections and determines their sandbox, their destination and how to handle them."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from sandyard.kit.errors import SandyardError
 log = logging.getLogger(__name__)
 
 HTTP, HTTPS = 80, 443
-_OF_ONE, _OF_ALL = 256, 4096  # connections at once
-_SILENT = 5.0  # seconds after which one that says nothing is not waited for: its server may speak first
+_OF_ONE, _OF_ALL = 256, 4096  # concurrent connections
+_SILENT = 5.0  # seconds after which a silent client is no longer waited for, because its server may send first
 _HANDSHAKE = 10.0
 _BUFFER = 64 << 10
 
 
 @dataclass(slots=True)
 class _Client:
-    """A sandbox. Its connections are kept with their sockets, to be cut when it ends."""
+    """A sandbox. Its connections are tracked with their sockets, so that they can be closed when it ends."""
 
     index: int
     address: IPv4Address
@@ -47,10 +47,10 @@ class _Client:
 class _Link:
     sockets: list[socket.socket]
     task: asyncio.Task[None] | None = None
-    transport: asyncio.WriteTransport | None = None  # of the client's side, when its requests are rewritten
+    transport: asyncio.WriteTransport | None = None  # the client's side, if its requests are rewritten
 
     def end(self) -> None:
-        """At once: a peer that does not answer is not waited for."""
+        """Close immediately, without waiting for a peer that does not respond."""
         for connection in self.sockets:
             cut(connection)
         if self.transport is not None:
@@ -94,8 +94,8 @@ class Proxy:
         await asyncio.gather(*ending)
 
     def serve(self, index: int, address: IPv4Address, egress: Egress) -> None:
-        """Take this sandbox's connections, by these rules, from the next request on. Connections that were taken by rules
-        that have changed end."""
+        """Handle this sandbox's connections with these rules from the next request on. Existing connections with
+        changed rules are closed."""
         client = self._clients.setdefault(str(address), _Client(index, address, egress))
         changed = client.egress.rules != egress.rules
         client.index, client.egress = index, egress
@@ -105,7 +105,7 @@ class Proxy:
                     link.end()
 
     async def forget(self, address: IPv4Address) -> None:
-        """The sandbox is gone: nothing of ours may keep its namespace. Idempotent."""
+        """Remove a sandbox that is gone: nothing here may keep its namespace alive. Idempotent."""
         client = self._clients.pop(str(address), None)
         if client is None:
             return
@@ -118,7 +118,7 @@ class Proxy:
         while True:
             try:
                 connection, peer = await loop.sock_accept(listener)
-            except OSError as error:  # no descriptor is free
+            except OSError as error:  # no free descriptor
                 log.warning("proxy_accept_failed error=%s", error)
                 await asyncio.sleep(0.1)
                 continue
@@ -194,7 +194,7 @@ class Proxy:
 
 
 async def _streams(connection: socket.socket, context: ssl.SSLContext | None) -> Streams:
-    """A server's end of the connection, with TLS where there is a context. Raises OSError."""
+    """Return streams for the server's end of the connection, with TLS if there is a context. Raises OSError."""
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader(limit=_BUFFER)
     protocol = asyncio.StreamReaderProtocol(reader)

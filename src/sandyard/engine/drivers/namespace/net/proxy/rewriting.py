@@ -1,4 +1,4 @@
-"""A request for a rule's host, as it goes on: for that host alone, with the rule's headers, in a framing of our own."""
+"""Rewrites a request for a rule's host: for that host only, with the rule's headers, and with our own framing."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from sandyard.kit.headers import HOP_BY_HOP
 Headers = list[tuple[bytes, bytes]]
 Message = h11.Request | h11.Response | h11.InformationalResponse
 
-_REFUSED_METHODS = frozenset((b"CONNECT", b"TRACE"))  # one opens a tunnel, the other asks to be shown the headers
+_REFUSED_METHODS = frozenset((b"CONNECT", b"TRACE"))  # CONNECT opens a tunnel, TRACE would return the headers
 _VALUE = re.compile(rb"[^\x00-\x08\x0a-\x1f\x7f]*")
 
 
 async def outgoing(request: h11.Request, host: str, rule: HostRule, outbound: Outbound, *, secure: bool) -> h11.Request:
-    """Raises RefusedError."""
+    """Return the request to send. Raises RefusedError."""
     if request.method in _REFUSED_METHODS:
-        raise RefusedError(405, f"{request.method.decode()} is not passed on to a host that a network rule is for.")
+        raise RefusedError(405, f"{request.method.decode()} requests are not allowed for a host with a network rule.")
     if not request.target.startswith(b"/") and request.target != b"*":
-        raise RefusedError(400, "A request names its path alone, not a whole address.")
+        raise RefusedError(400, "The request target must be a path, not a complete URL.")
     hosts = [value for name, value in request.headers if name == b"host"]
     if len(hosts) != 1 or plain_host(hosts[0], 443 if secure else 80) != host:
-        raise RefusedError(421, f"This connection is for {host}: requests for another host need one of their own.")
+        raise RefusedError(421, f"This connection is for {host}. Requests for another host need a separate connection.")
     upgrade = is_websocket(request)
     added = await _filled(host, rule, outbound, secure=secure)
     replaced = {name.lower() for name, _ in added}
@@ -43,8 +43,8 @@ async def outgoing(request: h11.Request, host: str, rule: HostRule, outbound: Ou
 
 
 def incoming(response: h11.Response | h11.InformationalResponse) -> Headers:
-    """The headers of an answer as the sandbox gets them."""
-    headers = end_to_end(response, (b"alt-svc",))  # which would lead clients to HTTP/3, around us
+    """Return the headers of a response as the sandbox gets them."""
+    headers = end_to_end(response, (b"alt-svc",))  # it would lead clients to HTTP/3, which bypasses the proxy
     if any(name == b"transfer-encoding" for name, _ in response.headers):
         headers = [pair for pair in headers if pair[0].lower() != b"content-length"]
         headers.append((b"Transfer-Encoding", b"chunked"))
@@ -54,7 +54,7 @@ def incoming(response: h11.Response | h11.InformationalResponse) -> Headers:
 
 
 def ends_connection(response: h11.Response) -> bool:
-    """Whether the server will close after this answer."""
+    """Return whether the server will close the connection after this response."""
     framed = any(name in (b"content-length", b"transfer-encoding") for name, _ in response.headers)
     bodiless = response.status_code in (204, 304)
     return b"close" in _tokens(response.headers) or response.http_version < b"1.1" or not (framed or bodiless)
@@ -66,8 +66,8 @@ def is_websocket(request: h11.Request) -> bool:
 
 
 def end_to_end(message: Message, besides: Sequence[bytes]) -> Headers:
-    """Its headers, in its spelling, without what is about one connection only, and without these."""
-    named = _tokens(message.headers) - {b"content-length", b"host"}  # whatever `Connection` says, these are needed
+    """Return the headers in their original spelling, without those that concern only one connection, and without these."""
+    named = _tokens(message.headers) - {b"content-length", b"host"}  # needed whatever `Connection` says
     dropped = HOP_BY_HOP | named | set(besides)
     return [(name, value) for name, value in message.headers.raw_items() if name.lower() not in dropped]
 
@@ -82,14 +82,15 @@ async def _filled(host: str, rule: HostRule, outbound: Outbound, *, secure: bool
     added: Headers = []
     for name, value in rule.headers:
         if not secure and outbound.holds_secret(value):
-            raise RefusedError(502, f"A network rule puts a secret into requests to {host}: use https, not http.")
+            raise RefusedError(502, f"A network rule adds a secret to requests to {host}. Use https instead of http.")
         try:
             content = (await outbound.fill(value)).encode()
         except SandyardError as error:
-            raise RefusedError(502, f"The header {name} for {host} cannot be filled in: {error.message}") from error
+            raise RefusedError(502, f"Could not set the header {name} for {host}: {error.message}") from error
         if not _VALUE.fullmatch(content) or content != content.strip():
             raise RefusedError(
-                502, f"The header {name} for {host} cannot be filled in: the secret holds what no header may."
+                502,
+                f"Could not set the header {name} for {host}: the secret contains characters that are not allowed in a header.",
             )
         added.append((name.encode(), content))
     return added

@@ -1,4 +1,4 @@
-"""Raw sockets of redirected connections: where they were going, their first bytes, and passing all of them on."""
+"""Raw sockets of redirected connections: their original destination, their first bytes, and forwarding."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ T = TypeVar("T")
 
 _SO_ORIGINAL_DST = 80
 _BUFFER = 64 << 10
-_SILENCE, _PROBES, _BETWEEN = 60, 6, 15  # seconds, probes, seconds: after which a peer that has gone is noticed
+_SILENCE, _PROBES, _BETWEEN = 60, 6, 15  # seconds, probes, seconds: after which a lost peer is detected
 
 
 def original_destination(connection: socket.socket) -> tuple[IPv4Address, int]:
-    """What the client dialled, before the firewall redirected it. OSError for a connection that was not redirected."""
+    """Return the client's destination before the firewall redirected it. Raises OSError for a connection that was not
+    redirected."""
     port, address = struct.unpack_from("!2xH4s", connection.getsockopt(socket.SOL_IP, _SO_ORIGINAL_DST, 16))
     return IPv4Address(address), port
 
@@ -32,14 +33,14 @@ def keep_alive(connection: socket.socket) -> None:
 
 
 def cut(connection: socket.socket) -> None:
-    """Let closing it be a reset: a socket that still has something to say would keep its network namespace."""
+    """Make closing the socket a reset: a socket with unsent data would keep its network namespace alive."""
     with contextlib.suppress(OSError):
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
 async def peek(connection: socket.socket, read: Callable[[bytes], T | None], limit: int) -> T | None:
-    """Look at the first bytes without taking them, until `read` makes something of them. None when the peer ends, or has
-    sent `limit` bytes, before that."""
+    """Inspect the first bytes without consuming them, until `read` returns a result. None if the peer ends, or has sent
+    `limit` bytes, before that."""
     seen = 0
     try:
         while True:
@@ -57,7 +58,7 @@ async def peek(connection: socket.socket, read: Callable[[bytes], T | None], lim
 
 
 async def splice(one: socket.socket, other: socket.socket) -> None:
-    """Pass bytes on in both directions until both have ended, or one of them broke. The caller closes."""
+    """Forward bytes in both directions until both sides have ended, or one failed. The caller closes them."""
     both = [asyncio.ensure_future(_pass(*pair)) for pair in ((one, other), (other, one))]
     try:
         await asyncio.wait(both, return_when=asyncio.FIRST_EXCEPTION)
