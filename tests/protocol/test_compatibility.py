@@ -1,4 +1,4 @@
-"""The document on compatibility is of the JavaScript packages that are installed; see also tests/unit/test_compatibility.py."""
+"""Check that the compatibility document matches the installed JavaScript packages; see also tests/unit/test_compatibility.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The document on compatibility is of the SDKs that are installed; JavaScript's half is tests/protocol/test_compatibility.py."""
+"""Check that the compatibility document matches the installed Python SDKs; tests/protocol/test_compatibility.py checks JavaScript."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from tests.protocol.clients import table
 from tests.protocol.compatibility import document, verbs
 
-STALE = "docs/e2b-compatibility.md is of another SDK: `make compatibility` makes it anew."
+STALE = "docs/e2b-compatibility.md was generated for a different SDK version: run `make compatibility`."
 
 
 @pytest.fixture(scope="module")
@@ -84,5 +84,5 @@ def test_of_several_tests_the_one_about_the_verb_is_named() -> None:
 
 
 def test_the_document_on_clients_is_of_these_clients() -> None:
-    assert table.TARGET.read_text() == table.write_document(table.read_clients()), "`make clients` writes it anew"
+    assert table.TARGET.read_text() == table.write_document(table.read_clients()), "run `make clients` to regenerate it"
     assert all(client.script.exists() and client.pinned["e2b"] for client in table.read_clients())

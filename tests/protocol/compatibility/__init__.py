@@ -1,4 +1,4 @@
-"""Which verbs of the SDKs and the CLI are known to work: what they have, what passing tests called, and the document.
+"""Find which methods of the SDKs and commands of the CLI work, from the packages and the calls of passing tests.
 
-`make compatibility` runs the tests of the protocol with the recorder on and writes docs/e2b-compatibility.md.
+`make compatibility` runs the protocol tests with recording enabled and writes docs/e2b-compatibility.md.
 """

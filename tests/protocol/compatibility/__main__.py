@@ -1,4 +1,4 @@
-"""`python -m tests.protocol.compatibility FOLDER`: write the document from the notes in FOLDER."""
+"""`python -m tests.protocol.compatibility FOLDER`: write the document from the records in FOLDER."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from . import document, verbs
 def main(folder: Path) -> None:
     seen = document.read(folder)
     if not seen:
-        sys.exit(f"{folder} holds no notes: run the tests with SANDYARD_COMPATIBILITY={folder} first.")
+        sys.exit(f"{folder} has no records: run the tests with SANDYARD_COMPATIBILITY={folder} first.")
     known = [*verbs.python(), *verbs.javascript(), *verbs.commands(_cli)]
     document.TARGET.write_text(document.write(known, seen, verbs.versions()))
     missing = sorted({f"{verb.row} ({verb.language})" for verb in known if verb not in seen})

@@ -1,7 +1,7 @@
-"""Notes which verbs each test calls, while SANDYARD_COMPATIBILITY names a folder for the notes. Without it, nothing.
+"""Record which verbs each test calls, into the folder that SANDYARD_COMPATIBILITY names. Without the variable, record nothing.
 
-A verb is noted when a test calls it, not when the SDK does so itself on the way of another. One file for each process:
-tests may run in several.
+A verb is recorded when a test calls it, not when the SDK calls it from another verb. Each process writes its own file, because tests may
+run in several processes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def folder() -> Path | None:
 
 
 def javascript_environment(test: str) -> dict[str, str]:
-    """What a process of node needs to note its verbs as those of `test`, which pytest runs."""
+    """Return the variables that make a Node process record its verbs under `test`, the test that pytest runs."""
     if folder() is None:
         return {}
     return {"NODE_OPTIONS": f"--import={HOOK.as_uri()}", "SANDYARD_COMPATIBILITY_TEST": test}
@@ -40,7 +40,7 @@ _active: list[Recorder] = []
 
 
 def configure(config: pytest.Config) -> None:
-    """Switch the recorder on, where it is wanted; every test counts then, the slow ones too."""
+    """Enable recording if SANDYARD_COMPATIBILITY is set. This also selects the slow tests."""
     into = folder()
     if into is not None and not _active:
         config.option.all = True
@@ -49,13 +49,13 @@ def configure(config: pytest.Config) -> None:
 
 
 def note_command(*words: str) -> None:
-    """A command of the CLI, such as `sandbox list`."""
+    """Record a CLI command, such as `sandbox list`."""
     for recorder in _active:
         recorder.called.add(Verb(CLI, "e2b", " ".join(words)))
 
 
 class Recorder:
-    """A plugin for pytest: patches the SDKs' classes, and writes what passing tests called when the run is over."""
+    """Pytest plugin that patches the SDKs' classes and, at the end of the run, writes the verbs that passing tests called."""
 
     def __init__(self, into: Path) -> None:
         self._into = into
@@ -91,7 +91,7 @@ class Recorder:
 
 
 class _Recorded:
-    """A method as it was, except that calling it is noted."""
+    """Wrap a method so that calls to it are recorded."""
 
     def __init__(self, original: Any, name: str, called: set[Verb]) -> None:
         self._original = original
