@@ -12,8 +12,8 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * Service.Health
-         * @description Always 200 while the process serves.
+         * Get health
+         * @description Report health. Always 200 while the process is serving requests.
          */
         get: operations["service_health"];
         put?: never;
@@ -32,9 +32,10 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * Service.Ready
-         * @description 200 when the database is reachable and migrated, the disk has room and an engine is configured. An engine that is down is shown, but
-         *     another copy of the platform could not reach it either.
+         * Get readiness
+         * @description Return 200 if the database is reachable and migrated, the disk has space and an engine is configured.
+         *
+         *     An unreachable engine is reported but does not make the platform unready, because another replica could not reach it either.
          */
         get: operations["service_ready"];
         put?: never;
@@ -53,8 +54,8 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * Service.Metrics
-         * @description Open to this machine; others need a token.
+         * Get metrics
+         * @description Return metrics. No authentication is needed from this machine; others need a token.
          */
         get: operations["service_metrics"];
         put?: never;
@@ -75,8 +76,8 @@ export interface paths {
         get?: never;
         put?: never;
         /**
-         * Login.Create
-         * @description Sets the cookie that a browser shows from then on.
+         * Sign in
+         * @description Sign in and set the session cookie.
          */
         post: operations["login_create"];
         delete?: never;
@@ -95,8 +96,8 @@ export interface paths {
         get?: never;
         put?: never;
         /**
-         * Login.Delete
-         * @description Ends the cookie's login. With a token there is nothing to end.
+         * Sign out
+         * @description End the cookie's session. With a token, does nothing.
          */
         post: operations["login_delete"];
         delete?: never;
@@ -112,7 +113,7 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** Login.Get */
+        /** Get current user */
         get: operations["login_get"];
         put?: never;
         post?: never;
@@ -131,8 +132,8 @@ export interface paths {
         };
         get?: never;
         /**
-         * Login.Password
-         * @description Changes the caller's own. All other logins end; API tokens stay valid.
+         * Change password
+         * @description Change your own password. Ends all your other sessions; API tokens stay valid.
          */
         put: operations["login_password"];
         post?: never;
@@ -152,8 +153,8 @@ export interface paths {
         get?: never;
         put?: never;
         /**
-         * Ticket.Create
-         * @description Good once, for 30 seconds, as `?ticket=` of an event stream or a terminal.
+         * Create ticket
+         * @description Create a ticket, valid once and for 30 seconds, as `?ticket=` of an event stream or a terminal.
          */
         post: operations["ticket_create"];
         delete?: never;
@@ -169,10 +170,10 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** User.List */
+        /** List users */
         get: operations["user_list"];
         put?: never;
-        /** User.Create */
+        /** Create user */
         post: operations["user_create"];
         delete?: never;
         options?: never;
@@ -188,22 +189,22 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * User.Get
-         * @description Everybody may see themselves; administrators see everybody.
+         * Get user
+         * @description Get a user. Users can see themselves; administrators can see everyone.
          */
         get: operations["user_get"];
         put?: never;
         post?: never;
         /**
-         * User.Delete
-         * @description Disables the person; what they made stays. Again: 204.
+         * Disable user
+         * @description Disable a user. What they created is kept. Idempotent.
          */
         delete: operations["user_delete"];
         options?: never;
         head?: never;
         /**
-         * User.Update
-         * @description A disabled person's tokens and logins stop working at once. The last administrator stays one.
+         * Update user
+         * @description Update a user. A disabled user's tokens and sessions stop working immediately. The last administrator cannot be removed.
          */
         patch: operations["user_update"];
         trace?: never;
@@ -216,12 +217,12 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * Token.List
-         * @description The caller's own, without those that were revoked.
+         * List tokens
+         * @description List your API tokens, without revoked ones.
          */
         get: operations["token_list"];
         put?: never;
-        /** Token.Create */
+        /** Create token */
         post: operations["token_create"];
         delete?: never;
         options?: never;
@@ -240,8 +241,8 @@ export interface paths {
         put?: never;
         post?: never;
         /**
-         * Token.Delete
-         * @description It stops working at once.
+         * Revoke token
+         * @description Revoke a token. It stops working immediately.
          */
         delete: operations["token_delete"];
         options?: never;
@@ -257,12 +258,12 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * Project.List
-         * @description Those the caller owns or is a member of; administrators see all.
+         * List projects
+         * @description List projects that you own or are a member of. Administrators see all projects.
          */
         get: operations["project_list"];
         put?: never;
-        /** Project.Create */
+        /** Create project */
         post: operations["project_create"];
         delete?: never;
         options?: never;
@@ -280,8 +281,8 @@ export interface paths {
         get?: never;
         put?: never;
         /**
-         * Project.Sample
-         * @description The caller's own project to try things with: a small repository that the platform makes, and tasks for it. Again: the same.
+         * Create sample project
+         * @description Create a sample project for the caller: a small repository and tasks for it. Idempotent.
          */
         post: operations["project_sample"];
         delete?: never;
@@ -297,18 +298,18 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** Project.Get */
+        /** Get project */
         get: operations["project_get"];
         put?: never;
         post?: never;
         /**
-         * Project.Delete
-         * @description Its tasks and secrets go with it; its sessions stay their owners'.
+         * Delete project
+         * @description Delete a project with its tasks and secrets. Its sessions are kept by their owners.
          */
         delete: operations["project_delete"];
         options?: never;
         head?: never;
-        /** Project.Update */
+        /** Update project */
         patch: operations["project_update"];
         trace?: never;
     };
@@ -320,8 +321,8 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * Project.Members
-         * @description Without the owner.
+         * List members
+         * @description List the project's members, without the owner.
          */
         get: operations["project_members"];
         put?: never;
@@ -341,14 +342,14 @@ export interface paths {
         };
         get?: never;
         /**
-         * Project.Add Member
-         * @description A member sees the project and what belongs to it. Again: 204.
+         * Add member
+         * @description Add a member, who can then see the project and everything in it. Idempotent.
          */
         put: operations["project_add_member"];
         post?: never;
         /**
-         * Project.Remove Member
-         * @description By the owner, or by the member. Again: 204.
+         * Remove member
+         * @description Remove a member. Allowed for the owner and for the member. Idempotent.
          */
         delete: operations["project_remove_member"];
         options?: never;
@@ -364,8 +365,8 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * Secret.List
-         * @description Names only: nothing in this API shows a value.
+         * List secrets
+         * @description List the names of secrets. No endpoint returns their values.
          */
         get: operations["secret_list"];
         put?: never;
@@ -385,12 +386,12 @@ export interface paths {
         };
         get?: never;
         /**
-         * Secret.Put
-         * @description Makes it, or replaces its value.
+         * Set secret
+         * @description Create a secret or replace its value.
          */
         put: operations["secret_put"];
         post?: never;
-        /** Secret.Delete */
+        /** Delete secret */
         delete: operations["secret_delete"];
         options?: never;
         head?: never;
@@ -404,7 +405,7 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** Audit.List */
+        /** List audit log */
         get: operations["audit_list"];
         put?: never;
         post?: never;
@@ -422,8 +423,8 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * Audit.Export
-         * @description Everything that matches, newest first, as it is read.
+         * Export audit log
+         * @description Export all matching entries as a stream, newest first.
          */
         get: operations["audit_export"];
         put?: never;
@@ -442,14 +443,14 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * Session.List
-         * @description Sessions you may see, newest first.
+         * List sessions
+         * @description List sessions you may see, newest first.
          */
         get: operations["session_list"];
         put?: never;
         /**
-         * Session.Create
-         * @description Begin a session. The answer does not wait for its sandbox: that is being provisioned.
+         * Create session
+         * @description Start a session. Responds immediately, while the sandbox is being created.
          */
         post: operations["session_create"];
         delete?: never;
@@ -465,18 +466,18 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** Session.Get */
+        /** Get session */
         get: operations["session_get"];
         put?: never;
         post?: never;
         /**
-         * Session.Delete
-         * @description With its sandbox, its messages and its checkpoint.
+         * Delete session
+         * @description Delete the session with its sandbox, messages and checkpoint.
          */
         delete: operations["session_delete"];
         options?: never;
         head?: never;
-        /** Session.Rename */
+        /** Rename session */
         patch: operations["session_rename"];
         trace?: never;
     };
@@ -490,8 +491,8 @@ export interface paths {
         get?: never;
         put?: never;
         /**
-         * Session.Archive
-         * @description Put it away; its sandbox is paused.
+         * Archive session
+         * @description Archive the session and pause its sandbox.
          */
         post: operations["session_archive"];
         delete?: never;
@@ -508,8 +509,8 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * Session.Sandbox
-         * @description The session's sandbox. Never wakes it.
+         * Get sandbox of session
+         * @description Get the session's sandbox. Does not resume it.
          */
         get: operations["session_sandbox"];
         put?: never;
@@ -529,7 +530,7 @@ export interface paths {
         };
         get?: never;
         put?: never;
-        /** Session.Pause */
+        /** Pause session */
         post: operations["session_pause"];
         delete?: never;
         options?: never;
@@ -546,7 +547,7 @@ export interface paths {
         };
         get?: never;
         put?: never;
-        /** Session.Resume */
+        /** Resume session */
         post: operations["session_resume"];
         delete?: never;
         options?: never;
@@ -564,8 +565,8 @@ export interface paths {
         get?: never;
         put?: never;
         /**
-         * Session.Provision
-         * @description A new sandbox, from the last checkpoint if there is one, in place of one that failed or was destroyed.
+         * Replace sandbox
+         * @description Create a new sandbox in place of one that failed or was deleted, from the last checkpoint if there is one.
          */
         post: operations["session_provision"];
         delete?: never;
@@ -584,8 +585,8 @@ export interface paths {
         get?: never;
         put?: never;
         /**
-         * Session.Checkpoint
-         * @description Keep its sandbox's files as they are now. Before every pause this happens by itself.
+         * Checkpoint session
+         * @description Save the current state of the sandbox's files. This happens automatically before every pause.
          */
         post: operations["session_checkpoint"];
         delete?: never;
@@ -602,12 +603,12 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * Message.List
-         * @description Newest first.
+         * List messages
+         * @description List messages, newest first.
          */
         get: operations["message_list"];
         put?: never;
-        /** Message.Create */
+        /** Create message */
         post: operations["message_create"];
         delete?: never;
         options?: never;
@@ -623,14 +624,14 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * Sandbox.List
-         * @description Your sandboxes, newest first; destroyed ones only with `status=destroyed`.
+         * List sandboxes
+         * @description List your sandboxes, newest first. Deleted ones are listed only with `status=destroyed`.
          */
         get: operations["sandbox_list"];
         put?: never;
         /**
-         * Sandbox.Create
-         * @description Make a sandbox of your own, and answer when it runs.
+         * Create sandbox
+         * @description Create a sandbox and respond when it is running.
          */
         post: operations["sandbox_create"];
         delete?: never;
@@ -647,15 +648,15 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * Sandbox.Get
-         * @description What is known of it. Never wakes it.
+         * Get sandbox
+         * @description Get a sandbox. Does not resume it.
          */
         get: operations["sandbox_get"];
         put?: never;
         post?: never;
         /**
-         * Sandbox.Destroy
-         * @description End it and everything in it. Again: 204.
+         * Delete sandbox
+         * @description Delete the sandbox and everything in it. Idempotent.
          */
         delete: operations["sandbox_destroy"];
         options?: never;
@@ -673,8 +674,8 @@ export interface paths {
         get?: never;
         put?: never;
         /**
-         * Sandbox.Pause
-         * @description Stop all its processes where they are; memory is kept. Idempotent.
+         * Pause sandbox
+         * @description Pause all processes of the sandbox and keep its memory. Idempotent.
          */
         post: operations["sandbox_pause"];
         delete?: never;
@@ -693,8 +694,8 @@ export interface paths {
         get?: never;
         put?: never;
         /**
-         * Sandbox.Resume
-         * @description Let them go on. Any use does this by itself. Idempotent.
+         * Resume sandbox
+         * @description Resume the sandbox. Using it also resumes it. Idempotent.
          */
         post: operations["sandbox_resume"];
         delete?: never;
@@ -713,8 +714,8 @@ export interface paths {
         get?: never;
         put?: never;
         /**
-         * Sandbox.Fork
-         * @description A copy of its files in a new sandbox of your own.
+         * Fork sandbox
+         * @description Copy the sandbox's files into a new sandbox.
          */
         post: operations["sandbox_fork"];
         delete?: never;
@@ -731,8 +732,8 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * Sandbox.Metrics
-         * @description What it uses. Never wakes it.
+         * Get resource usage
+         * @description Get resource usage. Does not resume the sandbox.
          */
         get: operations["sandbox_metrics"];
         put?: never;
@@ -751,8 +752,8 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * Sandbox.Denied
-         * @description Connections that its network settings have refused, each once. Never wakes it.
+         * List denied connections
+         * @description List connections denied by the network settings, each once. Does not resume the sandbox.
          */
         get: operations["sandbox_denied"];
         put?: never;
@@ -773,8 +774,8 @@ export interface paths {
         get?: never;
         put?: never;
         /**
-         * Sandbox.Execute
-         * @description Run a command and answer with its result. A paused sandbox is woken. If you hang up, it goes on.
+         * Run command
+         * @description Run a command and return its result. Resumes a paused sandbox. The command continues if the client disconnects.
          */
         post: operations["sandbox_execute"];
         delete?: never;
@@ -791,8 +792,8 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * Command.List
-         * @description Newest first.
+         * List commands
+         * @description List commands, newest first.
          */
         get: operations["command_list"];
         put?: never;
@@ -810,7 +811,7 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** Command.Get */
+        /** Get command */
         get: operations["command_get"];
         put?: never;
         post?: never;
@@ -828,8 +829,8 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * Command.Output
-         * @description A page of what it wrote, byte by byte.
+         * Get command output
+         * @description Return a page of the command's output, byte by byte.
          */
         get: operations["command_output"];
         put?: never;
@@ -848,8 +849,8 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * Command.Stream
-         * @description Its output as it comes (SSE): `output` events with stream, offset and base64 data, then one `end`.
+         * Stream command output
+         * @description Stream the output as it is written (SSE): `output` events with stream, offset and base64 data, then one `end` event.
          */
         get: operations["command_stream"];
         put?: never;
@@ -870,8 +871,8 @@ export interface paths {
         get?: never;
         put?: never;
         /**
-         * Command.Kill
-         * @description End it. Idempotent.
+         * Kill command
+         * @description Kill the command. Idempotent.
          */
         post: operations["command_kill"];
         delete?: never;
@@ -888,19 +889,19 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * File.Download
-         * @description A file's bytes. 404 names the path.
+         * Download file
+         * @description Download a file. A 404 error names the path.
          */
         get: operations["file_download"];
         /**
-         * File.Upload
-         * @description Write a file; folders on the way are made. The body is the file, of any size up to the limit.
+         * Upload file
+         * @description Write a file and create missing parent folders. The body is the file's content, up to the size limit.
          */
         put: operations["file_upload"];
         post?: never;
         /**
-         * File.Remove
-         * @description A file, or a folder with all that is in it.
+         * Remove file
+         * @description Delete a file, or a folder with all its contents.
          */
         delete: operations["file_remove"];
         options?: never;
@@ -916,9 +917,11 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * File.List
-         * @description List a folder, in the order of names. A page has fewer entries than asked for if their names are very long. Behind the first
-         *     100,000 entries nothing can be listed: use a command.
+         * List files
+         * @description List a folder, sorted by name.
+         *
+         *     A page has fewer entries than requested if their names are very long. Only the first 100,000 entries can be listed; use a command for
+         *     more.
          */
         get: operations["file_list"];
         put?: never;
@@ -937,8 +940,8 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * File.Info
-         * @description Get a file's or a folder's name, kind, size, mode and owner. 404 if there is nothing at the path.
+         * Get file info
+         * @description Get the name, kind, size, mode and owner of a file or folder. 404 if the path does not exist.
          */
         get: operations["file_info"];
         put?: never;
@@ -957,8 +960,8 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * Terminal.List
-         * @description Shells that can be come back to.
+         * List terminals
+         * @description List the shells you can reconnect to.
          */
         get: operations["terminal_list"];
         put?: never;
@@ -980,7 +983,7 @@ export interface paths {
         put?: never;
         post?: never;
         /**
-         * Terminal.Close
+         * Close terminal
          * @description End the shell. Idempotent.
          */
         delete: operations["terminal_close"];
@@ -997,8 +1000,8 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * Port.List
-         * @description TCP ports that something listens on, at most 2 seconds old. Never wakes the sandbox, nor counts as a use of it.
+         * List ports
+         * @description List TCP ports with a listening process. The list is at most 2 seconds old. Does not resume the sandbox or count as activity.
          */
         get: operations["port_list"];
         put?: never;
@@ -1019,8 +1022,8 @@ export interface paths {
         get?: never;
         put?: never;
         /**
-         * Preview.Create
-         * @description An address that shows a port of the sandbox in a browser, in a tab or a frame. It is good once, for 30 seconds.
+         * Create preview
+         * @description Create a URL that shows a port of the sandbox in a browser tab or frame. Valid once, for 30 seconds.
          */
         post: operations["preview_create"];
         delete?: never;
@@ -1037,9 +1040,10 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * Preview.Get
-         * @description The path of the page that you opened last in a frame that shows this port. What a page does to its address without loading another
-         *     page is not known.
+         * Get preview
+         * @description Get the path of the page you last opened in a frame for this port.
+         *
+         *     Changes a page makes to its URL without loading another page are not tracked.
          */
         get: operations["preview_get"];
         put?: never;
@@ -1058,8 +1062,8 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * Session.Remote
-         * @description Where an editor and `ssh` find the session. Never wakes its sandbox.
+         * Get SSH and editor details
+         * @description Get the session's connection details for `ssh` and editors. Does not resume its sandbox.
          */
         get: operations["session_remote"];
         put?: never;
@@ -1080,9 +1084,10 @@ export interface paths {
         get?: never;
         put?: never;
         /**
-         * Editor.Open
-         * @description Start `code-server` in the sandbox, if it is there and does not run yet. It listens on loopback in the sandbox: a preview of the
-         *     port leads to it.
+         * Open browser editor
+         * @description Start `code-server` in the sandbox if it is installed and not running yet.
+         *
+         *     It listens on loopback in the sandbox. Open it with a preview of the port.
          */
         post: operations["editor_open"];
         delete?: never;
@@ -1099,14 +1104,14 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * Turn.List
-         * @description Newest first.
+         * List turns
+         * @description List turns, newest first.
          */
         get: operations["turn_list"];
         put?: never;
         /**
-         * Turn.Create
-         * @description Prompt the session's agent. While it works on another prompt, this one waits for its turn.
+         * Send prompt
+         * @description Send a prompt to the session's agent. It is queued while the agent works on another prompt.
          */
         post: operations["turn_create"];
         delete?: never;
@@ -1123,8 +1128,8 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * Session.Agent
-         * @description How the session's agent is, and what it can be set to. Never wakes it.
+         * Get agent state
+         * @description Get the state of the session's agent and its options. Does not resume it.
          */
         get: operations["session_agent"];
         put?: never;
@@ -1142,7 +1147,7 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** Turn.Get */
+        /** Get turn */
         get: operations["turn_get"];
         put?: never;
         post?: never;
@@ -1162,8 +1167,8 @@ export interface paths {
         get?: never;
         put?: never;
         /**
-         * Turn.Cancel
-         * @description Stop it. One that waits never begins; the agent of one that runs is asked to stop, and ended if it does not.
+         * Cancel turn
+         * @description Cancel a turn. A queued turn never starts. A running agent is asked to stop, and killed if it does not.
          */
         post: operations["turn_cancel"];
         delete?: never;
@@ -1182,8 +1187,8 @@ export interface paths {
         get?: never;
         put?: never;
         /**
-         * Turn.Retry
-         * @description The same prompt as a new turn.
+         * Retry turn
+         * @description Send the same prompt as a new turn.
          */
         post: operations["turn_retry"];
         delete?: never;
@@ -1200,8 +1205,8 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * Ask.List
-         * @description What agents have asked, newest first: permissions and questions.
+         * List agent requests
+         * @description List the permission requests and questions of agents, newest first.
          */
         get: operations["ask_list"];
         put?: never;
@@ -1219,7 +1224,7 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** Ask.Get */
+        /** Get agent request */
         get: operations["ask_get"];
         put?: never;
         post?: never;
@@ -1239,8 +1244,8 @@ export interface paths {
         get?: never;
         put?: never;
         /**
-         * Ask.Answer
-         * @description With one of optionId, decision or content. The agent goes on, and is woken for that.
+         * Answer agent request
+         * @description Answer with one of optionId, decision or content. The agent continues; a paused one is resumed.
          */
         post: operations["ask_answer"];
         delete?: never;
@@ -1259,9 +1264,10 @@ export interface paths {
         get?: never;
         put?: never;
         /**
-         * Ask.Allow
-         * @description Allow what the project's policy refused (`decidedBy: policy`, with the `pattern` in its detail), for the rest of the session, and
-         *     go on. Only for the project's owner and administrators.
+         * Allow denied request
+         * @description Allow what the project's policy denied, for the rest of the session, and continue.
+         *
+         *     Applies to requests with `decidedBy: policy`, with the `pattern` in their detail. Only for the project's owner and administrators.
          */
         post: operations["ask_allow"];
         delete?: never;
@@ -1278,14 +1284,16 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * Agent.List
-         * @description Those that come with the platform, those that are everybody's, and your own.
+         * List agents
+         * @description List built-in agents, agents available to all users, and your own agents.
          */
         get: operations["agent_list"];
         put?: never;
         /**
-         * Agent.Create
-         * @description An agent of your own: any command line that speaks the Agent Client Protocol. What an administrator adds is everybody's.
+         * Create agent
+         * @description Define an agent: any command line that speaks the Agent Client Protocol.
+         *
+         *     Agents created by an administrator are available to all users.
          */
         post: operations["agent_create"];
         delete?: never;
@@ -1301,15 +1309,15 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** Agent.Get */
+        /** Get agent */
         get: operations["agent_get"];
         /**
-         * Agent.Update
-         * @description All of it is replaced. Processes that run go on as they were started.
+         * Update agent
+         * @description Replace the agent's definition. Running processes are not affected.
          */
         put: operations["agent_update"];
         post?: never;
-        /** Agent.Delete */
+        /** Delete agent */
         delete: operations["agent_delete"];
         options?: never;
         head?: never;
@@ -1326,8 +1334,10 @@ export interface paths {
         get?: never;
         put?: never;
         /**
-         * Agent.Test
-         * @description Have it say one word in a sandbox of its own. An install may take minutes. If you hang up, it goes on.
+         * Test agent
+         * @description Test the agent: ask it for one word in a new sandbox.
+         *
+         *     Installing an agent may take minutes. The test continues if the client disconnects.
          */
         post: operations["agent_test"];
         delete?: never;
@@ -1344,14 +1354,14 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * Task.List
-         * @description Column by column, in each as on the board. `steps` of attempts are left out.
+         * List tasks
+         * @description List tasks by column, in board order. `steps` of attempts are left out.
          */
         get: operations["task_list"];
         put?: never;
         /**
-         * Task.Create
-         * @description Make a card in the backlog, and start it if that is wanted.
+         * Create task
+         * @description Create a task in the backlog, and start it if requested.
          */
         post: operations["task_create"];
         delete?: never;
@@ -1368,8 +1378,8 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * Task.Counts
-         * @description How many cards there are, by project and column.
+         * Count tasks
+         * @description Count tasks by project and column.
          */
         get: operations["task_counts"];
         put?: never;
@@ -1388,8 +1398,10 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * Task.Board
-         * @description How many cards each column has, and the first of each. Descriptions of tasks and `steps` of attempts are left out.
+         * Get board
+         * @description Get the board: the number of tasks in each column, and the first of each.
+         *
+         *     Descriptions of tasks and `steps` of attempts are left out.
          */
         get: operations["task_board"];
         put?: never;
@@ -1407,18 +1419,18 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** Task.Get */
+        /** Get task */
         get: operations["task_get"];
         put?: never;
         post?: never;
         /**
-         * Task.Delete
-         * @description By whoever made it, the project's owner or an administrator. What works on it is stopped; its sessions stay.
+         * Delete task
+         * @description Delete a task. Allowed for its creator, the project's owner and administrators. Its attempts are stopped; its sessions are kept.
          */
         delete: operations["task_delete"];
         options?: never;
         head?: never;
-        /** Task.Update */
+        /** Update task */
         patch: operations["task_update"];
         trace?: never;
     };
@@ -1432,9 +1444,11 @@ export interface paths {
         get?: never;
         put?: never;
         /**
-         * Task.Move
-         * @description To another column, or to another place in its own. To in progress it starts; from there to the backlog or to cancelled it is
-         *     stopped; from review back to in progress it needs feedback.
+         * Move task
+         * @description Move a task to another column, or within its column.
+         *
+         *     Moving to in progress starts it. Moving from there to the backlog or to cancelled stops it. Moving from review back to in progress
+         *     requires feedback.
          */
         post: operations["task_move"];
         delete?: never;
@@ -1453,8 +1467,8 @@ export interface paths {
         get?: never;
         put?: never;
         /**
-         * Task.Stop
-         * @description Cancel it, with all that works on it. Again: the same.
+         * Stop task
+         * @description Cancel a task and stop its attempts. Idempotent.
          */
         post: operations["task_stop"];
         delete?: never;
@@ -1473,9 +1487,11 @@ export interface paths {
         get?: never;
         put?: never;
         /**
-         * Task.Retry
-         * @description Once more: what has failed or was stopped goes on with the work it has done, and reads the message if there is one; what is done
-         *     starts over.
+         * Retry task
+         * @description Retry a task.
+         *
+         *     Attempts that failed or were stopped continue from their existing work, with the message if there is one. A task that is done starts
+         *     over.
          */
         post: operations["task_retry"];
         delete?: never;
@@ -1492,8 +1508,8 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * Task.Attempts
-         * @description Side by side: what they changed, whether it was verified, what it cost and how long it took.
+         * List attempts
+         * @description List attempts with their changes, verification, cost and duration, for comparison.
          */
         get: operations["task_attempts"];
         put?: never;
@@ -1514,8 +1530,8 @@ export interface paths {
         get?: never;
         put?: never;
         /**
-         * Task.Pick
-         * @description The one of several attempts that becomes the pull request; the others are archived.
+         * Pick attempt
+         * @description Choose the attempt that becomes the pull request. The others are archived.
          */
         post: operations["task_pick"];
         delete?: never;
@@ -1532,8 +1548,8 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * Task.Queue
-         * @description Attempts that wait, in order, with what they wait for. Places count those of others, too.
+         * List queue
+         * @description List waiting attempts in order, with what they wait for. Positions include other users' attempts.
          */
         get: operations["task_queue"];
         put?: never;
@@ -1552,14 +1568,14 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * Schedule.List
-         * @description Those of projects you may see, newest first.
+         * List schedules
+         * @description List schedules of projects you may see, newest first.
          */
         get: operations["schedule_list"];
         put?: never;
         /**
-         * Schedule.Create
-         * @description Times that were missed while the platform was down are made up for by one task.
+         * Create schedule
+         * @description Create a schedule. Runs missed while the platform was down are made up for by a single task.
          */
         post: operations["schedule_create"];
         delete?: never;
@@ -1575,20 +1591,20 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** Schedule.Get */
+        /** Get schedule */
         get: operations["schedule_get"];
         put?: never;
         post?: never;
         /**
-         * Schedule.Delete
-         * @description The tasks it has made stay.
+         * Delete schedule
+         * @description Delete a schedule. Tasks it has created are kept.
          */
         delete: operations["schedule_delete"];
         options?: never;
         head?: never;
         /**
-         * Schedule.Update
-         * @description By whoever made it, the project's owner or an administrator.
+         * Update schedule
+         * @description Update a schedule. Allowed for its creator, the project's owner and administrators.
          */
         patch: operations["schedule_update"];
         trace?: never;
@@ -1603,8 +1619,8 @@ export interface paths {
         get?: never;
         put?: never;
         /**
-         * Schedule.Run
-         * @description Make its task now, for yourself; its times stay as they are.
+         * Run schedule now
+         * @description Create the schedule's task now, on your behalf. Does not change its times.
          */
         post: operations["schedule_run"];
         delete?: never;
@@ -1623,8 +1639,8 @@ export interface paths {
         get?: never;
         put?: never;
         /**
-         * Git.Clone
-         * @description A fresh checkout of the project's repository, on a branch of its own.
+         * Clone repository
+         * @description Clone the project's repository into the sandbox, on a new branch.
          */
         post: operations["git_clone"];
         delete?: never;
@@ -1643,8 +1659,8 @@ export interface paths {
         get?: never;
         put?: never;
         /**
-         * Git.Branch
-         * @description Begin a branch and work on it from now on.
+         * Create branch
+         * @description Create a branch and switch to it.
          */
         post: operations["git_branch"];
         delete?: never;
@@ -1662,7 +1678,7 @@ export interface paths {
         };
         get?: never;
         put?: never;
-        /** Git.Stage */
+        /** Stage or unstage files */
         post: operations["git_stage"];
         delete?: never;
         options?: never;
@@ -1680,8 +1696,10 @@ export interface paths {
         get?: never;
         put?: never;
         /**
-         * Git.Commit
-         * @description A message that does not follow the project's convention is refused, with a `suggestion` that does.
+         * Commit changes
+         * @description Create a commit.
+         *
+         *     A message that does not follow the project's convention is rejected with a `suggestion` that does.
          */
         post: operations["git_commit"];
         delete?: never;
@@ -1700,8 +1718,8 @@ export interface paths {
         get?: never;
         put?: never;
         /**
-         * Git.Discard
-         * @description Put files back as the last commit has them.
+         * Discard changes
+         * @description Restore files to their state in the last commit.
          */
         post: operations["git_discard"];
         delete?: never;
@@ -1720,8 +1738,8 @@ export interface paths {
         get?: never;
         put?: never;
         /**
-         * Git.Push
-         * @description The branch to the remote, never by force. Again: nothing more happens.
+         * Push branch
+         * @description Push the branch to the remote, never with force. Idempotent.
          */
         post: operations["git_push"];
         delete?: never;
@@ -1740,8 +1758,8 @@ export interface paths {
         get?: never;
         put?: never;
         /**
-         * Git.Update
-         * @description Bring in what is new on the base branch. Conflicts are answered with their `files`, and nothing was changed.
+         * Update branch
+         * @description Update the branch from its base branch. If there are conflicts, the error lists the `files` and nothing is changed.
          */
         post: operations["git_update"];
         delete?: never;
@@ -1759,7 +1777,7 @@ export interface paths {
         };
         get?: never;
         put?: never;
-        /** Git.Tag */
+        /** Create tag */
         post: operations["git_tag"];
         delete?: never;
         options?: never;
@@ -1777,8 +1795,8 @@ export interface paths {
         get?: never;
         put?: never;
         /**
-         * Git.Checkpoint
-         * @description Keep all files as they are, committed or not. Before every pause and push this happens by itself.
+         * Create checkpoint
+         * @description Save the state of all files, committed or not. This happens automatically before every pause and push.
          */
         post: operations["git_checkpoint"];
         delete?: never;
@@ -1797,8 +1815,8 @@ export interface paths {
         get?: never;
         put?: never;
         /**
-         * Git.Restore
-         * @description A new sandbox for the checkpoint's session, with all files as they were.
+         * Restore checkpoint
+         * @description Create a new sandbox for the checkpoint's session, with all files restored.
          */
         post: operations["git_restore"];
         delete?: never;
@@ -1815,8 +1833,8 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * Git.Operations
-         * @description Newest first.
+         * List Git operations
+         * @description List operations, newest first.
          */
         get: operations["git_operations"];
         put?: never;
@@ -1834,7 +1852,7 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** Git.Operation */
+        /** Get Git operation */
         get: operations["git_operation"];
         put?: never;
         post?: never;
@@ -1852,8 +1870,8 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * Git.Checkout
-         * @description Which branch of which repository is in the sandbox. Never wakes it, like all that is only read here.
+         * Get checkout
+         * @description Get the repository and branch checked out in the sandbox. Does not resume the sandbox.
          */
         get: operations["git_checkout"];
         put?: never;
@@ -1872,8 +1890,8 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * Git.History
-         * @description Newest first.
+         * List commits
+         * @description List commits, newest first.
          */
         get: operations["git_history"];
         put?: never;
@@ -1892,8 +1910,8 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * Git.Status
-         * @description What was changed since the last commit.
+         * Get Git status
+         * @description List changes since the last commit.
          */
         get: operations["git_status"];
         put?: never;
@@ -1912,8 +1930,8 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * Git.Diff
-         * @description File by file; what is too large to show says so.
+         * Get diff
+         * @description Return the diff, file by file. Files that are too large to show are marked as truncated.
          */
         get: operations["git_diff"];
         put?: never;
@@ -1932,8 +1950,8 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * Checkpoint.List
-         * @description Newest first; restore one with POST /git/restore.
+         * List checkpoints
+         * @description List checkpoints, newest first. Restore one with POST /git/restore.
          */
         get: operations["checkpoint_list"];
         put?: never;
@@ -1952,8 +1970,8 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * Project.Compare
-         * @description What `head` has that `base` has not, as the platform's copy of the repository knows them.
+         * Compare revisions
+         * @description Compare two revisions: the changes that are in `head` but not in `base`, from the platform's copy of the repository.
          */
         get: operations["project_compare"];
         put?: never;
@@ -1972,14 +1990,14 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * Pull Request.List
-         * @description Those of projects and sessions you may see, newest first.
+         * List pull requests
+         * @description List pull requests of projects and sessions you may see, newest first.
          */
         get: operations["pull_request_list"];
         put?: never;
         /**
-         * Pull Request.Open
-         * @description Push what is not pushed yet, and open a pull request of the branch, or bring the one it has up to date.
+         * Open pull request
+         * @description Push unpushed commits, and open a pull request for the branch or update the existing one.
          */
         post: operations["pull_request_open"];
         delete?: never;
@@ -1995,7 +2013,7 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** Pull Request.Get */
+        /** Get pull request */
         get: operations["pull_request_get"];
         put?: never;
         post?: never;
@@ -2015,8 +2033,8 @@ export interface paths {
         get?: never;
         put?: never;
         /**
-         * Pull Request.Merge
-         * @description If it was merged already, nothing more happens.
+         * Merge pull request
+         * @description Merge a pull request. Does nothing if it is already merged.
          */
         post: operations["pull_request_merge"];
         delete?: never;
@@ -2035,8 +2053,8 @@ export interface paths {
         get?: never;
         put?: never;
         /**
-         * Pull Request.Ready
-         * @description It is a draft no longer.
+         * Mark pull request as ready
+         * @description Mark a draft as ready for review.
          */
         post: operations["pull_request_ready"];
         delete?: never;
@@ -2055,8 +2073,8 @@ export interface paths {
         get?: never;
         put?: never;
         /**
-         * Pull Request.Close
-         * @description Without merging it.
+         * Close pull request
+         * @description Close a pull request without merging it.
          */
         post: operations["pull_request_close"];
         delete?: never;
@@ -2075,8 +2093,8 @@ export interface paths {
         get?: never;
         put?: never;
         /**
-         * Pull Request.Refresh
-         * @description Ask the forge how it stands. What is new becomes an event.
+         * Refresh pull request
+         * @description Refresh the pull request from the forge. Changes are published as events.
          */
         post: operations["pull_request_refresh"];
         delete?: never;
@@ -2093,8 +2111,8 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * Pull Request.Get By Id
-         * @description A pull request, or the branch that was pushed to a remote without pull requests.
+         * Get pull request by id
+         * @description Get a pull request, or a branch that was pushed to a remote without pull requests.
          */
         get: operations["pull_request_get_by_id"];
         put?: never;
@@ -2115,9 +2133,11 @@ export interface paths {
         get?: never;
         put?: never;
         /**
-         * Pull Request.Merge By Id
-         * @description On a remote without pull requests, the pushed branch is merged into its base here and the base is pushed; a branch that is checked
-         *     out in a work tree of the remote is refused (`branch_checked_out`). If it was merged already, nothing more happens.
+         * Merge pull request by id
+         * @description Merge a pull request. Does nothing if it is already merged.
+         *
+         *     On a remote without pull requests, the pushed branch is merged into its base here and the base is pushed. A base that is checked out in a
+         *     work tree of the remote is rejected (`branch_checked_out`).
          */
         post: operations["pull_request_merge_by_id"];
         delete?: never;
@@ -2136,8 +2156,8 @@ export interface paths {
         get?: never;
         put?: never;
         /**
-         * Pull Request.Refresh By Id
-         * @description Ask the forge how it stands, or the remote whether the branch was merged there. What is new becomes an event.
+         * Refresh pull request by id
+         * @description Refresh from the forge, or check whether the remote's branch was merged. Changes are published as events.
          */
         post: operations["pull_request_refresh_by_id"];
         delete?: never;
@@ -2154,8 +2174,8 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * Task.Pull Request
-         * @description The newest of the task.
+         * Get pull request of task
+         * @description Get the task's newest pull request.
          */
         get: operations["task_pull_request"];
         put?: never;
@@ -2174,8 +2194,8 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * Session.Pull Request
-         * @description The newest of the session.
+         * Get pull request of session
+         * @description Get the session's newest pull request.
          */
         get: operations["session_pull_request"];
         put?: never;
@@ -2194,14 +2214,14 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * Preparation.List
-         * @description Newest first.
+         * List preparations
+         * @description List preparations, newest first.
          */
         get: operations["preparation_list"];
         put?: never;
         /**
-         * Preparation.Create
-         * @description Prepare for the newest commit of the branch, unless that was done. One whose setup has failed is tried again.
+         * Create preparation
+         * @description Prepare the newest commit of the branch, unless that is already done. Retries a preparation whose setup failed.
          */
         post: operations["preparation_create"];
         delete?: never;
@@ -2217,13 +2237,13 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** Preparation.Get */
+        /** Get preparation */
         get: operations["preparation_get"];
         put?: never;
         post?: never;
         /**
-         * Preparation.Delete
-         * @description With its snapshot. Sessions that were started from it go on.
+         * Delete preparation
+         * @description Delete a preparation and its snapshot. Sessions started from it are not affected.
          */
         delete: operations["preparation_delete"];
         options?: never;
@@ -2239,13 +2259,13 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * Credential.List
-         * @description Which there are: nothing in this API shows a value.
+         * List credentials
+         * @description List the stored credentials. No endpoint returns their values.
          */
         get: operations["credential_list"];
         /**
-         * Credential.Put
-         * @description All that are given are stored, or none. The answer lists all there are.
+         * Set credentials
+         * @description Store all given credentials, or none. Returns all stored credentials.
          */
         put: operations["credential_put"];
         post?: never;
@@ -2265,7 +2285,7 @@ export interface paths {
         get?: never;
         put?: never;
         post?: never;
-        /** Credential.Delete */
+        /** Delete credential */
         delete: operations["credential_delete"];
         options?: never;
         head?: never;
@@ -2282,8 +2302,8 @@ export interface paths {
         get?: never;
         put?: never;
         /**
-         * Project.Test
-         * @description Try the connection: can the repository be read, pushed to, and its forge be asked? Changes nothing there.
+         * Test connection
+         * @description Test read access, push access and API access to the repository. Changes nothing there.
          */
         post: operations["project_test"];
         delete?: never;
@@ -2300,8 +2320,8 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * Model Preset.List
-         * @description Well-known providers, with their addresses, models and prices.
+         * List model presets
+         * @description List well-known providers with their addresses, models and prices.
          */
         get: operations["model_preset_list"];
         put?: never;
@@ -2319,12 +2339,12 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** Model Provider.List */
+        /** List model providers */
         get: operations["model_provider_list"];
         put?: never;
         /**
-         * Model Provider.Create
-         * @description For everybody, by an administrator; or for a project, by its owner.
+         * Create model provider
+         * @description Add a provider: for all users (administrators only) or for a project (its owner).
          */
         post: operations["model_provider_create"];
         delete?: never;
@@ -2340,18 +2360,18 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** Model Provider.Get */
+        /** Get model provider */
         get: operations["model_provider_get"];
         put?: never;
         post?: never;
         /**
-         * Model Provider.Delete
-         * @description What was spent there stays known.
+         * Delete model provider
+         * @description Delete a provider. Its recorded usage is kept.
          */
         delete: operations["model_provider_delete"];
         options?: never;
         head?: never;
-        /** Model Provider.Update */
+        /** Update model provider */
         patch: operations["model_provider_update"];
         trace?: never;
     };
@@ -2365,8 +2385,8 @@ export interface paths {
         get?: never;
         put?: never;
         /**
-         * Model Provider.Test
-         * @description Ask its first model for one word, or for its list of models: does the key work?
+         * Test model provider
+         * @description Test the key: ask the first model for one word, or ask for the list of models.
          */
         post: operations["model_provider_test"];
         delete?: never;
@@ -2383,8 +2403,8 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * Usage.Get
-         * @description What was spent on models, in all and by model; without a filter, on all that the caller may see.
+         * Get usage
+         * @description Get model usage, in total and by model. Without a filter: of everything you may see.
          */
         get: operations["usage_get"];
         put?: never;
@@ -2403,8 +2423,8 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * Usage.Days
-         * @description The same by day, project and model, newest day first. Days on which nothing was asked are not among them.
+         * Get usage by day
+         * @description Get usage by day, project and model, newest day first. Days without requests are left out.
          */
         get: operations["usage_days"];
         put?: never;
@@ -2423,14 +2443,14 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * Mcp Server.List
-         * @description Those that the project's agents are given, oldest first.
+         * List MCP servers
+         * @description List the project's MCP servers, oldest first.
          */
         get: operations["mcp_server_list"];
         put?: never;
         /**
-         * Mcp Server.Create
-         * @description Takes effect on the agent's next turn; changed headers and URLs take effect immediately.
+         * Create MCP server
+         * @description Add an MCP server. Takes effect on the agent's next turn.
          */
         post: operations["mcp_server_create"];
         delete?: never;
@@ -2446,17 +2466,19 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** Mcp Server.Get */
+        /** Get MCP server */
         get: operations["mcp_server_get"];
         put?: never;
         post?: never;
-        /** Mcp Server.Delete */
+        /** Delete MCP server */
         delete: operations["mcp_server_delete"];
         options?: never;
         head?: never;
         /**
-         * Mcp Server.Update
-         * @description Its type stays. Takes effect on the agent's next turn; changed headers and URLs take effect immediately.
+         * Update MCP server
+         * @description Update an MCP server. Its type cannot change.
+         *
+         *     Takes effect on the agent's next turn; changed headers and URLs take effect immediately.
          */
         patch: operations["mcp_server_update"];
         trace?: never;
@@ -2471,8 +2493,8 @@ export interface paths {
         get?: never;
         put?: never;
         /**
-         * Mcp Server.Test
-         * @description Ask a server with a URL for its tools, from the platform and with its headers. A command runs only in sandboxes (409).
+         * Test MCP server
+         * @description Ask an http server for its tools, from the platform and with its headers. Not possible for stdio servers (409).
          */
         post: operations["mcp_server_test"];
         delete?: never;
@@ -2491,8 +2513,8 @@ export interface paths {
         get?: never;
         put?: never;
         /**
-         * Webhook.Github
-         * @description GitHub's deliveries: `known` is one that came before, `ignored` one that nobody here needs.
+         * Receive GitHub webhook
+         * @description Receive a GitHub webhook. `known`: already received. `ignored`: not relevant.
          */
         post: operations["webhook_github"];
         delete?: never;
@@ -2509,9 +2531,10 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * Follow events
-         * @description Everything the caller may see. Without a number to continue from, it begins now. A stream ends when its token or
-         *     login does.
+         * Stream events
+         * @description Stream all events you may see.
+         *
+         *     Without a number to continue from, the stream starts with new events. It ends when the token is revoked or the login expires.
          */
         get: operations["event_stream"];
         put?: never;
@@ -2530,9 +2553,11 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * Read events back
-         * @description Oldest first. `nextCursor` is the number of the last one: send it as `cursor` (or `after`) for the next page. With
-         *     `newest` it is the number of the first one, and the next page has what came before.
+         * List past events
+         * @description List events, oldest first.
+         *
+         *     `nextCursor` is the number of the last event: send it as `cursor` (or `after`) to get the next page. With `newest`, it is the number of
+         *     the first event, and the next page has the events before it.
          */
         get: operations["event_list"];
         put?: never;
@@ -2566,7 +2591,7 @@ export interface components {
             permissions?: components["schemas"]["PermissionSettings"];
             /**
              * Hostedtools
-             * @description What agents may have model providers do themselves, past the sandbox's network and its budget: a tool's name, or PROVIDER/name.
+             * @description Tools that agents may have model providers run, outside the sandbox's network and budget: a tool name, or PROVIDER/name.
              * @example [
              *       "web_search",
              *       "anthropic/code_execution"
@@ -2575,13 +2600,13 @@ export interface components {
             hostedTools?: string[];
             /**
              * Stuckminutes
-             * @description No output and no CPU for so long: stuck.
+             * @description Minutes without output and CPU usage after which an agent counts as stuck.
              * @default 15
              */
             stuckMinutes: number;
             /**
              * Whenstuck
-             * @description show: only say so. wake: interrupt it and tell it to go on. ask: a person is asked what to do. stop: the turn ends.
+             * @description show: only report it. wake: interrupt the agent and tell it to continue. ask: ask a person. stop: end the turn.
              * @default show
              * @enum {string}
              */
@@ -2589,7 +2614,7 @@ export interface components {
         };
         /**
          * AgentStateView
-         * @description The newest life of the session's agent.
+         * @description The latest run of the session's agent.
          * @example {
          *       "agent": "demo",
          *       "status": "ready"
@@ -2613,14 +2638,14 @@ export interface components {
             sandboxId: string | null;
             /**
              * Capabilities
-             * @description What it said when it was greeted.
+             * @description The capabilities the agent reported on connecting.
              */
             capabilities: {
                 [key: string]: unknown;
             };
             /**
              * Options
-             * @description Its modes, models, commands and other choices, as it last said.
+             * @description The agent's modes, models, commands and other options, as last reported.
              */
             options: {
                 [key: string]: unknown;
@@ -2670,51 +2695,51 @@ export interface components {
             description: string;
             /**
              * Demo
-             * @description No real agent: it follows written instructions, without a model.
+             * @description True for the demo agent, which follows written instructions and uses no model.
              */
             demo: boolean;
             /**
              * Default
-             * @description It works where nobody has named an agent and the project has no model of its own.
+             * @description Used when no agent is named and the project has no model of its own.
              */
             default: boolean;
             /**
              * Builtin
-             * @description It comes with the platform.
+             * @description True if the agent ships with the platform.
              */
             builtIn: boolean;
             /**
              * Apis
-             * @description What it can speak to a model, best first. Empty: it needs none.
+             * @description Model APIs the agent can use, in order of preference. Empty means it needs no model.
              */
             apis: components["schemas"]["ModelApi"][];
             /**
              * Models
-             * @description Some it is known to work with; others may be given.
+             * @description Models the agent is known to work with. Others may be given.
              */
             models: string[];
             /** Modes */
             modes: string[];
             /**
              * Version
-             * @description Of what is installed in a sandbox; null: nothing is.
+             * @description The version installed in a sandbox. Null means nothing is installed.
              */
             version: string | null;
             /**
              * Modelready
-             * @description It needs no model, or everybody has a provider that it can use.
+             * @description True if the agent needs no model, or if a provider available to all users serves it.
              */
             modelReady: boolean;
             /**
              * Modelprojects
-             * @description Ids of projects with a provider of their own that it can use.
+             * @description Ids of the projects that have their own provider for this agent.
              */
             modelProjects: string[];
-            /** @description Null: it comes with the platform. */
+            /** @description Null for agents that ship with the platform. */
             definition: components["schemas"]["Definition"] | null;
             /**
              * Ownerid
-             * @description Null: it is everybody's.
+             * @description Null means the agent is available to all users.
              */
             ownerId: string | null;
             /** Createdat */
@@ -2731,7 +2756,7 @@ export interface components {
         Allowance: {
             /**
              * Resume
-             * @description Go on with the session's failed attempt at its task, or tell its agent, unless it is at work.
+             * @description Continue the session's failed task attempt, or notify its agent, unless it is already working.
              * @default true
              */
             resume: boolean;
@@ -2750,19 +2775,19 @@ export interface components {
             optionId?: string | null;
             /**
              * Decision
-             * @description The option that means this, whatever the agent calls it.
+             * @description The option with this meaning, whatever the agent calls it.
              */
             decision?: ("allow" | "allow_always" | "reject" | "reject_always") | null;
             /**
              * Content
-             * @description What was filled into a form.
+             * @description The values of a form.
              */
             content?: {
                 [key: string]: unknown;
             } | null;
             /**
              * Message
-             * @description With a refused permission: what the agent should do instead. It becomes the session's next turn.
+             * @description With a denied permission: what the agent should do instead. It becomes the session's next turn.
              */
             message?: string | null;
         };
@@ -2773,7 +2798,7 @@ export interface components {
         App: {
             /**
              * Appid
-             * @description Its number or its client id.
+             * @description The app's id or client id.
              */
             appId: string;
             /** Installationid */
@@ -2781,7 +2806,7 @@ export interface components {
             /**
              * Privatekey
              * Format: password
-             * @description The .pem file that GitHub made for it.
+             * @description The .pem file generated by GitHub.
              */
             privateKey: string;
         };
@@ -2816,7 +2841,7 @@ export interface components {
             title: string;
             /**
              * Detail
-             * @description `options` to choose from, the `toolCall`, or the `form` to fill in.
+             * @description The `options` to choose from, the `toolCall`, or the `form` to fill in.
              */
             detail: {
                 [key: string]: unknown;
@@ -2828,7 +2853,7 @@ export interface components {
             } | null;
             /**
              * Decidedby
-             * @description person, policy, timeout or cancel; overruled: refused by the policy, and allowed by a person since.
+             * @description person, policy, timeout or cancel. overruled: denied by the policy and later allowed by a person.
              */
             decidedBy: string | null;
             /** Userid */
@@ -2840,7 +2865,7 @@ export interface components {
             createdAt: string;
             /**
              * Expiresat
-             * @description Refused then, if nobody answers.
+             * @description When the request is denied automatically if nobody answers.
              */
             expiresAt: string | null;
             /** Answeredat */
@@ -2853,7 +2878,7 @@ export interface components {
         };
         /**
          * AttemptStatus
-         * @description READY: done and committed, and one of several that somebody has to pick from. ARCHIVED: another one was picked.
+         * @description READY: finished and committed, one of several to pick from. ARCHIVED: another attempt was picked.
          * @enum {string}
          */
         AttemptStatus: "queued" | "running" | "ready" | "in_review" | "failed" | "cancelled" | "merged" | "archived";
@@ -2879,12 +2904,12 @@ export interface components {
             number: number;
             /**
              * Ownerid
-             * @description For whom it works.
+             * @description The user on whose behalf the attempt runs.
              */
             ownerId: string;
             /**
              * Sessionid
-             * @description Of the session it works in, which may not be there yet.
+             * @description The session the attempt runs in, which may not exist yet.
              */
             sessionId: string;
             /** Sandboxid */
@@ -2896,42 +2921,42 @@ export interface components {
             status: components["schemas"]["AttemptStatus"];
             /**
              * Step
-             * @description What it does now.
+             * @description The current step.
              */
             step: string | null;
             /**
              * Stepdetail
-             * @description During `setup`: what is being done, in words, such as “installing OpenCode (first time only)”.
+             * @description During `setup`: a description of the current work, such as “installing OpenCode (first time only)”.
              */
             stepDetail: string | null;
             /**
              * Stepoutput
-             * @description The last line that this has written, where there is one.
+             * @description The last line of its output, if any.
              */
             stepOutput: string | null;
             /**
              * Round
-             * @description The first is the task itself, each later one is a piece of feedback or another try.
+             * @description The first round is the task itself; each later one is feedback or a retry.
              */
             round: number;
             /**
              * Queueposition
-             * @description 1 is the next to start.
+             * @description 1 is next to start.
              */
             queuePosition: number | null;
             /**
              * Stopping
-             * @description Somebody asked for its end.
+             * @description True if a user asked to stop it.
              */
             stopping: boolean;
             /**
              * Verified
-             * @description Whether the project's check succeeded; null: there was none yet.
+             * @description Whether the project's check passed. Null if it has not run yet.
              */
             verified: boolean | null;
             /**
              * Verification
-             * @description `ok`, `command`, `exitCode`, `seconds`, `at` of that check.
+             * @description `ok`, `command`, `exitCode`, `seconds` and `at` of the check.
              */
             verification: {
                 [key: string]: unknown;
@@ -2941,18 +2966,18 @@ export interface components {
             branch: string | null;
             /**
              * Head
-             * @description The newest commit of its branch.
+             * @description The newest commit of the branch.
              */
             head: string | null;
             spent: components["schemas"]["SpentView"];
             /**
              * Seconds
-             * @description How long it has worked, without the waiting before and between its rounds.
+             * @description Working time, without waiting before and between rounds.
              */
             seconds: number | null;
             /**
              * Workingsince
-             * @description While it works: from when a clock runs that shows `seconds`. Null: it does not work now.
+             * @description While the attempt is working: the start time of a clock that shows `seconds`. Null otherwise.
              */
             workingSince: string | null;
             pullRequest: components["schemas"]["PullSummary"] | null;
@@ -3026,7 +3051,7 @@ export interface components {
             columns: components["schemas"]["ColumnView"][];
             /**
              * Titles
-             * @description Of tasks that cards wait for and that are not on this page.
+             * @description Titles of tasks that block tasks on this page but are not on it.
              */
             titles: {
                 [key: string]: string;
@@ -3034,7 +3059,7 @@ export interface components {
         };
         /**
          * BudgetSettings
-         * @description What may be spent on models. What is null has no limit.
+         * @description A limit on model usage. Null means no limit.
          */
         BudgetSettings: {
             /** Usd */
@@ -3044,7 +3069,7 @@ export interface components {
         };
         /**
          * BudgetView
-         * @description Requests that the forge still takes.
+         * @description The forge's API rate limit.
          */
         BudgetView: {
             /** Limit */
@@ -3053,7 +3078,7 @@ export interface components {
             remaining: number;
             /**
              * Low
-             * @description There are fewer than a hundred left.
+             * @description True if fewer than 100 requests are left.
              */
             low: boolean;
             /**
@@ -3064,7 +3089,7 @@ export interface components {
         };
         /**
          * CardView
-         * @description What a board shows of a task.
+         * @description A task as shown on the board.
          * @example {
          *       "agent": "demo",
          *       "attempts": [],
@@ -3087,7 +3112,7 @@ export interface components {
             status: components["schemas"]["Column"];
             /**
              * Position
-             * @description Its place in its column, from 0.
+             * @description Position in the column, starting at 0.
              */
             position: number;
             /** Priority */
@@ -3100,37 +3125,37 @@ export interface components {
             model: string | null;
             /**
              * Wanted
-             * @description The attempts it is to have; empty: one.
+             * @description The attempts to run. Empty means one.
              */
             wanted: components["schemas"]["WantedAttempt"][];
             budget: components["schemas"]["BudgetSettings"];
             /**
              * Source
-             * @description What made it: `kind` is person, issue or schedule.
+             * @description What created the task: `kind` is person, issue or schedule.
              */
             source: {
                 [key: string]: unknown;
             };
             /**
              * Startwhenready
-             * @description It starts by itself, as soon as it is not blocked and there is room.
+             * @description True if the task starts automatically once it is not blocked and a slot is free.
              */
             startWhenReady: boolean;
             /** Needs */
             needs: string[];
             /**
              * Blockedby
-             * @description Those of its needs that are not done.
+             * @description Ids of its needs that are not done.
              */
             blockedBy: string[];
             /**
              * Queueposition
-             * @description Of the first of its attempts that waits.
+             * @description Queue position of its first waiting attempt.
              */
             queuePosition: number | null;
             /** Attempts */
             attempts: components["schemas"]["AttemptView"][];
-            /** @description The newest. */
+            /** @description The newest pull request. */
             pullRequest: components["schemas"]["PullSummary"] | null;
             /** Error */
             error: string | null;
@@ -3183,7 +3208,7 @@ export interface components {
         ChangedAgent: {
             /**
              * Title
-             * @description Its name if left out.
+             * @description Defaults to the name.
              */
             title?: string | null;
             definition: components["schemas"]["Definition"];
@@ -3214,12 +3239,12 @@ export interface components {
             baseCommit: string;
             /**
              * Head
-             * @description The newest commit that the platform has of it.
+             * @description The newest commit known to the platform.
              */
             head: string;
             /**
              * Pushed
-             * @description What was last pushed; null when nothing was.
+             * @description The last pushed commit. Null if nothing was pushed.
              */
             pushed: string | null;
             /**
@@ -3264,7 +3289,7 @@ export interface components {
             baseCommit: string;
             /**
              * Changed
-             * @description Files that were not committed.
+             * @description Number of uncommitted files.
              */
             changed: number;
             /**
@@ -3291,23 +3316,23 @@ export interface components {
             sandboxId: string;
             /**
              * Projectid
-             * @description Must be the sandbox's own project, which is taken if left out.
+             * @description Must be the sandbox's own project. Default: the sandbox's project.
              */
             projectId?: string | null;
             /**
              * Basebranch
-             * @description The project's if left out.
+             * @description Default: the project's base branch.
              */
             baseBranch?: string | null;
             /**
              * Branch
-             * @description To work on; a free name is chosen if left out.
+             * @description The branch to work on. Default: a new, unused name.
              */
             branch?: string | null;
         };
         /**
          * Column
-         * @description Where a card is; the status of a task.
+         * @description The column of a task on the board, which is its status.
          * @enum {string}
          */
         Column: "backlog" | "in_progress" | "in_review" | "done" | "cancelled";
@@ -3316,28 +3341,28 @@ export interface components {
             status: components["schemas"]["Column"];
             /**
              * Total
-             * @description Cards in the column.
+             * @description Number of tasks in the column.
              */
             total: number;
             /**
              * Matching
-             * @description Of those, the ones that match the filters.
+             * @description Number of these tasks that match the filters.
              */
             matching: number;
             /**
              * Failed
-             * @description Of `total`, the ones in progress that have failed. They don't count for the column's limit.
+             * @description Number of failed tasks in progress, out of `total`. They do not count towards the column's limit.
              */
             failed: number;
             /**
              * Items
-             * @description Of those that match, this page.
+             * @description This page of the matching tasks.
              */
             items: components["schemas"]["CardView"][];
         };
         /**
          * CommandPolicySettings
-         * @description Regular expressions (RE2 syntax), searched for in the whole command. `deny` wins; with `allow`, all else is refused.
+         * @description Regular expressions (RE2 syntax), matched anywhere in the command. `deny` takes precedence. With `allow`, all else is denied.
          */
         CommandPolicySettings: {
             /**
@@ -3465,7 +3490,7 @@ export interface components {
             kind: "token" | "ssh_key" | "app" | "webhook_secret";
             /**
              * Hint
-             * @description The end of a token, the fingerprint of a key.
+             * @description The end of a token, or the fingerprint of a key.
              */
             hint: string;
             /**
@@ -3491,21 +3516,21 @@ export interface components {
             description: string;
             /**
              * Argv
-             * @description The program and its words, as they are: no shell.
+             * @description The program and its arguments. Not run in a shell.
              */
             argv: string[];
-            /** @description Null: it is in the template. */
+            /** @description Null if the agent is part of the template. */
             install?: components["schemas"]["InstallScript"] | null;
             /**
              * Envs
-             * @description Not secret: everybody who may use the agent sees them, and so does whatever runs in the sandbox. A model's key stays with the platform: use {base_url} and {capability}.
+             * @description Not secret: visible to everyone who may use the agent, and to every process in the sandbox. Model keys stay with the platform: use {base_url} and {capability}.
              */
             envs?: {
                 [key: string]: string;
             };
             /**
              * Apis
-             * @description What it can speak to a model, best first. Empty: it needs none.
+             * @description Model APIs the agent can use, in order of preference. Empty means it needs no model.
              */
             apis?: components["schemas"]["ModelApi"][];
             /** Models */
@@ -3514,7 +3539,7 @@ export interface components {
             modes?: string[];
             /**
              * Authmethod
-             * @description What it wants to be authenticated with after the greeting.
+             * @description The authentication method the agent requires after initialization.
              */
             authMethod?: string | null;
         };
@@ -3531,14 +3556,14 @@ export interface components {
             host: string;
             /**
              * Protocol
-             * @description tcp, udp, or dns: the name was not resolved.
+             * @description tcp, udp, or dns if the name was not resolved.
              */
             protocol: string;
             /** Port */
             port: number | null;
             /**
              * At
-             * @description When it was first seen.
+             * @description When the connection was first denied.
              * @example 2026-01-31T10:00:00.123Z
              */
             at: string;
@@ -3547,7 +3572,7 @@ export interface components {
         DeniedConnections: {
             /**
              * Available
-             * @description False: the engine does not tell what it refuses, as E2B Cloud.
+             * @description False if the engine does not report denied connections, like E2B Cloud.
              */
             available: boolean;
             /** Items */
@@ -3595,7 +3620,7 @@ export interface components {
             removed: number;
             /**
              * Truncated
-             * @description There are more files than are told.
+             * @description True if there are more files than listed.
              */
             truncated: boolean;
         };
@@ -3621,12 +3646,12 @@ export interface components {
         };
         /**
          * EditorInfo
-         * @description An editor in the browser. `POST /sandboxes/{id}/editor` starts it.
+         * @description The browser editor. Start it with `POST /sandboxes/{id}/editor`.
          */
         EditorInfo: {
             /**
              * Available
-             * @description Whether `code-server` is in the sandbox; null: it is not awake.
+             * @description Whether `code-server` is installed in the sandbox. Null if the sandbox is not running.
              */
             available: boolean | null;
         };
@@ -3640,12 +3665,12 @@ export interface components {
         EditorView: {
             /**
              * Port
-             * @description Where it listens in the sandbox, for a preview of that port.
+             * @description The port it listens on in the sandbox. Open it with a preview.
              */
             port: number;
             /**
              * Path
-             * @description What to open there.
+             * @description The path to open.
              */
             path: string;
         };
@@ -3655,7 +3680,7 @@ export interface components {
             configured: boolean;
             /**
              * Breaker
-             * @description closed (working), open (failing) or half_open (trying).
+             * @description closed (working), open (failing) or half_open (retrying).
              * @example closed
              */
             breaker: string;
@@ -3704,7 +3729,7 @@ export interface components {
         };
         /**
          * EventOut
-         * @description Something that happened. Which ids it carries depends on its kind.
+         * @description Something that happened. Which ids are set depends on the kind.
          * @example {
          *       "at": "2026-01-31T10:00:00.123Z",
          *       "data": {
@@ -3720,7 +3745,7 @@ export interface components {
         EventOut: {
             /**
              * Seq
-             * @description Grows with every event, with gaps.
+             * @description Increases with every event, with gaps.
              */
             seq: number;
             /**
@@ -3759,7 +3784,7 @@ export interface components {
         Execute: {
             /**
              * Command
-             * @description For `bash -l -c`.
+             * @description Run with `bash -l -c`.
              */
             command: string;
             /** Cwd */
@@ -3773,12 +3798,12 @@ export interface components {
             };
             /**
              * Timeout
-             * @description Seconds; 300 if left out.
+             * @description In seconds. Default: 300.
              */
             timeout?: number | null;
             /**
              * Background
-             * @description Answer at once, with 202; read the output as it comes.
+             * @description Respond immediately with 202. Read the output while the command runs.
              * @default false
              */
             background: boolean;
@@ -3792,7 +3817,7 @@ export interface components {
             oldPath: string | null;
             /**
              * Added
-             * @description Lines; null for a binary file.
+             * @description Number of lines. Null for a binary file.
              */
             added: number | null;
             /** Removed */
@@ -3801,12 +3826,12 @@ export interface components {
             binary: boolean;
             /**
              * Patch
-             * @description Null when it was not asked for, is binary or too large.
+             * @description Null if the patch was not requested, is binary or is too large.
              */
             patch: string | null;
             /**
              * Truncated
-             * @description Its patch is too large to show.
+             * @description True if the patch is too large to show.
              */
             truncated: boolean;
             /** Oldmode */
@@ -3831,7 +3856,7 @@ export interface components {
             detail: string;
             /**
              * Field
-             * @description What is to be corrected: `token`, `repository` or `baseBranch`; null: nothing of these.
+             * @description The field to correct: `token`, `repository` or `baseBranch`. Null if it is none of these.
              */
             field?: string | null;
         };
@@ -3844,14 +3869,14 @@ export interface components {
         ForgeSettings: {
             /**
              * Kind
-             * @description auto: GitHub for repositories on github.com or with an apiUrl, else a plain remote.
+             * @description auto: GitHub for repositories on github.com or with an apiUrl, otherwise a plain remote.
              * @default auto
              * @enum {string}
              */
             kind: "auto" | "github" | "plain";
             /**
              * Apiurl
-             * @description Of a GitHub Enterprise Server; null: GitHub's own.
+             * @description API URL of a GitHub Enterprise Server. Null means github.com.
              * @example https://github.example.org/api/v3
              */
             apiUrl?: string | null;
@@ -3875,22 +3900,22 @@ export interface components {
             mergeMethod: "squash" | "merge" | "rebase";
             /**
              * Deletebranch
-             * @description Delete the branch when its pull request was merged.
+             * @description Delete the branch after its pull request is merged.
              * @default true
              */
             deleteBranch: boolean;
         };
         /** GitSettings */
         GitSettings: {
-            /** @description Of commits; null: Sandyard. */
+            /** @description Author of commits. Null means Sandyard. */
             author?: components["schemas"]["IdentitySettings"] | null;
-            /** @description Of commits; null: the author. */
+            /** @description Committer of commits. Null means the author. */
             committer?: components["schemas"]["IdentitySettings"] | null;
-            /** @description Named in a Co-authored-by line; null: the session's agent, if it has one. */
+            /** @description Added as a Co-authored-by line. Null means the session's agent, if it has one. */
             coAuthor?: components["schemas"]["IdentitySettings"] | null;
             /**
              * Commitmessages
-             * @description What subjects commits must have to be made and pushed.
+             * @description The required format of commit subjects.
              * @default conventional
              * @enum {string}
              */
@@ -3898,7 +3923,7 @@ export interface components {
         };
         /**
          * GivenCredentials
-         * @description Each that is given replaces the one of its kind; the others stay.
+         * @description Each credential replaces the stored one of its kind. The others are kept.
          * @example {
          *       "token": "github_pat_…"
          *     }
@@ -3908,7 +3933,7 @@ export interface components {
             token?: string | null;
             /**
              * Username
-             * @description Beside the token; x-access-token if left out.
+             * @description Username for the token. Default: x-access-token.
              */
             username?: string | null;
             /**
@@ -3924,7 +3949,7 @@ export interface components {
         Health: {
             /**
              * Status
-             * @description ok, or degraded when something it needs does not answer.
+             * @description `ok`, or `degraded` if the database or the engine does not respond.
              * @example ok
              */
             status: string;
@@ -3944,13 +3969,13 @@ export interface components {
             items: components["schemas"]["CommitView"][];
             /**
              * Base
-             * @description With `base=true`, on the last page: the newest commits that the branch began from, as far as the limit has room.
+             * @description With `base=true`, on the last page: the newest commits of the base branch, up to the limit.
              */
             base?: components["schemas"]["CommitView"][];
         };
         /**
          * IdentitySettings
-         * @description A name and an address, as commits have them.
+         * @description A name and email address for commits.
          */
         IdentitySettings: {
             /** Name */
@@ -3967,7 +3992,7 @@ export interface components {
         InProject: {
             /**
              * Projectid
-             * @description Needed only when two of your projects have this number.
+             * @description Required only if two of your projects have a pull request with this number.
              */
             projectId?: string | null;
         };
@@ -3988,13 +4013,13 @@ export interface components {
         InstallScript: {
             /**
              * Script
-             * @description For bash.
+             * @description Run with bash.
              * @example npm i -g my-agent@1.2.3
              */
             script: string;
             /**
              * Check
-             * @description A line for bash that succeeds where it is installed already.
+             * @description A bash command that succeeds if the agent is already installed.
              * @example command -v my-agent
              */
             check: string;
@@ -4022,7 +4047,7 @@ export interface components {
             template: string;
             /**
              * Engineid
-             * @description Its id at the E2B endpoint, for E2B's own SDKs and CLI.
+             * @description The sandbox's id at the E2B endpoint, for E2B's SDKs and CLI.
              */
             engineId: string | null;
             /** Sessionid */
@@ -4037,21 +4062,21 @@ export interface components {
             ownerId: string;
             /**
              * Error
-             * @description Why it is in status `error`.
+             * @description Why the status is `error`.
              */
             error: string | null;
             /** Errorcode */
             errorCode: string | null;
             /**
              * Idleseconds
-             * @description Unused this long, it is paused.
+             * @description Seconds of inactivity after which the sandbox is paused.
              */
             idleSeconds: number;
             /** Commandcount */
             commandCount: number;
             /** Pausecount */
             pauseCount: number;
-            /** @description The last sample. */
+            /** @description The latest sample. */
             usage: components["schemas"]["Usage"] | null;
             /**
              * Createdat
@@ -4066,14 +4091,14 @@ export interface components {
             pausedAt: string | null;
             /**
              * Seenat
-             * @description When the engine last said that it is there.
+             * @description When the engine last reported the sandbox.
              */
             seenAt: string | null;
             /** Destroyedat */
             destroyedAt: string | null;
             /**
              * Title
-             * @description The title of its session, which is its task's title if it has one.
+             * @description The title of the session, or of its task if it has one.
              */
             title?: string | null;
             /** Projectname */
@@ -4113,13 +4138,13 @@ export interface components {
             name: string;
             /**
              * Hint
-             * @description The end of its value; nothing in this API shows more of it.
+             * @description The end of the value. No endpoint returns more of it.
              */
             hint: string;
         };
         /**
          * McpServerChange
-         * @description What is left out stays; `args`, `env` and `headers` are replaced as a whole.
+         * @description Fields left out are not changed. `args`, `env` and `headers` are replaced as a whole.
          * @example {
          *       "headers": {},
          *       "url": "https://mcp.example.org/mcp"
@@ -4147,7 +4172,7 @@ export interface components {
             } | null;
             /**
              * Test
-             * @description As in POST: what does not work is not stored.
+             * @description Test before saving, as in POST.
              * @default false
              */
             test: boolean;
@@ -4177,7 +4202,7 @@ export interface components {
             detail: string;
             /**
              * Server
-             * @description What the server calls itself.
+             * @description The server's own name.
              */
             server: string | null;
             /**
@@ -4215,11 +4240,11 @@ export interface components {
             projectId: string;
             /** Name */
             name: string;
-            /** @description stdio: a command in the sandbox. http: a URL, which the platform speaks to. */
+            /** @description stdio: a command in the sandbox. http: a URL that the platform connects to. */
             type: components["schemas"]["ServerType"];
             /**
              * Command
-             * @description Null for a URL.
+             * @description Null for an http server.
              */
             command: string | null;
             /** Args */
@@ -4230,7 +4255,7 @@ export interface components {
             };
             /**
              * Url
-             * @description Null for a command.
+             * @description Null for a stdio server.
              */
             url: string | null;
             /** Headers */
@@ -4251,24 +4276,24 @@ export interface components {
             user: components["schemas"]["UserView"];
             /**
              * Means
-             * @description What was shown: token, cookie, ticket.
+             * @description How the request was authenticated: token, cookie or ticket.
              * @example token:tok_0mh3k7a1x2abcdefghij
              */
             means: string;
             /**
              * Haspassword
-             * @description Whether the person can sign in by name.
+             * @description Whether the user can sign in with name and password.
              */
             hasPassword: boolean;
             /**
              * Defaultnetwork
-             * @description What sandboxes may connect to whose project does not say.
+             * @description Network access of sandboxes whose project does not set it.
              * @enum {string}
              */
             defaultNetwork: "none" | "listed" | "all";
             /**
              * Lastevent
-             * @description `Last-Event-ID` of a stream that misses nothing of what happens after this answer.
+             * @description Use it as `Last-Event-ID` to stream everything that happens after this response.
              * @example 4711
              */
             lastEvent: number;
@@ -4299,16 +4324,16 @@ export interface components {
          *     }
          */
         Merge: {
-            /** @description As the project says if left out. */
+            /** @description Default: the project's setting. */
             method?: components["schemas"]["MergeMethod"] | null;
             /**
              * Headcommit
-             * @description What was reviewed: if the branch has moved since, nothing is merged. As it was last shown here if left out.
+             * @description The reviewed commit. If the branch has moved since, nothing is merged. Default: the commit last shown here.
              */
             headCommit?: string | null;
             /**
              * Projectid
-             * @description Needed only when two of your projects have this number.
+             * @description Required only if two of your projects have a pull request with this number.
              */
             projectId?: string | null;
         };
@@ -4319,11 +4344,11 @@ export interface components {
          *     }
          */
         MergeHow: {
-            /** @description As the project says if left out. */
+            /** @description Default: the project's setting. */
             method?: components["schemas"]["MergeMethod"] | null;
             /**
              * Headcommit
-             * @description What was reviewed: if the branch has moved since, nothing is merged. As it was last shown here if left out.
+             * @description The reviewed commit. If the branch has moved since, nothing is merged. Default: the commit last shown here.
              */
             headCommit?: string | null;
         };
@@ -4379,7 +4404,7 @@ export interface components {
              * @example 2026-01-31T10:00:00.123Z
              */
             createdAt: string;
-            /** @description Now, while it runs; else the last sample. */
+            /** @description The current usage while the sandbox is running, otherwise the latest sample. */
             usage: components["schemas"]["Usage"] | null;
         };
         /**
@@ -4424,12 +4449,12 @@ export interface components {
             keyRequired: boolean;
             /**
              * Keyurl
-             * @description Where its keys are made.
+             * @description Where to create API keys.
              */
             keyUrl: string | null;
             /**
              * Models
-             * @description Empty: those that the server at its address has.
+             * @description Empty means the models that the server at its address offers.
              */
             models: string[];
             /** Prices */
@@ -4455,7 +4480,7 @@ export interface components {
         };
         /**
          * ModelProviderChange
-         * @description What is left out stays; a `key` of null takes it away.
+         * @description Fields left out are not changed. A `key` of null removes the key.
          * @example {
          *       "models": [
          *         "claude-sonnet-4-5"
@@ -4473,7 +4498,7 @@ export interface components {
             name?: string | null;
             /**
              * Baseurl
-             * @description On another server it needs that one's key with it.
+             * @description If the host changes, the key must be sent again.
              */
             baseUrl?: string | null;
             /** Key */
@@ -4486,7 +4511,7 @@ export interface components {
             } | null;
             /**
              * Test
-             * @description As in POST: what does not work is not stored.
+             * @description Test before saving, as in POST.
              * @default false
              */
             test: boolean;
@@ -4510,12 +4535,12 @@ export interface components {
             durationMs: number;
             /**
              * Cause
-             * @description Why it does not work: key, quota, busy, model, address, unreachable or error.
+             * @description Why it failed: key, quota, busy, model, address, unreachable or error.
              */
             cause?: string | null;
             /**
              * Models
-             * @description Those it has, if it was asked for them.
+             * @description The provider's models, if they were requested.
              */
             models?: string[];
         };
@@ -4545,7 +4570,7 @@ export interface components {
             id: string;
             /**
              * Projectid
-             * @description Null: it is for everybody.
+             * @description Null means the provider is available to all users.
              */
             projectId: string | null;
             /** Name */
@@ -4555,7 +4580,7 @@ export interface components {
             baseUrl: string;
             /**
              * Hint
-             * @description The end of its key; nothing in this API shows more of it.
+             * @description The end of the key. No endpoint returns more of it.
              */
             hint: string;
             /** Models */
@@ -4586,28 +4611,28 @@ export interface components {
             status: components["schemas"]["Column"];
             /**
              * Position
-             * @description Its place in the column, from 0; left out: where new ones go.
+             * @description Position in the column, starting at 0. Default: where new tasks go.
              */
             position?: number | null;
             /**
              * Feedback
-             * @description From review to in progress: what the agent gets to read.
+             * @description From review to in progress: the feedback for the agent.
              */
             feedback?: string | null;
         };
         /**
          * NetworkSettings
-         * @description What sandboxes of the project may connect to. Models need nothing here: they are reached through the platform's own tunnel.
+         * @description What the project's sandboxes may connect to. Models need no entry: they are reached through the platform's tunnel.
          */
         NetworkSettings: {
             /**
              * Mode
-             * @description none: nothing. listed: `presets` and `allow`, and nothing else. all: the whole internet. Null: as the platform says (SANDYARD_NETWORK). A change holds at once for running sandboxes, and for paused ones when they are woken.
+             * @description none: nothing. listed: only `presets` and `allow`. all: the whole internet. Null: the platform's default (SANDYARD_NETWORK). Changes apply immediately to running sandboxes, and to paused ones when they are resumed.
              */
             mode?: ("none" | "listed" | "all") | null;
             /**
              * Presets
-             * @description forge: the server of the project's repository. The others: where packages of that kind come from.
+             * @description forge: the server of the project's repository. Others: the package registries of that ecosystem.
              */
             presets?: ("forge" | "debian" | "pypi" | "npm" | "crates" | "go" | "maven" | "rubygems")[];
             /**
@@ -4650,13 +4675,13 @@ export interface components {
         NewAgent: {
             /**
              * Title
-             * @description Its name if left out.
+             * @description Defaults to the name.
              */
             title?: string | null;
             definition: components["schemas"]["Definition"];
             /**
              * Name
-             * @description For everybody the same: one that is taken is taken.
+             * @description Unique across all users.
              */
             name: string;
         };
@@ -4677,7 +4702,7 @@ export interface components {
             name: string;
             /**
              * Start
-             * @description Where it begins; where the checkout is if left out.
+             * @description The starting point of the branch. Default: the current commit.
              */
             start?: string | null;
         };
@@ -4695,12 +4720,12 @@ export interface components {
             message: string;
             /**
              * Paths
-             * @description Of these alone.
+             * @description Commit only these paths.
              */
             paths?: string[];
             /**
              * Everything
-             * @description Of all that was changed; false: of what is staged.
+             * @description True: commit all changes. False: commit only staged changes.
              * @default true
              */
             everything: boolean;
@@ -4720,11 +4745,11 @@ export interface components {
         NewMcpServer: {
             /**
              * Name
-             * @description Letters, digits and dashes. Agents see it in the names of the server's tools.
+             * @description Letters, digits and hyphens. Agents see it in the names of the server's tools.
              * @example issues
              */
             name: string;
-            /** @description If left out: http with a `url`, else stdio. */
+            /** @description Default: http if `url` is set, otherwise stdio. */
             type?: components["schemas"]["ServerType"] | null;
             /** Command */
             command?: string | null;
@@ -4742,7 +4767,7 @@ export interface components {
             } | null;
             /**
              * Test
-             * @description Test the URL before saving; if that fails, nothing is stored (`connection_test_failed`).
+             * @description Test the URL before saving. If the test fails, nothing is stored (`connection_test_failed`).
              * @default false
              */
             test: boolean;
@@ -4777,37 +4802,37 @@ export interface components {
             preset?: string | null;
             /**
              * Name
-             * @description Needed without a preset.
+             * @description Required without a preset.
              */
             name?: string | null;
-            /** @description The type of its API. Needed without a preset. */
+            /** @description The API type. Required without a preset. */
             kind?: components["schemas"]["ModelApi"] | null;
             /**
              * Projectid
-             * @description Null: for everybody; administrators only.
+             * @description Null means all users; administrators only.
              */
             projectId?: string | null;
             /**
              * Baseurl
-             * @description The provider's own if left out, where there is one.
+             * @description Default: the public address of the provider, if it has one.
              */
             baseUrl?: string | null;
             /**
              * Key
-             * @description Null for one that needs none.
+             * @description Null if the provider needs no key.
              */
             key?: string | null;
             /** Models */
             models?: string[] | null;
             /**
              * Test
-             * @description Send the provider a small request first; if that fails, nothing is stored (`connection_test_failed`, with `cause`). Of a preset without models, those that the provider has are stored.
+             * @description Send the provider a small request first. If it fails, nothing is stored (`connection_test_failed`, with `cause`). For a preset without models, the provider's own list of models is stored.
              * @default false
              */
             test: boolean;
             /**
              * Prices
-             * @description With a preset, in addition to its own. Those of well-known providers are known anyway.
+             * @description With a preset, these are added to its prices. Prices of well-known providers are built in.
              */
             prices?: {
                 [key: string]: components["schemas"]["Price"];
@@ -4823,12 +4848,12 @@ export interface components {
         NewPreparation: {
             /**
              * Agent
-             * @description Null: the project's, or the platform's default.
+             * @description Default: the project's agent, or the platform's default agent.
              */
             agent?: string | null;
             /**
              * Basebranch
-             * @description Null: the project's.
+             * @description Default: the project's base branch.
              */
             baseBranch?: string | null;
         };
@@ -4844,7 +4869,7 @@ export interface components {
             port: number;
             /**
              * Path
-             * @description Where in it to begin, with its query.
+             * @description The path to open, including the query.
              * @default /
              */
             path: string;
@@ -4872,7 +4897,7 @@ export interface components {
             token?: string | null;
             /**
              * Username
-             * @description Beside the token; x-access-token if left out.
+             * @description Username for the token. Default: x-access-token.
              */
             username?: string | null;
             /**
@@ -4892,7 +4917,7 @@ export interface components {
             settings?: components["schemas"]["ProjectSettings"];
             /**
              * Test
-             * @description Test the connection first; if it fails, nothing is stored (`connection_test_failed`, with `findings`).
+             * @description Test the connection first. If it fails, nothing is stored (`connection_test_failed`, with `findings`).
              * @default false
              */
             test: boolean;
@@ -4910,17 +4935,17 @@ export interface components {
             sandboxId: string;
             /**
              * Title
-             * @description Made of the commits or the task if left out.
+             * @description Default: generated from the commits or the task.
              */
             title?: string | null;
             /**
              * Body
-             * @description Markdown; made of the commits and the task if left out.
+             * @description Markdown. Default: generated from the commits and the task.
              */
             body?: string | null;
             /**
              * Draft
-             * @description As the project says if left out.
+             * @description Default: the project's setting.
              */
             draft?: boolean | null;
             /** Labels */
@@ -4931,7 +4956,7 @@ export interface components {
             assignees?: string[];
             /**
              * Base
-             * @description The branch it is to be merged into; the checkout's base if left out.
+             * @description The branch to merge into. Default: the checkout's base branch.
              */
             base?: string | null;
         };
@@ -4952,7 +4977,7 @@ export interface components {
             template?: string | null;
             /**
              * Projectid
-             * @description Whose settings apply, and whose repository may be cloned into it; null: of no project.
+             * @description The project whose settings apply and whose repository may be cloned. Null means no project.
              */
             projectId?: string | null;
             /** Agentid */
@@ -4961,7 +4986,7 @@ export interface components {
             taskId?: string | null;
             /**
              * Envs
-             * @description Variables of every process in it; stored encrypted.
+             * @description Environment variables of every process in the sandbox. Stored encrypted.
              */
             envs?: {
                 [key: string]: string;
@@ -4990,7 +5015,7 @@ export interface components {
             name: string;
             /**
              * Cron
-             * @description Minute, hour, day of the month, month, day of the week.
+             * @description Minute, hour, day of month, month, day of week.
              * @example 0 6 * * MON-FRI
              */
             cron: string;
@@ -5029,22 +5054,22 @@ export interface components {
             agent?: string | null;
             /**
              * Model
-             * @description Of the agent; null: the project's, or the agent's own.
+             * @description The agent's model. Null means the project's, or else the agent's default.
              */
             model?: string | null;
             /**
              * Mode
-             * @description Of the agent; null: as it is by itself.
+             * @description The agent's mode. Null means the agent's default.
              */
             mode?: string | null;
             /**
              * Basebranch
-             * @description What the checkout begins at; null: the project's base branch.
+             * @description The branch to start from. Null means the project's base branch.
              */
             baseBranch?: string | null;
             /**
              * Envs
-             * @description Variables of every process in it; stored encrypted.
+             * @description Environment variables of every process in the sandbox. Stored encrypted.
              */
             envs?: {
                 [key: string]: string;
@@ -5089,49 +5114,49 @@ export interface components {
             title: string;
             /**
              * Description
-             * @description What the agent is to do, in full.
+             * @description The full instructions for the agent.
              * @default
              */
             description: string;
             /**
              * Agent
-             * @description Null: the project's.
+             * @description Null means the project's agent.
              * @example demo
              */
             agent?: string | null;
             /**
              * Model
-             * @description Null: the project's, else the agent's own.
+             * @description Null means the project's model, or else the agent's default.
              */
             model?: string | null;
             /**
              * Attempts
-             * @description One session each, side by side, to pick one from; empty: one.
+             * @description Attempts to run in parallel, one session each, to pick one from. Empty means one.
              */
             attempts?: components["schemas"]["WantedAttempt"][];
             /**
              * Basebranch
-             * @description Null: the project's.
+             * @description Null means the project's base branch.
              */
             baseBranch?: string | null;
             /**
              * Priority
-             * @description Higher ones start first.
+             * @description Tasks with a higher priority start first.
              * @default 0
              */
             priority: number;
-            /** @description Null limits: as the project says. */
+            /** @description Null limits are taken from the project. */
             budget?: components["schemas"]["BudgetSettings"];
             /** Projectid */
             projectId: string;
             /**
              * Needs
-             * @description Ids of tasks of the same project that must be done first.
+             * @description Ids of tasks in the same project that must be done first.
              */
             needs?: string[];
             /**
              * Start
-             * @description At once, or as soon as all that it needs is done and its column has room.
+             * @description Start immediately, or as soon as all its needs are done and its column has space.
              * @default false
              */
             start: boolean;
@@ -5147,7 +5172,7 @@ export interface components {
             name: string;
             /**
              * Expiresat
-             * @description null: it works until it is revoked.
+             * @description Null means the token never expires.
              */
             expiresAt?: string | null;
         };
@@ -5162,17 +5187,17 @@ export interface components {
             text: string;
             /**
              * Model
-             * @description From this turn on.
+             * @description Applies from this turn on.
              */
             model?: string | null;
             /**
              * Mode
-             * @description From this turn on.
+             * @description Applies from this turn on.
              */
             mode?: string | null;
             /**
              * Key
-             * @description Sent again under the same key, it is the same turn.
+             * @description Idempotency key: a prompt sent again with the same key returns the same turn.
              */
             key?: string | null;
         };
@@ -5195,7 +5220,7 @@ export interface components {
             role: "admin" | "member";
             /**
              * Password
-             * @description Without one the person can only use API tokens.
+             * @description Without a password, the user can only use API tokens.
              */
             password?: string | null;
         };
@@ -5231,7 +5256,7 @@ export interface components {
             status: components["schemas"]["OperationStatus"];
             /**
              * Position
-             * @description How many come before it at its repository; 0: it is its turn. Null when it does not wait.
+             * @description Position in the repository's queue; 0 means it is next. Null if the operation is not queued.
              */
             position: number | null;
             /** Sandboxid */
@@ -5242,21 +5267,21 @@ export interface components {
             projectId: string | null;
             /**
              * Detail
-             * @description What came of it: branch, commit, warnings and so on, as its kind has it.
+             * @description The result, depending on the kind: branch, commit, warnings and so on.
              */
             detail: {
                 [key: string]: unknown;
             };
             /**
              * Error
-             * @description Why it failed.
+             * @description Why the operation failed.
              */
             error: string | null;
             /** Errorcode */
             errorCode: string | null;
             /**
              * Attempts
-             * @description How often it was begun; more than once when the platform was restarted.
+             * @description How often the operation was started. More than 1 if the platform was restarted.
              */
             attempts: number;
             /**
@@ -5278,8 +5303,10 @@ export interface components {
         Origin: "person" | "task" | "verify" | "feedback" | "test";
         /**
          * Outcome
-         * @description FAILED: also a check that ran and found something. FIXED: it failed, and a later try in the same round succeeded. SKIPPED: the
-         *     project has no check. NOT_APPLICABLE: the remote has no pull requests.
+         * @description The result of a step.
+         *
+         *     FAILED: also a check that found problems. FIXED: it failed, and a later try in the same round succeeded. SKIPPED: the project has no
+         *     check. NOT_APPLICABLE: the remote has no pull requests.
          * @enum {string}
          */
         Outcome: "running" | "succeeded" | "failed" | "fixed" | "skipped" | "not_applicable";
@@ -5304,22 +5331,22 @@ export interface components {
             offset: number;
             /**
              * End
-             * @description The next page's offset.
+             * @description The offset of the next page.
              */
             end: number;
             /**
              * Total
-             * @description Bytes there are so far.
+             * @description Number of bytes written so far.
              */
             total: number;
             /**
              * Complete
-             * @description The command is over, and this page reaches the end.
+             * @description True if the command has finished and this page reaches the end.
              */
             complete: boolean;
             /**
              * Text
-             * @description Null when this page is no UTF-8; then `base64` has it.
+             * @description Null if this page is not UTF-8; then see `base64`.
              */
             text: string | null;
             /** Base64 */
@@ -5331,7 +5358,7 @@ export interface components {
             items: components["schemas"]["AskView"][];
             /**
              * Nextcursor
-             * @description Send it as `cursor` for the next page; null on the last one.
+             * @description Send it as `cursor` to get the next page. Null on the last page.
              */
             nextCursor?: string | null;
         };
@@ -5341,7 +5368,7 @@ export interface components {
             items: components["schemas"]["AuditView"][];
             /**
              * Nextcursor
-             * @description Send it as `cursor` for the next page; null on the last one.
+             * @description Send it as `cursor` to get the next page. Null on the last page.
              */
             nextCursor?: string | null;
         };
@@ -5351,7 +5378,7 @@ export interface components {
             items: components["schemas"]["CheckpointView"][];
             /**
              * Nextcursor
-             * @description Send it as `cursor` for the next page; null on the last one.
+             * @description Send it as `cursor` to get the next page. Null on the last page.
              */
             nextCursor?: string | null;
         };
@@ -5361,7 +5388,7 @@ export interface components {
             items: components["schemas"]["CommandView"][];
             /**
              * Nextcursor
-             * @description Send it as `cursor` for the next page; null on the last one.
+             * @description Send it as `cursor` to get the next page. Null on the last page.
              */
             nextCursor?: string | null;
         };
@@ -5371,7 +5398,7 @@ export interface components {
             items: components["schemas"]["Entry"][];
             /**
              * Nextcursor
-             * @description Send it as `cursor` for the next page; null on the last one.
+             * @description Send it as `cursor` to get the next page. Null on the last page.
              */
             nextCursor?: string | null;
         };
@@ -5381,7 +5408,7 @@ export interface components {
             items: components["schemas"]["EventOut"][];
             /**
              * Nextcursor
-             * @description Send it as `cursor` for the next page; null on the last one.
+             * @description Send it as `cursor` to get the next page. Null on the last page.
              */
             nextCursor?: string | null;
         };
@@ -5391,7 +5418,7 @@ export interface components {
             items: components["schemas"]["ListedSandbox"][];
             /**
              * Nextcursor
-             * @description Send it as `cursor` for the next page; null on the last one.
+             * @description Send it as `cursor` to get the next page. Null on the last page.
              */
             nextCursor?: string | null;
         };
@@ -5401,7 +5428,7 @@ export interface components {
             items: components["schemas"]["MessageView"][];
             /**
              * Nextcursor
-             * @description Send it as `cursor` for the next page; null on the last one.
+             * @description Send it as `cursor` to get the next page. Null on the last page.
              */
             nextCursor?: string | null;
         };
@@ -5411,7 +5438,7 @@ export interface components {
             items: components["schemas"]["ModelProviderView"][];
             /**
              * Nextcursor
-             * @description Send it as `cursor` for the next page; null on the last one.
+             * @description Send it as `cursor` to get the next page. Null on the last page.
              */
             nextCursor?: string | null;
         };
@@ -5421,7 +5448,7 @@ export interface components {
             items: components["schemas"]["OperationView"][];
             /**
              * Nextcursor
-             * @description Send it as `cursor` for the next page; null on the last one.
+             * @description Send it as `cursor` to get the next page. Null on the last page.
              */
             nextCursor?: string | null;
         };
@@ -5431,7 +5458,7 @@ export interface components {
             items: components["schemas"]["PreparationView"][];
             /**
              * Nextcursor
-             * @description Send it as `cursor` for the next page; null on the last one.
+             * @description Send it as `cursor` to get the next page. Null on the last page.
              */
             nextCursor?: string | null;
         };
@@ -5441,7 +5468,7 @@ export interface components {
             items: components["schemas"]["ProjectView"][];
             /**
              * Nextcursor
-             * @description Send it as `cursor` for the next page; null on the last one.
+             * @description Send it as `cursor` to get the next page. Null on the last page.
              */
             nextCursor?: string | null;
         };
@@ -5451,7 +5478,7 @@ export interface components {
             items: components["schemas"]["PullRequestView"][];
             /**
              * Nextcursor
-             * @description Send it as `cursor` for the next page; null on the last one.
+             * @description Send it as `cursor` to get the next page. Null on the last page.
              */
             nextCursor?: string | null;
         };
@@ -5461,7 +5488,7 @@ export interface components {
             items: components["schemas"]["ScheduleView"][];
             /**
              * Nextcursor
-             * @description Send it as `cursor` for the next page; null on the last one.
+             * @description Send it as `cursor` to get the next page. Null on the last page.
              */
             nextCursor?: string | null;
         };
@@ -5471,7 +5498,7 @@ export interface components {
             items: components["schemas"]["SecretView"][];
             /**
              * Nextcursor
-             * @description Send it as `cursor` for the next page; null on the last one.
+             * @description Send it as `cursor` to get the next page. Null on the last page.
              */
             nextCursor?: string | null;
         };
@@ -5481,7 +5508,7 @@ export interface components {
             items: components["schemas"]["SessionView"][];
             /**
              * Nextcursor
-             * @description Send it as `cursor` for the next page; null on the last one.
+             * @description Send it as `cursor` to get the next page. Null on the last page.
              */
             nextCursor?: string | null;
         };
@@ -5491,7 +5518,7 @@ export interface components {
             items: components["schemas"]["TaskView"][];
             /**
              * Nextcursor
-             * @description Send it as `cursor` for the next page; null on the last one.
+             * @description Send it as `cursor` to get the next page. Null on the last page.
              */
             nextCursor?: string | null;
         };
@@ -5501,7 +5528,7 @@ export interface components {
             items: components["schemas"]["TokenView"][];
             /**
              * Nextcursor
-             * @description Send it as `cursor` for the next page; null on the last one.
+             * @description Send it as `cursor` to get the next page. Null on the last page.
              */
             nextCursor?: string | null;
         };
@@ -5511,7 +5538,7 @@ export interface components {
             items: components["schemas"]["TurnView"][];
             /**
              * Nextcursor
-             * @description Send it as `cursor` for the next page; null on the last one.
+             * @description Send it as `cursor` to get the next page. Null on the last page.
              */
             nextCursor?: string | null;
         };
@@ -5521,7 +5548,7 @@ export interface components {
             items: components["schemas"]["UserView"][];
             /**
              * Nextcursor
-             * @description Send it as `cursor` for the next page; null on the last one.
+             * @description Send it as `cursor` to get the next page. Null on the last page.
              */
             nextCursor?: string | null;
         };
@@ -5542,7 +5569,7 @@ export interface components {
         PasswordChange: {
             /**
              * Currentpassword
-             * @description Not needed while no password is set.
+             * @description Not needed if no password is set.
              */
             currentPassword?: string | null;
             /**
@@ -5553,19 +5580,19 @@ export interface components {
         };
         /**
          * PermissionSettings
-         * @description What agents may do without asking. `deny` wins over everything.
+         * @description What agents may do without asking. `deny` takes precedence over everything.
          */
         PermissionSettings: {
             /**
              * Mode
-             * @description ask: a person is asked for everything the agent asks for. allow_reads: reading, searching and thinking are allowed, the rest is asked. allow_all: everything inside the sandbox is allowed.
+             * @description ask: a person decides every request of the agent. allow_reads: reading, searching and thinking are allowed, other requests are asked. allow_all: everything inside the sandbox is allowed.
              * @default allow_all
              * @enum {string}
              */
             mode: "ask" | "allow_reads" | "allow_all";
             /**
              * Deny
-             * @description Regular expressions (RE2 syntax), searched for in a tool call's title, command, paths and input: refused.
+             * @description Regular expressions (RE2 syntax), matched in a tool call's title, command, paths and input. Matching calls are denied.
              * @example [
              *       "\\brm -rf\\b"
              *     ]
@@ -5573,7 +5600,7 @@ export interface components {
             deny?: string[];
             /**
              * Timeoutseconds
-             * @description Nobody answered in time: refused.
+             * @description Seconds after which an unanswered request is denied.
              * @default 3600
              */
             timeoutSeconds: number;
@@ -5594,7 +5621,7 @@ export interface components {
         Pick: {
             /**
              * Attemptid
-             * @description Its id or its number.
+             * @description The attempt's id or number.
              */
             attemptId: string;
         };
@@ -5604,7 +5631,7 @@ export interface components {
             items: components["schemas"]["PortView"][];
             /**
              * Sleeping
-             * @description The sandbox is paused: which ports are open is not known until it is woken.
+             * @description True if the sandbox is paused. Open ports are unknown until it is resumed.
              */
             sleeping: boolean;
         };
@@ -5622,17 +5649,17 @@ export interface components {
             port: number;
             /**
              * Address
-             * @description What it listens on: `0.0.0.0` and `::` mean every address of the sandbox.
+             * @description The address it listens on. `0.0.0.0` and `::` mean every address of the sandbox.
              */
             address: string;
             /**
              * Process
-             * @description The program's name, where the sandbox tells it.
+             * @description The program's name, if known.
              */
             process: string | null;
             /**
              * Url
-             * @description Where a browser with a preview's cookie sees it. null: this platform has no address for previews.
+             * @description The preview URL, for browsers that have the preview's cookie. Null if the platform has no address for previews.
              */
             url: string | null;
         };
@@ -5673,36 +5700,36 @@ export interface components {
             baseCommit: string;
             /**
              * Sandboxid
-             * @description In which it is being prepared.
+             * @description The sandbox used for the preparation.
              */
             sandboxId: string | null;
             /**
              * Step
-             * @description What is being done, or was done last.
+             * @description The current or last step.
              */
             step: string | null;
             /**
              * Sources
-             * @description Where its commands are from.
+             * @description Where the commands come from.
              */
             sources: string[];
             /** Commands */
             commands: components["schemas"]["PreparedCommand"][];
             /**
              * Warnings
-             * @description What was asked for and not done, and what a checkout lacks.
+             * @description Requests that were not carried out, and things missing from the checkout.
              */
             warnings: string[];
             /**
              * Agentsmd
-             * @description The repository has an AGENTS.md.
+             * @description Whether the repository has an AGENTS.md.
              */
             agentsMd: boolean;
             /** Shallow */
             shallow: boolean;
             /**
              * Seconds
-             * @description How long it took to make.
+             * @description How long the preparation took.
              */
             seconds: number | null;
             /** Error */
@@ -5723,7 +5750,7 @@ export interface components {
         PreparedCommand: {
             /**
              * Source
-             * @description What has asked for it: a file of the repository, or the project's settings.
+             * @description Where the command comes from: a file of the repository, or the project's settings.
              */
             source: string;
             /** Command */
@@ -5745,19 +5772,19 @@ export interface components {
         PreviewView: {
             /**
              * Url
-             * @description Opens the preview in the first browser that goes there.
+             * @description Opens the preview in the first browser that visits it.
              */
             url: string;
             /**
              * Expiresat
-             * @description Until when it has to be opened; from then on the browser's cookie counts.
+             * @description When the URL expires. After opening it, the browser's cookie is used instead.
              * @example 2026-01-31T10:00:00.123Z
              */
             expiresAt: string;
         };
         /**
          * Price
-         * @description US dollars for a million tokens. Those from and to a cache cost as much as others if nothing else is said.
+         * @description US dollars per million tokens. Cache reads and writes cost the same as other tokens unless set.
          */
         Price: {
             /** Input */
@@ -5771,7 +5798,7 @@ export interface components {
         };
         /**
          * ProjectChange
-         * @description What is left out stays; `settings` is replaced as a whole.
+         * @description Fields left out are not changed. `settings` is replaced as a whole.
          * @example {
          *       "name": "web site",
          *       "settings": {
@@ -5803,14 +5830,14 @@ export interface components {
             projectId: string;
             /**
              * Columns
-             * @description How many cards each has; columns without any are left out.
+             * @description Number of tasks by column. Empty columns are left out.
              */
             columns: {
                 [key: string]: number;
             };
             /**
              * Failed
-             * @description Of those in progress, the ones that have failed.
+             * @description Number of failed tasks in progress.
              */
             failed: number;
         };
@@ -5819,7 +5846,7 @@ export interface components {
             commandPolicy?: components["schemas"]["CommandPolicySettings"];
             /**
              * Idleseconds
-             * @description Sandboxes unused this long are paused; null: as the platform says.
+             * @description Seconds of inactivity after which sandboxes are paused. Null means the platform's default.
              */
             idleSeconds?: number | null;
             network?: components["schemas"]["NetworkSettings"];
@@ -5884,17 +5911,17 @@ export interface components {
             archivedAt: string | null;
             /**
              * Connectionerror
-             * @description Why the repository could not be used when it was last tried; null: it could, or was not tried yet.
+             * @description Why the last connection to the repository failed. Null if it succeeded or was not tried yet.
              */
             connectionError: string | null;
             /**
              * Forgenote
-             * @description Why branches of this repository get no pull requests, and what to set; null: they do, or nobody expects it.
+             * @description Why branches of this repository get no pull requests, and what to set. Null if they do, or if none are expected.
              */
             forgeNote: string | null;
             /**
              * Defaultagent
-             * @description Who works on tasks that name no agent: as `settings.agent.default` says, else the first that has a model.
+             * @description The agent for tasks that name none: `settings.agent.default`, or else the first agent that has a model.
              */
             defaultAgent: string;
         };
@@ -5926,7 +5953,7 @@ export interface components {
             forge: components["schemas"]["ForgeKind"];
             /**
              * Number
-             * @description Null on a plain remote, which has no pull requests: compare its branch at `url`.
+             * @description Null on a plain remote, which has no pull requests: compare the branch at `url`.
              */
             number: number | null;
             /** Url */
@@ -5944,14 +5971,14 @@ export interface components {
             headCommit: string | null;
             /**
              * Mergeable
-             * @description Null while the forge has not found out.
+             * @description Null until the forge has determined it.
              */
             mergeable: boolean | null;
             review: components["schemas"]["Review"];
             checks: components["schemas"]["Checks"];
             /**
              * Detail
-             * @description `runs` of checks, `remarks` of people and checks, `labels`.
+             * @description `runs`: check runs. `remarks`: comments of people and checks. `labels`.
              */
             detail: {
                 [key: string]: unknown;
@@ -5968,7 +5995,7 @@ export interface components {
             updatedAt: string;
             /**
              * Lookedat
-             * @description When the forge was last asked.
+             * @description When the forge was last queried.
              */
             lookedAt: string | null;
             /** Mergedat */
@@ -5980,7 +6007,7 @@ export interface components {
         };
         /**
          * PullState
-         * @description `pushed`: a plain remote has no pull requests; the branch is there to be compared.
+         * @description `pushed`: a plain remote has no pull requests; the branch can be compared.
          * @enum {string}
          */
         PullState: "open" | "closed" | "merged" | "pushed";
@@ -6052,7 +6079,7 @@ export interface components {
             sshHost: string;
             /**
              * Sshavailable
-             * @description Whether the sandbox has an sshd; null: it is not awake.
+             * @description Whether the sandbox has an sshd. Null if the sandbox is not running.
              */
             sshAvailable: boolean | null;
             /** Folder */
@@ -6061,7 +6088,7 @@ export interface components {
             vscodeUrl: string;
             /**
              * Setup
-             * @description Commands to run once on one's own machine.
+             * @description Commands to run once on your own machine.
              */
             setup: string[];
             /** Sshcommand */
@@ -6096,14 +6123,14 @@ export interface components {
             status: components["schemas"]["CommandStatus"];
             /**
              * Stdout
-             * @description Its beginning; bytes that are no UTF-8 are replaced. All of it, exactly: output.
+             * @description The beginning of the output. Bytes that are not UTF-8 are replaced. The exact output is available from `output`.
              */
             stdout: string;
             /** Stderr */
             stderr: string;
             /**
              * Exitcode
-             * @description Null when it did not exit by itself, or when that was never seen.
+             * @description Null if the command did not exit by itself, or if its exit was not observed.
              */
             exitCode: number | null;
             /** Signal */
@@ -6123,12 +6150,12 @@ export interface components {
         Retry: {
             /**
              * Message
-             * @description What the agent is told when it goes on with what has failed or was stopped.
+             * @description Message to the agent when a failed or stopped attempt continues.
              */
             message?: string | null;
             /**
              * Attemptid
-             * @description Only this attempt goes on; left out: all that failed or were stopped.
+             * @description Continue only this attempt. Default: all that failed or were stopped.
              */
             attemptId?: string | null;
         };
@@ -6142,7 +6169,7 @@ export interface components {
             project: components["schemas"]["ProjectView"];
             /**
              * Tasks
-             * @description What could be done in it first; as `title` and `description` of POST /tasks.
+             * @description Suggested first tasks: `title` and `description` for POST /tasks.
              */
             tasks: components["schemas"]["SampleTask"][];
         };
@@ -6158,7 +6185,7 @@ export interface components {
             title: string;
             /**
              * Description
-             * @description For people, and with instructions that the demo agent follows.
+             * @description For people, with instructions that the demo agent follows.
              */
             description: string;
         };
@@ -6180,7 +6207,7 @@ export interface components {
             template: string;
             /**
              * Engineid
-             * @description Its id at the E2B endpoint, for E2B's own SDKs and CLI.
+             * @description The sandbox's id at the E2B endpoint, for E2B's SDKs and CLI.
              */
             engineId: string | null;
             /** Sessionid */
@@ -6195,21 +6222,21 @@ export interface components {
             ownerId: string;
             /**
              * Error
-             * @description Why it is in status `error`.
+             * @description Why the status is `error`.
              */
             error: string | null;
             /** Errorcode */
             errorCode: string | null;
             /**
              * Idleseconds
-             * @description Unused this long, it is paused.
+             * @description Seconds of inactivity after which the sandbox is paused.
              */
             idleSeconds: number;
             /** Commandcount */
             commandCount: number;
             /** Pausecount */
             pauseCount: number;
-            /** @description The last sample. */
+            /** @description The latest sample. */
             usage: components["schemas"]["Usage"] | null;
             /**
              * Createdat
@@ -6224,7 +6251,7 @@ export interface components {
             pausedAt: string | null;
             /**
              * Seenat
-             * @description When the engine last said that it is there.
+             * @description When the engine last reported the sandbox.
              */
             seenAt: string | null;
             /** Destroyedat */
@@ -6232,7 +6259,7 @@ export interface components {
         };
         /**
          * ScheduleChange
-         * @description What is left out stays; `task` is replaced as a whole.
+         * @description Fields left out are not changed. `task` is replaced as a whole.
          * @example {
          *       "cron": "30 3 * * *",
          *       "enabled": true
@@ -6267,7 +6294,7 @@ export interface components {
             projectId: string;
             /**
              * Ownerid
-             * @description For whom its tasks work.
+             * @description The user on whose behalf its tasks run.
              */
             ownerId: string;
             /** Name */
@@ -6281,7 +6308,7 @@ export interface components {
             enabled: boolean;
             /**
              * Nextat
-             * @description Null while it is switched off.
+             * @description Null while the schedule is disabled.
              */
             nextAt: string | null;
             /** Lastat */
@@ -6290,7 +6317,7 @@ export interface components {
             lastTaskId: string | null;
             /**
              * Lasterror
-             * @description Why the last time made no task; null: it did. It goes on all the same.
+             * @description Why the last run created no task. Null if it did. The schedule continues after a failure.
              */
             lastError: string | null;
             /**
@@ -6306,7 +6333,7 @@ export interface components {
         };
         /**
          * ScheduledTask
-         * @description What each time makes.
+         * @description The task that each run creates.
          */
         ScheduledTask: {
             /** Title */
@@ -6322,21 +6349,21 @@ export interface components {
             model?: string | null;
             /**
              * Attempts
-             * @description One session each, side by side; empty: one.
+             * @description Attempts to run in parallel, one session each. Empty means one.
              */
             attempts?: components["schemas"]["WantedAttempt"][];
             /** Basebranch */
             baseBranch?: string | null;
             /**
              * Priority
-             * @description Higher ones start first.
+             * @description Tasks with a higher priority start first.
              * @default 0
              */
             priority: number;
             budget?: components["schemas"]["BudgetSettings"];
             /**
              * Start
-             * @description At once, or as soon as there is room; else it stays in the backlog.
+             * @description True: start immediately or when a slot is free. False: leave the task in the backlog.
              * @default true
              */
             start: boolean;
@@ -6354,42 +6381,42 @@ export interface components {
             title: string;
             /**
              * Description
-             * @description What the agent is to do, in full.
+             * @description The full instructions for the agent.
              * @default
              */
             description: string;
             /**
              * Agent
-             * @description Null: the project's.
+             * @description Null means the project's agent.
              * @example demo
              */
             agent?: string | null;
             /**
              * Model
-             * @description Null: the project's, else the agent's own.
+             * @description Null means the project's model, or else the agent's default.
              */
             model?: string | null;
             /**
              * Attempts
-             * @description One session each, side by side, to pick one from; empty: one.
+             * @description Attempts to run in parallel, one session each, to pick one from. Empty means one.
              */
             attempts?: components["schemas"]["WantedAttempt"][];
             /**
              * Basebranch
-             * @description Null: the project's.
+             * @description Null means the project's base branch.
              */
             baseBranch?: string | null;
             /**
              * Priority
-             * @description Higher ones start first.
+             * @description Tasks with a higher priority start first.
              * @default 0
              */
             priority: number;
-            /** @description Null limits: as the project says. */
+            /** @description Null limits are taken from the project. */
             budget?: components["schemas"]["BudgetSettings"];
             /**
              * Start
-             * @description At once, or as soon as there is room; else it stays in the backlog.
+             * @description True: start immediately or when a slot is free. False: leave the task in the backlog.
              * @default true
              */
             start: boolean;
@@ -6408,7 +6435,7 @@ export interface components {
             value: string;
             /**
              * Projectid
-             * @description A project's; without it the caller's own.
+             * @description The project's id. Without it: your own secret.
              */
             projectId?: string | null;
         };
@@ -6487,7 +6514,7 @@ export interface components {
             sandbox?: components["schemas"]["SandboxView"] | null;
             /**
              * Checkpointat
-             * @description When its files were last kept; it can be provisioned from there.
+             * @description When the files were last saved. A new sandbox can be created from this checkpoint.
              */
             checkpointAt: string | null;
             /**
@@ -6505,7 +6532,7 @@ export interface components {
         };
         /**
          * SetupSettings
-         * @description What prepares a checkout, once for each base commit. Null: `.sandyard/setup.sh`, else what devcontainer.json says.
+         * @description Prepares a checkout, once per base commit. Null means `.sandyard/setup.sh`, or else devcontainer.json.
          */
         SetupSettings: {
             /**
@@ -6521,7 +6548,7 @@ export interface components {
         };
         /**
          * Show
-         * @description Cards in one condition. NEEDS_YOU: an agent waits for an answer, or somebody has to pick one of several attempts.
+         * @description Filter by condition. NEEDS_YOU: an agent waits for an answer, or a person has to pick an attempt.
          * @enum {string}
          */
         Show: "needs-you" | "running" | "failed";
@@ -6534,13 +6561,13 @@ export interface components {
         ShownPreview: {
             /**
              * Path
-             * @description null: no page of it was opened in a frame since the platform started.
+             * @description Null if no page was opened in a frame since the platform started.
              */
             path: string | null;
         };
         /**
          * SpentView
-         * @description On models, as counted at the platform's proxy.
+         * @description Model usage, as counted by the platform's proxy.
          */
         SpentView: {
             /** Calls */
@@ -6555,12 +6582,12 @@ export interface components {
             cacheWriteTokens: number;
             /**
              * Costusd
-             * @description Null: nobody knows what its models cost.
+             * @description Null if the models' prices are unknown.
              */
             costUsd: number | null;
             /**
              * Unpriced
-             * @description Answers whose cost is not known and not in the sum.
+             * @description Number of responses with unknown cost, which are not in the total.
              */
             unpriced: number;
         };
@@ -6580,7 +6607,7 @@ export interface components {
             paths: string[];
             /**
              * Unstage
-             * @description Take them out of the next commit instead.
+             * @description Unstage the paths instead.
              * @default false
              */
             unstage: boolean;
@@ -6594,9 +6621,9 @@ export interface components {
         StatusEntryView: {
             /** Path */
             path: string;
-            /** @description What the next commit has of it. */
+            /** @description The staged change. */
             index: components["schemas"]["Change"] | null;
-            /** @description What it does not have yet. */
+            /** @description The unstaged change. */
             worktree: components["schemas"]["Change"] | null;
             /** Oldpath */
             oldPath: string | null;
@@ -6613,7 +6640,7 @@ export interface components {
         StatusView: {
             /**
              * Branch
-             * @description Null when no branch is checked out.
+             * @description Null if no branch is checked out.
              */
             branch: string | null;
             /** Head */
@@ -6624,17 +6651,17 @@ export interface components {
             entries: components["schemas"]["StatusEntryView"][];
             /**
              * Underway
-             * @description `merge` or `rebase`, when one was begun and has not ended.
+             * @description `merge` or `rebase` if one is in progress.
              */
             underWay: string | null;
             /**
              * Truncated
-             * @description There are more entries than are told.
+             * @description True if there are more entries than listed.
              */
             truncated: boolean;
             /**
              * Live
-             * @description False: the sandbox does not run, and this is how it was kept last, at `asOf`.
+             * @description False if the sandbox is not running; then this is the state saved at `asOf`.
              */
             live: boolean;
             /** Asof */
@@ -6655,7 +6682,7 @@ export interface components {
         };
         /**
          * TaskChange
-         * @description What is left out stays. Attempts that were begun go on as they were asked to.
+         * @description Fields left out are not changed. Attempts that have started are not affected.
          * @example {
          *       "priority": 5,
          *       "title": "Fix the login for good"
@@ -6681,7 +6708,7 @@ export interface components {
             needs?: string[] | null;
             /**
              * Start
-             * @description Whether it is to start by itself as soon as it can.
+             * @description Whether to start automatically as soon as possible.
              */
             start?: boolean | null;
         };
@@ -6694,54 +6721,54 @@ export interface components {
         TaskSettings: {
             /**
              * Parallel
-             * @description Attempts of this project that may run at once.
+             * @description Maximum number of attempts of this project that run at once.
              * @default 4
              */
             parallel: number;
             /**
              * Wiplimits
-             * @description Cards a column may hold.
+             * @description Maximum number of tasks per column.
              */
             wipLimits?: {
                 [key: string]: number;
             };
-            /** @description Of one task that has none of its own. */
+            /** @description For a task without its own budget. */
             budget?: components["schemas"]["BudgetSettings"];
-            /** @description Of the project, per calendar month in UTC. */
+            /** @description For the project, per calendar month in UTC. */
             monthlyBudget?: components["schemas"]["BudgetSettings"];
             /**
              * Finished
-             * @description What becomes of a finished task's sandbox.
+             * @description What happens to the sandbox of a finished task.
              * @default destroy
              * @enum {string}
              */
             finished: "pause" | "destroy";
             /**
              * Issuelabel
-             * @description Issues that get this label become tasks that start at once.
+             * @description Issues that get this label become tasks that start immediately.
              */
             issueLabel?: string | null;
             /**
              * Mention
-             * @description A comment on a pull request with this word goes to the agent.
+             * @description A pull request comment with this word is sent to the agent.
              * @default @sandyard
              */
             mention: string;
             /**
              * Feedbackrounds
-             * @description How often failed checks may wake the agent by themselves.
+             * @description How often failed checks may restart the agent automatically.
              * @default 5
              */
             feedbackRounds: number;
             /**
              * Maxrounds
-             * @description After so many rounds of an attempt a person is asked before anything from the pull request begins another.
+             * @description Number of rounds of an attempt after which a person must approve further feedback from the pull request.
              * @default 20
              */
             maxRounds: number;
             /**
              * Trustedbots
-             * @description GitHub Apps whose comments and reviews go to the agent as those of people with write access do.
+             * @description GitHub Apps whose comments and reviews are treated like those of people with write access.
              * @example [
              *       "review-helper[bot]"
              *     ]
@@ -6772,7 +6799,7 @@ export interface components {
             status: components["schemas"]["Column"];
             /**
              * Position
-             * @description Its place in its column, from 0.
+             * @description Position in the column, starting at 0.
              */
             position: number;
             /** Priority */
@@ -6785,37 +6812,37 @@ export interface components {
             model: string | null;
             /**
              * Wanted
-             * @description The attempts it is to have; empty: one.
+             * @description The attempts to run. Empty means one.
              */
             wanted: components["schemas"]["WantedAttempt"][];
             budget: components["schemas"]["BudgetSettings"];
             /**
              * Source
-             * @description What made it: `kind` is person, issue or schedule.
+             * @description What created the task: `kind` is person, issue or schedule.
              */
             source: {
                 [key: string]: unknown;
             };
             /**
              * Startwhenready
-             * @description It starts by itself, as soon as it is not blocked and there is room.
+             * @description True if the task starts automatically once it is not blocked and a slot is free.
              */
             startWhenReady: boolean;
             /** Needs */
             needs: string[];
             /**
              * Blockedby
-             * @description Those of its needs that are not done.
+             * @description Ids of its needs that are not done.
              */
             blockedBy: string[];
             /**
              * Queueposition
-             * @description Of the first of its attempts that waits.
+             * @description Queue position of its first waiting attempt.
              */
             queuePosition: number | null;
             /** Attempts */
             attempts: components["schemas"]["AttemptView"][];
-            /** @description The newest. */
+            /** @description The newest pull request. */
             pullRequest: components["schemas"]["PullSummary"] | null;
             /** Error */
             error: string | null;
@@ -6867,7 +6894,7 @@ export interface components {
             ok: boolean;
             /** Findings */
             findings: components["schemas"]["FindingView"][];
-            /** @description Null where the forge has no limits, or did not say. */
+            /** @description Null if the forge has no rate limit or did not report it. */
             budget: components["schemas"]["BudgetView"] | null;
         };
         /** TextPart */
@@ -6913,7 +6940,7 @@ export interface components {
             name: string;
             /**
              * Hint
-             * @description How it begins, so that one knows which it is.
+             * @description The beginning of the token, to tell tokens apart.
              */
             hint: string;
             /**
@@ -6923,14 +6950,14 @@ export interface components {
             createdAt: string;
             /**
              * Lastusedat
-             * @description To the minute.
+             * @description Accurate to the minute.
              */
             lastUsedAt: string | null;
             /** Expiresat */
             expiresAt: string | null;
             /**
              * Value
-             * @description The token itself; it is shown this once.
+             * @description The token. It is shown only once.
              */
             value: string;
         };
@@ -6950,7 +6977,7 @@ export interface components {
             name: string;
             /**
              * Hint
-             * @description How it begins, so that one knows which it is.
+             * @description The beginning of the token, to tell tokens apart.
              */
             hint: string;
             /**
@@ -6960,7 +6987,7 @@ export interface components {
             createdAt: string;
             /**
              * Lastusedat
-             * @description To the minute.
+             * @description Accurate to the minute.
              */
             lastUsedAt: string | null;
             /** Expiresat */
@@ -6975,14 +7002,14 @@ export interface components {
         };
         /**
          * TrialView
-         * @description What came of a test.
+         * @description The result of an agent test.
          */
         TrialView: {
             /** Agent */
             agent: string;
             /**
              * Sessionid
-             * @description Of the session it was tried in, which is deleted; its events are kept.
+             * @description The session the test ran in. The session is deleted; its events are kept.
              */
             sessionId: string;
             /** Ok */
@@ -6991,7 +7018,7 @@ export interface components {
             steps: components["schemas"]["sandyard__platform__api__agents__StepView"][];
             /**
              * Answer
-             * @description The beginning of what it said.
+             * @description The beginning of the agent's answer.
              */
             answer: string | null;
             /** Error */
@@ -7003,7 +7030,7 @@ export interface components {
         Truncated: {
             /**
              * Stdout
-             * @description More of it is at GET /commands/{id}/output.
+             * @description The rest is available from GET /commands/{id}/output.
              */
             stdout: boolean;
             /** Stderr */
@@ -7018,12 +7045,12 @@ export interface components {
         Try: {
             /**
              * Model
-             * @description The provider's default if left out.
+             * @description Defaults to the provider's default model.
              */
             model?: string | null;
             /**
              * Background
-             * @description Answer at once, with 202: the session's events tell how it goes, `agent.tested` how it went.
+             * @description Respond immediately with 202. The session's events report progress; `agent.tested` reports the result.
              * @default false
              */
             background: boolean;
@@ -7055,18 +7082,18 @@ export interface components {
             userId: string | null;
             /**
              * Promptid
-             * @description The message that it answers.
+             * @description The message that started the turn.
              */
             promptId: string | null;
             /** Model */
             model: string | null;
             /** Mode */
             mode: string | null;
-            /** @description waiting: the agent has asked a person. over_budget: it was stopped, because no more may be spent. */
+            /** @description waiting: the agent is waiting for a person. over_budget: the turn was stopped because the budget is used up. */
             status: components["schemas"]["TurnStatus"];
             /**
              * Stopreason
-             * @description As the agent says it.
+             * @description As reported by the agent.
              */
             stopReason: string | null;
             /** Error */
@@ -7075,7 +7102,7 @@ export interface components {
             errorCode: string | null;
             /**
              * Usage
-             * @description models: counted by the platform; agent and context: as the agent says.
+             * @description models: counted by the platform. agent and context: reported by the agent.
              */
             usage: {
                 [key: string]: unknown;
@@ -7089,17 +7116,17 @@ export interface components {
             startedAt: string | null;
             /**
              * Activeat
-             * @description When the agent was last seen to do something.
+             * @description When the agent was last active.
              */
             activeAt: string | null;
             /**
              * Stuckat
-             * @description Since when it seems to do nothing.
+             * @description Since when the agent seems inactive.
              */
             stuckAt: string | null;
             /**
              * Cancelat
-             * @description When somebody asked for its end.
+             * @description When cancellation was requested.
              */
             cancelAt: string | null;
             /** Finishedat */
@@ -7117,14 +7144,14 @@ export interface components {
             sandboxId: string;
             /**
              * How
-             * @description check: only say whether there would be conflicts; agent: leave them in the files for the agent to resolve; give_up: end a merge or rebase that was begun, as if it never was.
+             * @description check: only report whether there would be conflicts. agent: leave conflicts in the files for the agent to resolve. give_up: abort a merge or rebase in progress.
              * @default rebase
              * @enum {string}
              */
             how: "rebase" | "merge" | "check" | "agent" | "give_up";
             /**
              * Source
-             * @description branch: what others have pushed to this very branch, instead of what is new on its base.
+             * @description base: update from the base branch. branch: pull changes that others pushed to this branch.
              * @default base
              * @enum {string}
              */
@@ -7145,7 +7172,7 @@ export interface components {
         };
         /**
          * Usage
-         * @description A sample of what a sandbox uses.
+         * @description A sample of the sandbox's resource usage.
          */
         Usage: {
             /** Cpupercent */
@@ -7172,7 +7199,7 @@ export interface components {
             items: components["schemas"]["UsageOfDay"][];
             /**
              * Truncated
-             * @description There are older days than these; ask for fewer, or for one project.
+             * @description True if there are older days. Ask for fewer days or for one project.
              */
             truncated: boolean;
         };
@@ -7182,7 +7209,7 @@ export interface components {
             calls: number;
             /**
              * Inputtokens
-             * @description With those from and to a cache.
+             * @description Includes tokens read from and written to a cache.
              */
             inputTokens: number;
             /** Outputtokens */
@@ -7193,12 +7220,12 @@ export interface components {
             cacheWriteTokens: number;
             /**
              * Costusd
-             * @description What is known of it; null when no price is.
+             * @description The known cost. Null if no price is known.
              */
             costUsd: number | null;
             /**
              * Unpriced
-             * @description Answers that are not in `costUsd`.
+             * @description Number of responses not included in `costUsd`.
              */
             unpriced: number;
             /** Model */
@@ -7211,7 +7238,7 @@ export interface components {
             day: string;
             /**
              * Projectid
-             * @description Null: of sessions without a project.
+             * @description Null for sessions without a project.
              */
             projectId: string | null;
         };
@@ -7221,7 +7248,7 @@ export interface components {
             calls: number;
             /**
              * Inputtokens
-             * @description With those from and to a cache.
+             * @description Includes tokens read from and written to a cache.
              */
             inputTokens: number;
             /** Outputtokens */
@@ -7232,12 +7259,12 @@ export interface components {
             cacheWriteTokens: number;
             /**
              * Costusd
-             * @description What is known of it; null when no price is.
+             * @description The known cost. Null if no price is known.
              */
             costUsd: number | null;
             /**
              * Unpriced
-             * @description Answers that are not in `costUsd`.
+             * @description Number of responses not included in `costUsd`.
              */
             unpriced: number;
             /** Model */
@@ -7249,7 +7276,7 @@ export interface components {
             calls: number;
             /**
              * Inputtokens
-             * @description With those from and to a cache.
+             * @description Includes tokens read from and written to a cache.
              */
             inputTokens: number;
             /** Outputtokens */
@@ -7260,12 +7287,12 @@ export interface components {
             cacheWriteTokens: number;
             /**
              * Costusd
-             * @description What is known of it; null when no price is.
+             * @description The known cost. Null if no price is known.
              */
             costUsd: number | null;
             /**
              * Unpriced
-             * @description Answers that are not in `costUsd`.
+             * @description Number of responses not included in `costUsd`.
              */
             unpriced: number;
             /** Models */
@@ -7273,7 +7300,7 @@ export interface components {
         };
         /**
          * UserChange
-         * @description What is left out stays.
+         * @description Fields left out are not changed.
          * @example {
          *       "role": "admin"
          *     }
@@ -7287,7 +7314,7 @@ export interface components {
             disabled?: boolean | null;
             /**
              * Password
-             * @description null removes it. A new one ends all logins.
+             * @description Null removes the password. A new password ends all sessions.
              */
             password?: string | null;
         };
@@ -7320,7 +7347,7 @@ export interface components {
         };
         /**
          * VerifySettings
-         * @description What must succeed before work is committed and pushed.
+         * @description The check that must pass before work is committed and pushed.
          */
         VerifySettings: {
             /**
@@ -7335,7 +7362,7 @@ export interface components {
             timeoutSeconds: number;
             /**
              * Fixes
-             * @description How often a failure goes back to the agent.
+             * @description How many times the agent is asked to fix a failed check.
              * @default 2
              */
             fixes: number;
@@ -7381,12 +7408,12 @@ export interface components {
         WantedAttempt: {
             /**
              * Agent
-             * @description Null: the task's, else the project's.
+             * @description Null means the task's agent, or else the project's.
              */
             agent?: string | null;
             /**
              * Model
-             * @description Null: the task's, else the project's.
+             * @description Null means the task's model, or else the project's.
              */
             model?: string | null;
         };
@@ -7401,7 +7428,7 @@ export interface components {
         sandyard__platform__api__agents__StepView: {
             /**
              * Name
-             * @description sandbox, install, start or answer: from the end of the one before to its own.
+             * @description sandbox, install, start or answer. Each step is timed from the end of the previous one.
              */
             name: string;
             /** Seconds */
@@ -7419,14 +7446,14 @@ export interface components {
             name: string;
             /**
              * Status
-             * @description running, completed or failed
+             * @description running, completed or failed.
              */
             status: string;
-            /** @description What came of it. `failed`: also a check that ran and found something, `fixed`: which a later try in the same round has fixed. `skipped`: the project has no check. `not_applicable`: the remote has no pull requests. */
+            /** @description The result. `failed`: the step failed, or a check found problems. `fixed`: a later try in the same round fixed the problems. `skipped`: the project has no check. `not_applicable`: the remote has no pull requests. */
             outcome: components["schemas"]["Outcome"];
             /**
              * Tries
-             * @description More than one: it was begun again after a crash.
+             * @description More than 1 if the step was restarted after a crash.
              */
             tries: number;
             /** Detail */
@@ -7452,7 +7479,7 @@ export interface components {
             path: string;
             /**
              * Kind
-             * @description As git calls it: content, add/add, modify/delete, …
+             * @description The kind of conflict, as Git names it: content, add/add, modify/delete and so on.
              * @example content
              */
             kind: string;
@@ -7474,7 +7501,7 @@ export interface components {
         };
         /**
          * Problem
-         * @description What went wrong (RFC 9457). `code` is for programs, `detail` for people.
+         * @description An error (RFC 9457). `code` is for programs, `detail` for people.
          * @example {
          *       "code": "not_found",
          *       "detail": "There is no project prj_0mh3k7a1x2abcdefghij.",
@@ -7499,26 +7526,26 @@ export interface components {
             requestId: string | null;
             /**
              * Errors
-             * @description Of a request that is not valid: the places of the first 20 faults.
+             * @description For invalid requests: the first 20 errors.
              * @default null
              */
             errors: components["schemas"]["FieldError"][] | null;
             /**
              * Operationid
-             * @description Of what was done with git: the operation that failed.
+             * @description For Git operations: the operation that failed.
              * @default null
              * @example gop_00mwhnkzc0a1b2c3d4e5
              */
             operationId: string | null;
             /**
              * Files
-             * @description Of `conflicts`: the files in conflict.
+             * @description For `conflicts`: the files in conflict.
              * @default null
              */
             files: components["schemas"]["ConflictedFile"][] | null;
             /**
              * Choices
-             * @description Of `conflicts`: what can be done about them, as `how` of POST /git/update.
+             * @description For `conflicts`: possible values of `how` in POST /git/update.
              * @default null
              * @example [
              *       "agent",
@@ -7528,7 +7555,7 @@ export interface components {
             choices: string[] | null;
             /**
              * Suggestion
-             * @description Of `commit_message`: a message that would be taken.
+             * @description For `commit_message`: an acceptable message.
              * @default null
              * @example fix: the login works again
              */
@@ -7561,7 +7588,7 @@ export interface operations {
                     "application/json": components["schemas"]["Health"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -7570,7 +7597,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -7579,7 +7606,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -7588,7 +7615,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -7626,7 +7653,7 @@ export interface operations {
                     "application/json": components["schemas"]["Readiness"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -7635,7 +7662,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -7644,7 +7671,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -7653,7 +7680,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Not yet, and why. */
+            /** @description Not ready; `reasons` says why. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -7682,7 +7709,7 @@ export interface operations {
         };
         requestBody?: never;
         responses: {
-            /** @description Prometheus' text format. */
+            /** @description Prometheus text format. */
             200: {
                 headers: {
                     [name: string]: unknown;
@@ -7691,7 +7718,7 @@ export interface operations {
                     "text/plain": unknown;
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -7700,7 +7727,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -7709,7 +7736,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -7718,7 +7745,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -7727,7 +7754,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -7736,7 +7763,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -7778,7 +7805,7 @@ export interface operations {
                     "application/json": components["schemas"]["LoginAnswer"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -7787,14 +7814,14 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Not right. */
+            /** @description Wrong name, password or token. */
             401: {
                 headers: {
                     [name: string]: unknown;
                 };
                 content?: never;
             };
-            /** @description It is not in a state in which this can be done. */
+            /** @description Not possible in the current state. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -7803,7 +7830,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The body is too large. */
+            /** @description The request body is too large. */
             413: {
                 headers: {
                     [name: string]: unknown;
@@ -7812,7 +7839,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -7821,7 +7848,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -7830,7 +7857,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -7866,7 +7893,7 @@ export interface operations {
                 };
                 content?: never;
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -7875,7 +7902,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -7884,7 +7911,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -7893,7 +7920,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description It is not in a state in which this can be done. */
+            /** @description Not possible in the current state. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -7902,7 +7929,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The body is too large. */
+            /** @description The request body is too large. */
             413: {
                 headers: {
                     [name: string]: unknown;
@@ -7911,7 +7938,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -7920,7 +7947,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -7929,7 +7956,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -7967,7 +7994,7 @@ export interface operations {
                     "application/json": components["schemas"]["Me"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -7976,7 +8003,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -7985,7 +8012,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -7994,7 +8021,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -8003,7 +8030,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -8012,7 +8039,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -8052,7 +8079,7 @@ export interface operations {
                 };
                 content?: never;
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -8061,7 +8088,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -8070,7 +8097,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -8079,7 +8106,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description It is not in a state in which this can be done. */
+            /** @description Not possible in the current state. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -8088,7 +8115,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The body is too large. */
+            /** @description The request body is too large. */
             413: {
                 headers: {
                     [name: string]: unknown;
@@ -8097,7 +8124,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -8106,7 +8133,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -8115,7 +8142,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -8153,7 +8180,7 @@ export interface operations {
                     "application/json": components["schemas"]["TicketView"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -8162,7 +8189,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -8171,7 +8198,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -8180,7 +8207,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description It is not in a state in which this can be done. */
+            /** @description Not possible in the current state. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -8189,7 +8216,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The body is too large. */
+            /** @description The request body is too large. */
             413: {
                 headers: {
                     [name: string]: unknown;
@@ -8198,7 +8225,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -8207,7 +8234,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -8216,7 +8243,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -8239,9 +8266,9 @@ export interface operations {
     user_list: {
         parameters: {
             query?: {
-                /** @description How many at most. */
+                /** @description Maximum number of items. */
                 limit?: number;
-                /** @description `nextCursor` of the page before; leave it out to begin. */
+                /** @description `nextCursor` of the previous page. Leave it out for the first page. */
                 cursor?: string | null;
             };
             header?: never;
@@ -8259,7 +8286,7 @@ export interface operations {
                     "application/json": components["schemas"]["Page_UserView_"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -8268,7 +8295,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -8277,7 +8304,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -8286,7 +8313,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -8295,7 +8322,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -8304,7 +8331,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -8346,7 +8373,7 @@ export interface operations {
                     "application/json": components["schemas"]["UserView"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -8355,7 +8382,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -8364,7 +8391,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -8373,7 +8400,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description It is not in a state in which this can be done. */
+            /** @description Not possible in the current state. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -8382,7 +8409,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The body is too large. */
+            /** @description The request body is too large. */
             413: {
                 headers: {
                     [name: string]: unknown;
@@ -8391,7 +8418,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -8400,7 +8427,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -8409,7 +8436,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -8450,7 +8477,7 @@ export interface operations {
                     "application/json": components["schemas"]["UserView"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -8459,7 +8486,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -8468,7 +8495,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -8477,7 +8504,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing, or the caller may not see it. */
+            /** @description The object does not exist, or you may not see it. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -8486,7 +8513,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -8495,7 +8522,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -8504,7 +8531,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -8543,7 +8570,7 @@ export interface operations {
                 };
                 content?: never;
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -8552,7 +8579,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -8561,7 +8588,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -8570,7 +8597,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing, or the caller may not see it. */
+            /** @description The object does not exist, or you may not see it. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -8579,7 +8606,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description It is not in a state in which this can be done. */
+            /** @description Not possible in the current state. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -8588,7 +8615,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The body is too large. */
+            /** @description The request body is too large. */
             413: {
                 headers: {
                     [name: string]: unknown;
@@ -8597,7 +8624,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -8606,7 +8633,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -8615,7 +8642,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -8660,7 +8687,7 @@ export interface operations {
                     "application/json": components["schemas"]["UserView"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -8669,7 +8696,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -8678,7 +8705,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -8687,7 +8714,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing, or the caller may not see it. */
+            /** @description The object does not exist, or you may not see it. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -8696,7 +8723,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description It is not in a state in which this can be done. */
+            /** @description Not possible in the current state. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -8705,7 +8732,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The body is too large. */
+            /** @description The request body is too large. */
             413: {
                 headers: {
                     [name: string]: unknown;
@@ -8714,7 +8741,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -8723,7 +8750,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -8732,7 +8759,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -8755,9 +8782,9 @@ export interface operations {
     token_list: {
         parameters: {
             query?: {
-                /** @description How many at most. */
+                /** @description Maximum number of items. */
                 limit?: number;
-                /** @description `nextCursor` of the page before; leave it out to begin. */
+                /** @description `nextCursor` of the previous page. Leave it out for the first page. */
                 cursor?: string | null;
             };
             header?: never;
@@ -8775,7 +8802,7 @@ export interface operations {
                     "application/json": components["schemas"]["Page_TokenView_"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -8784,7 +8811,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -8793,7 +8820,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -8802,7 +8829,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -8811,7 +8838,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -8820,7 +8847,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -8862,7 +8889,7 @@ export interface operations {
                     "application/json": components["schemas"]["TokenMade"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -8871,7 +8898,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -8880,7 +8907,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -8889,7 +8916,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description It is not in a state in which this can be done. */
+            /** @description Not possible in the current state. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -8898,7 +8925,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The body is too large. */
+            /** @description The request body is too large. */
             413: {
                 headers: {
                     [name: string]: unknown;
@@ -8907,7 +8934,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -8916,7 +8943,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -8925,7 +8952,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -8964,7 +8991,7 @@ export interface operations {
                 };
                 content?: never;
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -8973,7 +9000,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -8982,7 +9009,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -8991,7 +9018,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing, or the caller may not see it. */
+            /** @description The object does not exist, or you may not see it. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -9000,7 +9027,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description It is not in a state in which this can be done. */
+            /** @description Not possible in the current state. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -9009,7 +9036,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The body is too large. */
+            /** @description The request body is too large. */
             413: {
                 headers: {
                     [name: string]: unknown;
@@ -9018,7 +9045,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -9027,7 +9054,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -9036,7 +9063,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -9059,11 +9086,11 @@ export interface operations {
     project_list: {
         parameters: {
             query?: {
-                /** @description Those that were archived instead. */
+                /** @description List archived projects instead. */
                 archived?: boolean;
-                /** @description How many at most. */
+                /** @description Maximum number of items. */
                 limit?: number;
-                /** @description `nextCursor` of the page before; leave it out to begin. */
+                /** @description `nextCursor` of the previous page. Leave it out for the first page. */
                 cursor?: string | null;
             };
             header?: never;
@@ -9081,7 +9108,7 @@ export interface operations {
                     "application/json": components["schemas"]["Page_ProjectView_"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -9090,7 +9117,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -9099,7 +9126,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -9108,7 +9135,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -9117,7 +9144,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -9126,7 +9153,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -9168,7 +9195,7 @@ export interface operations {
                     "application/json": components["schemas"]["ProjectView"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -9177,7 +9204,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -9186,7 +9213,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -9195,7 +9222,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description It is not in a state in which this can be done. */
+            /** @description Not possible in the current state. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -9204,7 +9231,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The body is too large. */
+            /** @description The request body is too large. */
             413: {
                 headers: {
                     [name: string]: unknown;
@@ -9213,7 +9240,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -9222,7 +9249,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -9231,7 +9258,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -9260,7 +9287,7 @@ export interface operations {
         };
         requestBody?: never;
         responses: {
-            /** @description It was there already. */
+            /** @description The sample project already exists. */
             200: {
                 headers: {
                     [name: string]: unknown;
@@ -9278,7 +9305,7 @@ export interface operations {
                     "application/json": components["schemas"]["SampleProject"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -9287,7 +9314,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -9296,7 +9323,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -9305,7 +9332,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description It is not in a state in which this can be done. */
+            /** @description Not possible in the current state. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -9314,7 +9341,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The body is too large. */
+            /** @description The request body is too large. */
             413: {
                 headers: {
                     [name: string]: unknown;
@@ -9323,7 +9350,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -9332,7 +9359,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -9341,7 +9368,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -9382,7 +9409,7 @@ export interface operations {
                     "application/json": components["schemas"]["ProjectView"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -9391,7 +9418,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -9400,7 +9427,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -9409,7 +9436,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing, or the caller may not see it. */
+            /** @description The object does not exist, or you may not see it. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -9418,7 +9445,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -9427,7 +9454,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -9436,7 +9463,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -9475,7 +9502,7 @@ export interface operations {
                 };
                 content?: never;
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -9484,7 +9511,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -9493,7 +9520,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -9502,7 +9529,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing, or the caller may not see it. */
+            /** @description The object does not exist, or you may not see it. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -9511,7 +9538,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description It is not in a state in which this can be done. */
+            /** @description Not possible in the current state. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -9520,7 +9547,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The body is too large. */
+            /** @description The request body is too large. */
             413: {
                 headers: {
                     [name: string]: unknown;
@@ -9529,7 +9556,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -9538,7 +9565,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -9547,7 +9574,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -9570,7 +9597,7 @@ export interface operations {
     project_update: {
         parameters: {
             query?: {
-                /** @description Ask the forge's API first, as the project would; if that fails, nothing is stored (`connection_test_failed`, with `findings`). */
+                /** @description Test the forge's API with the changed project first. If it fails, nothing is stored (`connection_test_failed`, with `findings`). */
                 test?: boolean;
             };
             header?: never;
@@ -9595,7 +9622,7 @@ export interface operations {
                     "application/json": components["schemas"]["ProjectView"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -9604,7 +9631,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -9613,7 +9640,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -9622,7 +9649,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing, or the caller may not see it. */
+            /** @description The object does not exist, or you may not see it. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -9631,7 +9658,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description It is not in a state in which this can be done. */
+            /** @description Not possible in the current state. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -9640,7 +9667,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The body is too large. */
+            /** @description The request body is too large. */
             413: {
                 headers: {
                     [name: string]: unknown;
@@ -9649,7 +9676,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -9658,7 +9685,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -9667,7 +9694,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -9708,7 +9735,7 @@ export interface operations {
                     "application/json": components["schemas"]["Members"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -9717,7 +9744,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -9726,7 +9753,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -9735,7 +9762,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing, or the caller may not see it. */
+            /** @description The object does not exist, or you may not see it. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -9744,7 +9771,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -9753,7 +9780,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -9762,7 +9789,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -9803,7 +9830,7 @@ export interface operations {
                 };
                 content?: never;
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -9812,7 +9839,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -9821,7 +9848,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -9830,7 +9857,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing, or the caller may not see it. */
+            /** @description The object does not exist, or you may not see it. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -9839,7 +9866,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description It is not in a state in which this can be done. */
+            /** @description Not possible in the current state. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -9848,7 +9875,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The body is too large. */
+            /** @description The request body is too large. */
             413: {
                 headers: {
                     [name: string]: unknown;
@@ -9857,7 +9884,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -9866,7 +9893,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -9875,7 +9902,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -9916,7 +9943,7 @@ export interface operations {
                 };
                 content?: never;
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -9925,7 +9952,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -9934,7 +9961,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -9943,7 +9970,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing, or the caller may not see it. */
+            /** @description The object does not exist, or you may not see it. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -9952,7 +9979,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description It is not in a state in which this can be done. */
+            /** @description Not possible in the current state. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -9961,7 +9988,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The body is too large. */
+            /** @description The request body is too large. */
             413: {
                 headers: {
                     [name: string]: unknown;
@@ -9970,7 +9997,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -9979,7 +10006,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -9988,7 +10015,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -10011,11 +10038,11 @@ export interface operations {
     secret_list: {
         parameters: {
             query?: {
-                /** @description A project's; without it the caller's own. */
+                /** @description The project's id. Without it: your own secrets. */
                 projectId?: string | null;
-                /** @description How many at most. */
+                /** @description Maximum number of items. */
                 limit?: number;
-                /** @description `nextCursor` of the page before; leave it out to begin. */
+                /** @description `nextCursor` of the previous page. Leave it out for the first page. */
                 cursor?: string | null;
             };
             header?: never;
@@ -10033,7 +10060,7 @@ export interface operations {
                     "application/json": components["schemas"]["Page_SecretView_"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -10042,7 +10069,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -10051,7 +10078,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -10060,7 +10087,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -10069,7 +10096,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -10078,7 +10105,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -10103,7 +10130,7 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
-                /** @description Its name. */
+                /** @description The secret's name. */
                 name: string;
             };
             cookie?: never;
@@ -10123,7 +10150,7 @@ export interface operations {
                     "application/json": components["schemas"]["SecretView"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -10132,7 +10159,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -10141,7 +10168,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -10150,7 +10177,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing, or the caller may not see it. */
+            /** @description The object does not exist, or you may not see it. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -10159,7 +10186,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description It is not in a state in which this can be done. */
+            /** @description Not possible in the current state. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -10168,7 +10195,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The body is too large. */
+            /** @description The request body is too large. */
             413: {
                 headers: {
                     [name: string]: unknown;
@@ -10177,7 +10204,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -10186,7 +10213,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -10195,7 +10222,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -10218,12 +10245,12 @@ export interface operations {
     secret_delete: {
         parameters: {
             query?: {
-                /** @description A project's; without it the caller's own. */
+                /** @description The project's id. Without it: your own secrets. */
                 projectId?: string | null;
             };
             header?: never;
             path: {
-                /** @description Its name. */
+                /** @description The secret's name. */
                 name: string;
             };
             cookie?: never;
@@ -10237,7 +10264,7 @@ export interface operations {
                 };
                 content?: never;
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -10246,7 +10273,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -10255,7 +10282,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -10264,7 +10291,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing, or the caller may not see it. */
+            /** @description The object does not exist, or you may not see it. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -10273,7 +10300,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description It is not in a state in which this can be done. */
+            /** @description Not possible in the current state. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -10282,7 +10309,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The body is too large. */
+            /** @description The request body is too large. */
             413: {
                 headers: {
                     [name: string]: unknown;
@@ -10291,7 +10318,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -10300,7 +10327,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -10309,7 +10336,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -10335,13 +10362,13 @@ export interface operations {
                 userId?: string | null;
                 action?: string | null;
                 target?: string | null;
-                /** @description From this moment on. */
+                /** @description Only entries at or after this time. */
                 since?: string | null;
-                /** @description Before this moment. */
+                /** @description Only entries before this time. */
                 until?: string | null;
-                /** @description How many at most. */
+                /** @description Maximum number of items. */
                 limit?: number;
-                /** @description `nextCursor` of the page before; leave it out to begin. */
+                /** @description `nextCursor` of the previous page. Leave it out for the first page. */
                 cursor?: string | null;
             };
             header?: never;
@@ -10359,7 +10386,7 @@ export interface operations {
                     "application/json": components["schemas"]["Page_AuditView_"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -10368,7 +10395,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -10377,7 +10404,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -10386,7 +10413,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -10395,7 +10422,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -10404,7 +10431,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -10430,9 +10457,9 @@ export interface operations {
                 userId?: string | null;
                 action?: string | null;
                 target?: string | null;
-                /** @description From this moment on. */
+                /** @description Only entries at or after this time. */
                 since?: string | null;
-                /** @description Before this moment. */
+                /** @description Only entries before this time. */
                 until?: string | null;
             };
             header?: never;
@@ -10441,7 +10468,7 @@ export interface operations {
         };
         requestBody?: never;
         responses: {
-            /** @description One JSON object a line. */
+            /** @description One JSON object per line. */
             200: {
                 headers: {
                     [name: string]: unknown;
@@ -10450,7 +10477,7 @@ export interface operations {
                     "application/x-ndjson": unknown;
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -10459,7 +10486,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -10468,7 +10495,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -10477,7 +10504,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -10486,7 +10513,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -10495,7 +10522,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -10520,9 +10547,9 @@ export interface operations {
             query?: {
                 projectId?: string | null;
                 archived?: boolean;
-                /** @description How many at most. */
+                /** @description Maximum number of items. */
                 limit?: number;
-                /** @description `nextCursor` of the page before; leave it out to begin. */
+                /** @description `nextCursor` of the previous page. Leave it out for the first page. */
                 cursor?: string | null;
             };
             header?: never;
@@ -10540,7 +10567,7 @@ export interface operations {
                     "application/json": components["schemas"]["Page_SessionView_"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -10549,7 +10576,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -10558,7 +10585,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -10567,7 +10594,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -10576,7 +10603,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -10585,7 +10612,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -10627,7 +10654,7 @@ export interface operations {
                     "application/json": components["schemas"]["SessionView"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -10636,7 +10663,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -10645,7 +10672,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -10654,7 +10681,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description It is not in a state in which this can be done. */
+            /** @description Not possible in the current state. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -10663,7 +10690,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The body is too large. */
+            /** @description The request body is too large. */
             413: {
                 headers: {
                     [name: string]: unknown;
@@ -10672,7 +10699,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -10681,7 +10708,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -10690,7 +10717,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -10731,7 +10758,7 @@ export interface operations {
                     "application/json": components["schemas"]["SessionView"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -10740,7 +10767,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -10749,7 +10776,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -10758,7 +10785,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing, or the caller may not see it. */
+            /** @description The object does not exist, or you may not see it. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -10767,7 +10794,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -10776,7 +10803,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -10785,7 +10812,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -10824,7 +10851,7 @@ export interface operations {
                 };
                 content?: never;
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -10833,7 +10860,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -10842,7 +10869,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -10851,7 +10878,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing, or the caller may not see it. */
+            /** @description The object does not exist, or you may not see it. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -10860,7 +10887,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description It is not in a state in which this can be done. */
+            /** @description Not possible in the current state. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -10869,7 +10896,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The body is too large. */
+            /** @description The request body is too large. */
             413: {
                 headers: {
                     [name: string]: unknown;
@@ -10878,7 +10905,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -10887,7 +10914,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -10896,7 +10923,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -10941,7 +10968,7 @@ export interface operations {
                     "application/json": components["schemas"]["SessionView"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -10950,7 +10977,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -10959,7 +10986,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -10968,7 +10995,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing, or the caller may not see it. */
+            /** @description The object does not exist, or you may not see it. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -10977,7 +11004,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description It is not in a state in which this can be done. */
+            /** @description Not possible in the current state. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -10986,7 +11013,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The body is too large. */
+            /** @description The request body is too large. */
             413: {
                 headers: {
                     [name: string]: unknown;
@@ -10995,7 +11022,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -11004,7 +11031,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -11013,7 +11040,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -11054,7 +11081,7 @@ export interface operations {
                     "application/json": components["schemas"]["SessionView"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -11063,7 +11090,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -11072,7 +11099,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -11081,7 +11108,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing, or the caller may not see it. */
+            /** @description The object does not exist, or you may not see it. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -11090,7 +11117,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description It is not in a state in which this can be done. */
+            /** @description Not possible in the current state. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -11099,7 +11126,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The body is too large. */
+            /** @description The request body is too large. */
             413: {
                 headers: {
                     [name: string]: unknown;
@@ -11108,7 +11135,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -11117,7 +11144,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -11126,7 +11153,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -11167,7 +11194,7 @@ export interface operations {
                     "application/json": components["schemas"]["SandboxView"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -11176,7 +11203,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -11185,7 +11212,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -11194,7 +11221,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing, or the caller may not see it. */
+            /** @description The object does not exist, or you may not see it. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -11203,7 +11230,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -11212,7 +11239,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -11221,7 +11248,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -11262,7 +11289,7 @@ export interface operations {
                     "application/json": components["schemas"]["SandboxView"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -11271,7 +11298,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -11280,7 +11307,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -11289,7 +11316,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing, or the caller may not see it. */
+            /** @description The object does not exist, or you may not see it. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -11298,7 +11325,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description It is not in a state in which this can be done. */
+            /** @description Not possible in the current state. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -11307,7 +11334,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The body is too large. */
+            /** @description The request body is too large. */
             413: {
                 headers: {
                     [name: string]: unknown;
@@ -11316,7 +11343,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -11325,7 +11352,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -11334,7 +11361,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -11375,7 +11402,7 @@ export interface operations {
                     "application/json": components["schemas"]["SandboxView"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -11384,7 +11411,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -11393,7 +11420,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -11402,7 +11429,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing, or the caller may not see it. */
+            /** @description The object does not exist, or you may not see it. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -11411,7 +11438,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description It is not in a state in which this can be done. */
+            /** @description Not possible in the current state. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -11420,7 +11447,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The body is too large. */
+            /** @description The request body is too large. */
             413: {
                 headers: {
                     [name: string]: unknown;
@@ -11429,7 +11456,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -11438,7 +11465,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -11447,7 +11474,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -11488,7 +11515,7 @@ export interface operations {
                     "application/json": components["schemas"]["SessionView"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -11497,7 +11524,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -11506,7 +11533,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -11515,7 +11542,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing, or the caller may not see it. */
+            /** @description The object does not exist, or you may not see it. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -11524,7 +11551,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description It is not in a state in which this can be done. */
+            /** @description Not possible in the current state. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -11533,7 +11560,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The body is too large. */
+            /** @description The request body is too large. */
             413: {
                 headers: {
                     [name: string]: unknown;
@@ -11542,7 +11569,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -11551,7 +11578,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -11560,7 +11587,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -11601,7 +11628,7 @@ export interface operations {
                     "application/json": components["schemas"]["SessionView"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -11610,7 +11637,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -11619,7 +11646,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -11628,7 +11655,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing, or the caller may not see it. */
+            /** @description The object does not exist, or you may not see it. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -11637,7 +11664,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description It is not in a state in which this can be done. */
+            /** @description Not possible in the current state. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -11646,7 +11673,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The body is too large. */
+            /** @description The request body is too large. */
             413: {
                 headers: {
                     [name: string]: unknown;
@@ -11655,7 +11682,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -11664,7 +11691,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -11673,7 +11700,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -11696,9 +11723,9 @@ export interface operations {
     message_list: {
         parameters: {
             query?: {
-                /** @description How many at most. */
+                /** @description Maximum number of items. */
                 limit?: number;
-                /** @description `nextCursor` of the page before; leave it out to begin. */
+                /** @description `nextCursor` of the previous page. Leave it out for the first page. */
                 cursor?: string | null;
             };
             header?: never;
@@ -11719,7 +11746,7 @@ export interface operations {
                     "application/json": components["schemas"]["Page_MessageView_"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -11728,7 +11755,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -11737,7 +11764,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -11746,7 +11773,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing, or the caller may not see it. */
+            /** @description The object does not exist, or you may not see it. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -11755,7 +11782,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -11764,7 +11791,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -11773,7 +11800,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -11818,7 +11845,7 @@ export interface operations {
                     "application/json": components["schemas"]["MessageView"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -11827,7 +11854,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -11836,7 +11863,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -11845,7 +11872,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing, or the caller may not see it. */
+            /** @description The object does not exist, or you may not see it. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -11854,7 +11881,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description It is not in a state in which this can be done. */
+            /** @description Not possible in the current state. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -11863,7 +11890,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The body is too large. */
+            /** @description The request body is too large. */
             413: {
                 headers: {
                     [name: string]: unknown;
@@ -11872,7 +11899,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -11881,7 +11908,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -11890,7 +11917,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -11913,13 +11940,13 @@ export interface operations {
     sandbox_list: {
         parameters: {
             query?: {
-                /** @description Also those of others that you may see. */
+                /** @description Include sandboxes of other users that you may see. */
                 all?: boolean;
                 status?: components["schemas"]["Status"] | null;
                 sessionId?: string | null;
-                /** @description How many at most. */
+                /** @description Maximum number of items. */
                 limit?: number;
-                /** @description `nextCursor` of the page before; leave it out to begin. */
+                /** @description `nextCursor` of the previous page. Leave it out for the first page. */
                 cursor?: string | null;
             };
             header?: never;
@@ -11937,7 +11964,7 @@ export interface operations {
                     "application/json": components["schemas"]["Page_ListedSandbox_"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -11946,7 +11973,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -11955,7 +11982,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -11964,7 +11991,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -11973,7 +12000,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -11982,7 +12009,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -12024,7 +12051,7 @@ export interface operations {
                     "application/json": components["schemas"]["SandboxView"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -12033,7 +12060,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -12042,7 +12069,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -12051,7 +12078,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description It is not in a state in which this can be done. */
+            /** @description Not possible in the current state. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -12060,7 +12087,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The body is too large. */
+            /** @description The request body is too large. */
             413: {
                 headers: {
                     [name: string]: unknown;
@@ -12069,7 +12096,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -12078,7 +12105,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -12087,7 +12114,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -12128,7 +12155,7 @@ export interface operations {
                     "application/json": components["schemas"]["ListedSandbox"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -12137,7 +12164,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -12146,7 +12173,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -12155,7 +12182,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing, or the caller may not see it. */
+            /** @description The object does not exist, or you may not see it. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -12164,7 +12191,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -12173,7 +12200,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -12182,7 +12209,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -12221,7 +12248,7 @@ export interface operations {
                 };
                 content?: never;
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -12230,7 +12257,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -12239,7 +12266,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -12248,7 +12275,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing, or the caller may not see it. */
+            /** @description The object does not exist, or you may not see it. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -12257,7 +12284,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description It is not in a state in which this can be done. */
+            /** @description Not possible in the current state. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -12266,7 +12293,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The body is too large. */
+            /** @description The request body is too large. */
             413: {
                 headers: {
                     [name: string]: unknown;
@@ -12275,7 +12302,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -12284,7 +12311,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -12293,7 +12320,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -12334,7 +12361,7 @@ export interface operations {
                     "application/json": components["schemas"]["SandboxView"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -12343,7 +12370,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -12352,7 +12379,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -12361,7 +12388,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing, or the caller may not see it. */
+            /** @description The object does not exist, or you may not see it. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -12370,7 +12397,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description It is not in a state in which this can be done. */
+            /** @description Not possible in the current state. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -12379,7 +12406,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The body is too large. */
+            /** @description The request body is too large. */
             413: {
                 headers: {
                     [name: string]: unknown;
@@ -12388,7 +12415,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -12397,7 +12424,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -12406,7 +12433,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -12447,7 +12474,7 @@ export interface operations {
                     "application/json": components["schemas"]["SandboxView"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -12456,7 +12483,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -12465,7 +12492,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -12474,7 +12501,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing, or the caller may not see it. */
+            /** @description The object does not exist, or you may not see it. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -12483,7 +12510,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description It is not in a state in which this can be done. */
+            /** @description Not possible in the current state. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -12492,7 +12519,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The body is too large. */
+            /** @description The request body is too large. */
             413: {
                 headers: {
                     [name: string]: unknown;
@@ -12501,7 +12528,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -12510,7 +12537,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -12519,7 +12546,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -12560,7 +12587,7 @@ export interface operations {
                     "application/json": components["schemas"]["SandboxView"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -12569,7 +12596,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -12578,7 +12605,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -12587,7 +12614,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing, or the caller may not see it. */
+            /** @description The object does not exist, or you may not see it. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -12596,7 +12623,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description It is not in a state in which this can be done. */
+            /** @description Not possible in the current state. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -12605,7 +12632,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The body is too large. */
+            /** @description The request body is too large. */
             413: {
                 headers: {
                     [name: string]: unknown;
@@ -12614,7 +12641,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -12623,7 +12650,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -12632,7 +12659,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -12673,7 +12700,7 @@ export interface operations {
                     "application/json": components["schemas"]["Metrics"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -12682,7 +12709,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -12691,7 +12718,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -12700,7 +12727,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing, or the caller may not see it. */
+            /** @description The object does not exist, or you may not see it. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -12709,7 +12736,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -12718,7 +12745,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -12727,7 +12754,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -12768,7 +12795,7 @@ export interface operations {
                     "application/json": components["schemas"]["DeniedConnections"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -12777,7 +12804,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -12786,7 +12813,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -12795,7 +12822,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing, or the caller may not see it. */
+            /** @description The object does not exist, or you may not see it. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -12804,7 +12831,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -12813,7 +12840,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -12822,7 +12849,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -12867,7 +12894,7 @@ export interface operations {
                     "application/json": components["schemas"]["Result"];
                 };
             };
-            /** @description It runs in the background. */
+            /** @description The command runs in the background. */
             202: {
                 headers: {
                     [name: string]: unknown;
@@ -12876,7 +12903,7 @@ export interface operations {
                     "application/json": components["schemas"]["CommandView"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -12885,7 +12912,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -12894,7 +12921,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -12903,7 +12930,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing, or the caller may not see it. */
+            /** @description The object does not exist, or you may not see it. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -12912,7 +12939,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description It is not in a state in which this can be done. */
+            /** @description Not possible in the current state. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -12921,7 +12948,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The body is too large. */
+            /** @description The request body is too large. */
             413: {
                 headers: {
                     [name: string]: unknown;
@@ -12930,7 +12957,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -12939,7 +12966,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -12948,7 +12975,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -12971,9 +12998,9 @@ export interface operations {
     command_list: {
         parameters: {
             query?: {
-                /** @description How many at most. */
+                /** @description Maximum number of items. */
                 limit?: number;
-                /** @description `nextCursor` of the page before; leave it out to begin. */
+                /** @description `nextCursor` of the previous page. Leave it out for the first page. */
                 cursor?: string | null;
             };
             header?: never;
@@ -12994,7 +13021,7 @@ export interface operations {
                     "application/json": components["schemas"]["Page_CommandView_"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -13003,7 +13030,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -13012,7 +13039,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -13021,7 +13048,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing, or the caller may not see it. */
+            /** @description The object does not exist, or you may not see it. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -13030,7 +13057,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -13039,7 +13066,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -13048,7 +13075,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -13089,7 +13116,7 @@ export interface operations {
                     "application/json": components["schemas"]["CommandView"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -13098,7 +13125,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -13107,7 +13134,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -13116,7 +13143,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing, or the caller may not see it. */
+            /** @description The object does not exist, or you may not see it. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -13125,7 +13152,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -13134,7 +13161,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -13143,7 +13170,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -13188,7 +13215,7 @@ export interface operations {
                     "application/json": components["schemas"]["OutputPage"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -13197,7 +13224,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -13206,7 +13233,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -13215,7 +13242,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing, or the caller may not see it. */
+            /** @description The object does not exist, or you may not see it. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -13224,7 +13251,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -13233,7 +13260,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -13242,7 +13269,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -13265,7 +13292,7 @@ export interface operations {
     command_stream: {
         parameters: {
             query?: {
-                /** @description Begin at this byte of it. */
+                /** @description Start at this byte of the stream. */
                 stdout?: number;
                 stderr?: number;
             };
@@ -13287,7 +13314,7 @@ export interface operations {
                     "text/event-stream": string;
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -13296,7 +13323,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -13305,7 +13332,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -13314,7 +13341,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing, or the caller may not see it. */
+            /** @description The object does not exist, or you may not see it. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -13323,7 +13350,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -13332,7 +13359,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -13341,7 +13368,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -13382,7 +13409,7 @@ export interface operations {
                     "application/json": components["schemas"]["CommandView"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -13391,7 +13418,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -13400,7 +13427,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -13409,7 +13436,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing, or the caller may not see it. */
+            /** @description The object does not exist, or you may not see it. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -13418,7 +13445,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description It is not in a state in which this can be done. */
+            /** @description Not possible in the current state. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -13427,7 +13454,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The body is too large. */
+            /** @description The request body is too large. */
             413: {
                 headers: {
                     [name: string]: unknown;
@@ -13436,7 +13463,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -13445,7 +13472,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -13454,7 +13481,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -13477,7 +13504,7 @@ export interface operations {
     file_download: {
         parameters: {
             query: {
-                /** @description From the user's home, or absolute. */
+                /** @description Absolute, or relative to the user's home directory. */
                 path: string;
             };
             header?: never;
@@ -13498,7 +13525,7 @@ export interface operations {
                     "application/octet-stream": string;
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -13507,7 +13534,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -13516,7 +13543,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -13525,7 +13552,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing, or the caller may not see it. */
+            /** @description The object does not exist, or you may not see it. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -13534,7 +13561,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -13543,7 +13570,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -13552,7 +13579,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -13575,7 +13602,7 @@ export interface operations {
     file_upload: {
         parameters: {
             query: {
-                /** @description From the user's home, or absolute. */
+                /** @description Absolute, or relative to the user's home directory. */
                 path: string;
             };
             header?: never;
@@ -13600,7 +13627,7 @@ export interface operations {
                     "application/json": components["schemas"]["Uploaded"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -13609,7 +13636,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -13618,7 +13645,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -13627,7 +13654,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing, or the caller may not see it. */
+            /** @description The object does not exist, or you may not see it. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -13636,7 +13663,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description It is not in a state in which this can be done. */
+            /** @description Not possible in the current state. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -13645,7 +13672,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The body is too large. */
+            /** @description The request body is too large. */
             413: {
                 headers: {
                     [name: string]: unknown;
@@ -13654,7 +13681,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -13663,7 +13690,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -13672,7 +13699,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -13695,7 +13722,7 @@ export interface operations {
     file_remove: {
         parameters: {
             query: {
-                /** @description From the user's home, or absolute. */
+                /** @description Absolute, or relative to the user's home directory. */
                 path: string;
             };
             header?: never;
@@ -13714,7 +13741,7 @@ export interface operations {
                 };
                 content?: never;
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -13723,7 +13750,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -13732,7 +13759,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -13741,7 +13768,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing, or the caller may not see it. */
+            /** @description The object does not exist, or you may not see it. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -13750,7 +13777,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description It is not in a state in which this can be done. */
+            /** @description Not possible in the current state. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -13759,7 +13786,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The body is too large. */
+            /** @description The request body is too large. */
             413: {
                 headers: {
                     [name: string]: unknown;
@@ -13768,7 +13795,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -13777,7 +13804,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -13786,7 +13813,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -13809,12 +13836,12 @@ export interface operations {
     file_list: {
         parameters: {
             query?: {
-                /** @description From the user's home, or absolute. */
+                /** @description Absolute, or relative to the user's home directory. */
                 path?: string;
                 depth?: number;
-                /** @description How many at most. */
+                /** @description Maximum number of items. */
                 limit?: number;
-                /** @description `nextCursor` of the page before; leave it out to begin. */
+                /** @description `nextCursor` of the previous page. Leave it out for the first page. */
                 cursor?: string | null;
             };
             header?: never;
@@ -13835,7 +13862,7 @@ export interface operations {
                     "application/json": components["schemas"]["Page_Entry_"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -13844,7 +13871,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -13853,7 +13880,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -13862,7 +13889,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing, or the caller may not see it. */
+            /** @description The object does not exist, or you may not see it. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -13871,7 +13898,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -13880,7 +13907,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -13889,7 +13916,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -13912,7 +13939,7 @@ export interface operations {
     file_info: {
         parameters: {
             query: {
-                /** @description From the user's home, or absolute. */
+                /** @description Absolute, or relative to the user's home directory. */
                 path: string;
             };
             header?: never;
@@ -13933,7 +13960,7 @@ export interface operations {
                     "application/json": components["schemas"]["Entry"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -13942,7 +13969,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -13951,7 +13978,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -13960,7 +13987,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing, or the caller may not see it. */
+            /** @description The object does not exist, or you may not see it. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -13969,7 +13996,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -13978,7 +14005,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -13987,7 +14014,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -14028,7 +14055,7 @@ export interface operations {
                     "application/json": components["schemas"]["TerminalList"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -14037,7 +14064,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -14046,7 +14073,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -14055,7 +14082,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing, or the caller may not see it. */
+            /** @description The object does not exist, or you may not see it. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -14064,7 +14091,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -14073,7 +14100,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -14082,7 +14109,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -14123,7 +14150,7 @@ export interface operations {
                 };
                 content?: never;
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -14132,7 +14159,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -14141,7 +14168,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -14150,7 +14177,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing, or the caller may not see it. */
+            /** @description The object does not exist, or you may not see it. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -14159,7 +14186,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description It is not in a state in which this can be done. */
+            /** @description Not possible in the current state. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -14168,7 +14195,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The body is too large. */
+            /** @description The request body is too large. */
             413: {
                 headers: {
                     [name: string]: unknown;
@@ -14177,7 +14204,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -14186,7 +14213,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -14195,7 +14222,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -14236,7 +14263,7 @@ export interface operations {
                     "application/json": components["schemas"]["PortList"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -14245,7 +14272,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -14254,7 +14281,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -14263,7 +14290,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing, or the caller may not see it. */
+            /** @description The object does not exist, or you may not see it. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -14272,7 +14299,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -14281,7 +14308,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -14290,7 +14317,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -14335,7 +14362,7 @@ export interface operations {
                     "application/json": components["schemas"]["PreviewView"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -14344,7 +14371,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -14353,7 +14380,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -14362,7 +14389,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing, or the caller may not see it. */
+            /** @description The object does not exist, or you may not see it. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -14371,7 +14398,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description It is not in a state in which this can be done. */
+            /** @description Not possible in the current state. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -14380,7 +14407,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The body is too large. */
+            /** @description The request body is too large. */
             413: {
                 headers: {
                     [name: string]: unknown;
@@ -14389,7 +14416,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -14398,7 +14425,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -14407,7 +14434,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -14449,7 +14476,7 @@ export interface operations {
                     "application/json": components["schemas"]["ShownPreview"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -14458,7 +14485,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -14467,7 +14494,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -14476,7 +14503,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing, or the caller may not see it. */
+            /** @description The object does not exist, or you may not see it. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -14485,7 +14512,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -14494,7 +14521,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -14503,7 +14530,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -14544,7 +14571,7 @@ export interface operations {
                     "application/json": components["schemas"]["RemoteView"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -14553,7 +14580,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -14562,7 +14589,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -14571,7 +14598,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing, or the caller may not see it. */
+            /** @description The object does not exist, or you may not see it. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -14580,7 +14607,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -14589,7 +14616,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -14598,7 +14625,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -14639,7 +14666,7 @@ export interface operations {
                     "application/json": components["schemas"]["EditorView"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -14648,7 +14675,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -14657,7 +14684,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -14666,7 +14693,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing, or the caller may not see it. */
+            /** @description The object does not exist, or you may not see it. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -14675,7 +14702,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description It is not in a state in which this can be done. */
+            /** @description Not possible in the current state. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -14684,7 +14711,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The body is too large. */
+            /** @description The request body is too large. */
             413: {
                 headers: {
                     [name: string]: unknown;
@@ -14693,7 +14720,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -14702,7 +14729,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -14711,7 +14738,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -14734,9 +14761,9 @@ export interface operations {
     turn_list: {
         parameters: {
             query?: {
-                /** @description How many at most. */
+                /** @description Maximum number of items. */
                 limit?: number;
-                /** @description `nextCursor` of the page before; leave it out to begin. */
+                /** @description `nextCursor` of the previous page. Leave it out for the first page. */
                 cursor?: string | null;
             };
             header?: never;
@@ -14757,7 +14784,7 @@ export interface operations {
                     "application/json": components["schemas"]["Page_TurnView_"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -14766,7 +14793,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -14775,7 +14802,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -14784,7 +14811,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing, or the caller may not see it. */
+            /** @description The object does not exist, or you may not see it. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -14793,7 +14820,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -14802,7 +14829,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -14811,7 +14838,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -14856,7 +14883,7 @@ export interface operations {
                     "application/json": components["schemas"]["TurnView"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -14865,7 +14892,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -14874,7 +14901,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -14883,7 +14910,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing, or the caller may not see it. */
+            /** @description The object does not exist, or you may not see it. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -14892,7 +14919,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description It is not in a state in which this can be done. */
+            /** @description Not possible in the current state. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -14901,7 +14928,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The body is too large. */
+            /** @description The request body is too large. */
             413: {
                 headers: {
                     [name: string]: unknown;
@@ -14910,7 +14937,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -14919,7 +14946,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -14928,7 +14955,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -14969,7 +14996,7 @@ export interface operations {
                     "application/json": components["schemas"]["AgentStateView"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -14978,7 +15005,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -14987,7 +15014,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -14996,7 +15023,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing, or the caller may not see it. */
+            /** @description The object does not exist, or you may not see it. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -15005,7 +15032,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -15014,7 +15041,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -15023,7 +15050,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -15064,7 +15091,7 @@ export interface operations {
                     "application/json": components["schemas"]["TurnView"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -15073,7 +15100,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -15082,7 +15109,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -15091,7 +15118,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing, or the caller may not see it. */
+            /** @description The object does not exist, or you may not see it. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -15100,7 +15127,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -15109,7 +15136,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -15118,7 +15145,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -15159,7 +15186,7 @@ export interface operations {
                     "application/json": components["schemas"]["TurnView"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -15168,7 +15195,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -15177,7 +15204,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -15186,7 +15213,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing, or the caller may not see it. */
+            /** @description The object does not exist, or you may not see it. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -15195,7 +15222,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description It is not in a state in which this can be done. */
+            /** @description Not possible in the current state. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -15204,7 +15231,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The body is too large. */
+            /** @description The request body is too large. */
             413: {
                 headers: {
                     [name: string]: unknown;
@@ -15213,7 +15240,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -15222,7 +15249,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -15231,7 +15258,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -15272,7 +15299,7 @@ export interface operations {
                     "application/json": components["schemas"]["TurnView"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -15281,7 +15308,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -15290,7 +15317,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -15299,7 +15326,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing, or the caller may not see it. */
+            /** @description The object does not exist, or you may not see it. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -15308,7 +15335,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description It is not in a state in which this can be done. */
+            /** @description Not possible in the current state. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -15317,7 +15344,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The body is too large. */
+            /** @description The request body is too large. */
             413: {
                 headers: {
                     [name: string]: unknown;
@@ -15326,7 +15353,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -15335,7 +15362,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -15344,7 +15371,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -15370,9 +15397,9 @@ export interface operations {
                 sessionId?: string | null;
                 taskId?: string | null;
                 status?: components["schemas"]["AskStatus"] | null;
-                /** @description How many at most. */
+                /** @description Maximum number of items. */
                 limit?: number;
-                /** @description `nextCursor` of the page before; leave it out to begin. */
+                /** @description `nextCursor` of the previous page. Leave it out for the first page. */
                 cursor?: string | null;
             };
             header?: never;
@@ -15390,7 +15417,7 @@ export interface operations {
                     "application/json": components["schemas"]["Page_AskView_"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -15399,7 +15426,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -15408,7 +15435,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -15417,7 +15444,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -15426,7 +15453,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -15435,7 +15462,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -15476,7 +15503,7 @@ export interface operations {
                     "application/json": components["schemas"]["AskView"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -15485,7 +15512,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -15494,7 +15521,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -15503,7 +15530,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing, or the caller may not see it. */
+            /** @description The object does not exist, or you may not see it. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -15512,7 +15539,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -15521,7 +15548,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -15530,7 +15557,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -15575,7 +15602,7 @@ export interface operations {
                     "application/json": components["schemas"]["AskView"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -15584,7 +15611,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -15593,7 +15620,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -15602,7 +15629,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing, or the caller may not see it. */
+            /** @description The object does not exist, or you may not see it. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -15611,7 +15638,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description It is not in a state in which this can be done. */
+            /** @description Not possible in the current state. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -15620,7 +15647,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The body is too large. */
+            /** @description The request body is too large. */
             413: {
                 headers: {
                     [name: string]: unknown;
@@ -15629,7 +15656,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -15638,7 +15665,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -15647,7 +15674,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -15692,7 +15719,7 @@ export interface operations {
                     "application/json": components["schemas"]["AskView"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -15701,7 +15728,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -15710,7 +15737,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -15719,7 +15746,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing, or the caller may not see it. */
+            /** @description The object does not exist, or you may not see it. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -15728,7 +15755,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description It is not in a state in which this can be done. */
+            /** @description Not possible in the current state. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -15737,7 +15764,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The body is too large. */
+            /** @description The request body is too large. */
             413: {
                 headers: {
                     [name: string]: unknown;
@@ -15746,7 +15773,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -15755,7 +15782,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -15764,7 +15791,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -15802,7 +15829,7 @@ export interface operations {
                     "application/json": components["schemas"]["AgentList"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -15811,7 +15838,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -15820,7 +15847,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -15829,7 +15856,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -15838,7 +15865,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -15847,7 +15874,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -15889,7 +15916,7 @@ export interface operations {
                     "application/json": components["schemas"]["AgentView"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -15898,7 +15925,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -15907,7 +15934,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -15916,7 +15943,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description It is not in a state in which this can be done. */
+            /** @description Not possible in the current state. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -15925,7 +15952,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The body is too large. */
+            /** @description The request body is too large. */
             413: {
                 headers: {
                     [name: string]: unknown;
@@ -15934,7 +15961,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -15943,7 +15970,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -15952,7 +15979,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -15993,7 +16020,7 @@ export interface operations {
                     "application/json": components["schemas"]["AgentView"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -16002,7 +16029,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -16011,7 +16038,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -16020,7 +16047,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing, or the caller may not see it. */
+            /** @description The object does not exist, or you may not see it. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -16029,7 +16056,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -16038,7 +16065,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -16047,7 +16074,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -16092,7 +16119,7 @@ export interface operations {
                     "application/json": components["schemas"]["AgentView"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -16101,7 +16128,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -16110,7 +16137,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -16119,7 +16146,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing, or the caller may not see it. */
+            /** @description The object does not exist, or you may not see it. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -16128,7 +16155,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description It is not in a state in which this can be done. */
+            /** @description Not possible in the current state. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -16137,7 +16164,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The body is too large. */
+            /** @description The request body is too large. */
             413: {
                 headers: {
                     [name: string]: unknown;
@@ -16146,7 +16173,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -16155,7 +16182,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -16164,7 +16191,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -16203,7 +16230,7 @@ export interface operations {
                 };
                 content?: never;
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -16212,7 +16239,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -16221,7 +16248,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -16230,7 +16257,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing, or the caller may not see it. */
+            /** @description The object does not exist, or you may not see it. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -16239,7 +16266,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description It is not in a state in which this can be done. */
+            /** @description Not possible in the current state. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -16248,7 +16275,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The body is too large. */
+            /** @description The request body is too large. */
             413: {
                 headers: {
                     [name: string]: unknown;
@@ -16257,7 +16284,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -16266,7 +16293,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -16275,7 +16302,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -16320,7 +16347,7 @@ export interface operations {
                     "application/json": components["schemas"]["TrialView"];
                 };
             };
-            /** @description It goes on in the background. */
+            /** @description The test continues in the background. */
             202: {
                 headers: {
                     [name: string]: unknown;
@@ -16329,7 +16356,7 @@ export interface operations {
                     "application/json": components["schemas"]["TrialBegun"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -16338,7 +16365,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -16347,7 +16374,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -16356,7 +16383,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing, or the caller may not see it. */
+            /** @description The object does not exist, or you may not see it. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -16365,7 +16392,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description It is not in a state in which this can be done. */
+            /** @description Not possible in the current state. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -16374,7 +16401,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The body is too large. */
+            /** @description The request body is too large. */
             413: {
                 headers: {
                     [name: string]: unknown;
@@ -16383,7 +16410,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -16392,7 +16419,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -16401,7 +16428,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -16426,11 +16453,11 @@ export interface operations {
             query?: {
                 projectId?: string | null;
                 status?: components["schemas"]["Column"] | null;
-                /** @description Each word in the title, the first 10,000 characters of the description, or a pull request's branch or number; or the id. The first 8 different words count. */
+                /** @description Matches tasks that contain each word in the title, the first 10,000 characters of the description, or a pull request's branch or number; or the task's id. Only the first 8 different words are used. */
                 q?: string | null;
-                /** @description How many at most. */
+                /** @description Maximum number of items. */
                 limit?: number;
-                /** @description `nextCursor` of the page before; leave it out to begin. */
+                /** @description `nextCursor` of the previous page. Leave it out for the first page. */
                 cursor?: string | null;
             };
             header?: never;
@@ -16448,7 +16475,7 @@ export interface operations {
                     "application/json": components["schemas"]["Page_TaskView_"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -16457,7 +16484,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -16466,7 +16493,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -16475,7 +16502,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -16484,7 +16511,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -16493,7 +16520,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -16535,7 +16562,7 @@ export interface operations {
                     "application/json": components["schemas"]["TaskView"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -16544,7 +16571,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -16553,7 +16580,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -16562,7 +16589,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description It is not in a state in which this can be done. */
+            /** @description Not possible in the current state. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -16571,7 +16598,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The body is too large. */
+            /** @description The request body is too large. */
             413: {
                 headers: {
                     [name: string]: unknown;
@@ -16580,7 +16607,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -16589,7 +16616,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -16598,7 +16625,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -16636,7 +16663,7 @@ export interface operations {
                     "application/json": components["schemas"]["TaskCounts"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -16645,7 +16672,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -16654,7 +16681,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -16663,7 +16690,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -16672,7 +16699,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -16681,7 +16708,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -16705,15 +16732,15 @@ export interface operations {
         parameters: {
             query?: {
                 projectId?: string | null;
-                /** @description This column alone. */
+                /** @description Only this column. */
                 status?: components["schemas"]["Column"] | null;
-                /** @description From this card of each column on. */
+                /** @description Skip this many tasks of each column. */
                 offset?: number;
-                /** @description Cards of each column at most. */
+                /** @description Maximum number of tasks per column. */
                 limit?: number;
-                /** @description Each word in the title, the first 10,000 characters of the description, or a pull request's branch or number; or the id. The first 8 different words count. */
+                /** @description Matches tasks that contain each word in the title, the first 10,000 characters of the description, or a pull request's branch or number; or the task's id. Only the first 8 different words are used. */
                 q?: string | null;
-                /** @description Works, has worked or would work on it. */
+                /** @description Only tasks that this agent works, worked or would work on. */
                 agent?: string | null;
                 show?: components["schemas"]["Show"] | null;
             };
@@ -16732,7 +16759,7 @@ export interface operations {
                     "application/json": components["schemas"]["BoardView"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -16741,7 +16768,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -16750,7 +16777,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -16759,7 +16786,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -16768,7 +16795,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -16777,7 +16804,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -16818,7 +16845,7 @@ export interface operations {
                     "application/json": components["schemas"]["TaskView"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -16827,7 +16854,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -16836,7 +16863,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -16845,7 +16872,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing, or the caller may not see it. */
+            /** @description The object does not exist, or you may not see it. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -16854,7 +16881,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -16863,7 +16890,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -16872,7 +16899,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -16911,7 +16938,7 @@ export interface operations {
                 };
                 content?: never;
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -16920,7 +16947,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -16929,7 +16956,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -16938,7 +16965,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing, or the caller may not see it. */
+            /** @description The object does not exist, or you may not see it. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -16947,7 +16974,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description It is not in a state in which this can be done. */
+            /** @description Not possible in the current state. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -16956,7 +16983,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The body is too large. */
+            /** @description The request body is too large. */
             413: {
                 headers: {
                     [name: string]: unknown;
@@ -16965,7 +16992,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -16974,7 +17001,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -16983,7 +17010,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -17028,7 +17055,7 @@ export interface operations {
                     "application/json": components["schemas"]["TaskView"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -17037,7 +17064,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -17046,7 +17073,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -17055,7 +17082,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing, or the caller may not see it. */
+            /** @description The object does not exist, or you may not see it. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -17064,7 +17091,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description It is not in a state in which this can be done. */
+            /** @description Not possible in the current state. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -17073,7 +17100,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The body is too large. */
+            /** @description The request body is too large. */
             413: {
                 headers: {
                     [name: string]: unknown;
@@ -17082,7 +17109,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -17091,7 +17118,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -17100,7 +17127,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -17145,7 +17172,7 @@ export interface operations {
                     "application/json": components["schemas"]["TaskView"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -17154,7 +17181,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -17163,7 +17190,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -17172,7 +17199,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing, or the caller may not see it. */
+            /** @description The object does not exist, or you may not see it. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -17181,7 +17208,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description It is not in a state in which this can be done. */
+            /** @description Not possible in the current state. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -17190,7 +17217,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The body is too large. */
+            /** @description The request body is too large. */
             413: {
                 headers: {
                     [name: string]: unknown;
@@ -17199,7 +17226,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -17208,7 +17235,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -17217,7 +17244,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -17258,7 +17285,7 @@ export interface operations {
                     "application/json": components["schemas"]["TaskView"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -17267,7 +17294,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -17276,7 +17303,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -17285,7 +17312,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing, or the caller may not see it. */
+            /** @description The object does not exist, or you may not see it. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -17294,7 +17321,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description It is not in a state in which this can be done. */
+            /** @description Not possible in the current state. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -17303,7 +17330,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The body is too large. */
+            /** @description The request body is too large. */
             413: {
                 headers: {
                     [name: string]: unknown;
@@ -17312,7 +17339,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -17321,7 +17348,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -17330,7 +17357,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -17375,7 +17402,7 @@ export interface operations {
                     "application/json": components["schemas"]["TaskView"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -17384,7 +17411,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -17393,7 +17420,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -17402,7 +17429,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing, or the caller may not see it. */
+            /** @description The object does not exist, or you may not see it. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -17411,7 +17438,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description It is not in a state in which this can be done. */
+            /** @description Not possible in the current state. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -17420,7 +17447,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The body is too large. */
+            /** @description The request body is too large. */
             413: {
                 headers: {
                     [name: string]: unknown;
@@ -17429,7 +17456,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -17438,7 +17465,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -17447,7 +17474,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -17488,7 +17515,7 @@ export interface operations {
                     "application/json": components["schemas"]["AttemptList"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -17497,7 +17524,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -17506,7 +17533,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -17515,7 +17542,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing, or the caller may not see it. */
+            /** @description The object does not exist, or you may not see it. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -17524,7 +17551,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -17533,7 +17560,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -17542,7 +17569,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -17587,7 +17614,7 @@ export interface operations {
                     "application/json": components["schemas"]["TaskView"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -17596,7 +17623,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -17605,7 +17632,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -17614,7 +17641,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing, or the caller may not see it. */
+            /** @description The object does not exist, or you may not see it. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -17623,7 +17650,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description It is not in a state in which this can be done. */
+            /** @description Not possible in the current state. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -17632,7 +17659,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The body is too large. */
+            /** @description The request body is too large. */
             413: {
                 headers: {
                     [name: string]: unknown;
@@ -17641,7 +17668,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -17650,7 +17677,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -17659,7 +17686,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -17697,7 +17724,7 @@ export interface operations {
                     "application/json": components["schemas"]["QueueView"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -17706,7 +17733,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -17715,7 +17742,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -17724,7 +17751,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -17733,7 +17760,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -17742,7 +17769,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -17766,9 +17793,9 @@ export interface operations {
         parameters: {
             query?: {
                 projectId?: string | null;
-                /** @description How many at most. */
+                /** @description Maximum number of items. */
                 limit?: number;
-                /** @description `nextCursor` of the page before; leave it out to begin. */
+                /** @description `nextCursor` of the previous page. Leave it out for the first page. */
                 cursor?: string | null;
             };
             header?: never;
@@ -17786,7 +17813,7 @@ export interface operations {
                     "application/json": components["schemas"]["Page_ScheduleView_"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -17795,7 +17822,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -17804,7 +17831,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -17813,7 +17840,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -17822,7 +17849,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -17831,7 +17858,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -17873,7 +17900,7 @@ export interface operations {
                     "application/json": components["schemas"]["ScheduleView"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -17882,7 +17909,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -17891,7 +17918,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -17900,7 +17927,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description It is not in a state in which this can be done. */
+            /** @description Not possible in the current state. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -17909,7 +17936,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The body is too large. */
+            /** @description The request body is too large. */
             413: {
                 headers: {
                     [name: string]: unknown;
@@ -17918,7 +17945,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -17927,7 +17954,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -17936,7 +17963,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -17977,7 +18004,7 @@ export interface operations {
                     "application/json": components["schemas"]["ScheduleView"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -17986,7 +18013,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -17995,7 +18022,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -18004,7 +18031,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing, or the caller may not see it. */
+            /** @description The object does not exist, or you may not see it. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -18013,7 +18040,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -18022,7 +18049,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -18031,7 +18058,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -18070,7 +18097,7 @@ export interface operations {
                 };
                 content?: never;
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -18079,7 +18106,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -18088,7 +18115,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -18097,7 +18124,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing, or the caller may not see it. */
+            /** @description The object does not exist, or you may not see it. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -18106,7 +18133,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description It is not in a state in which this can be done. */
+            /** @description Not possible in the current state. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -18115,7 +18142,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The body is too large. */
+            /** @description The request body is too large. */
             413: {
                 headers: {
                     [name: string]: unknown;
@@ -18124,7 +18151,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -18133,7 +18160,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -18142,7 +18169,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -18187,7 +18214,7 @@ export interface operations {
                     "application/json": components["schemas"]["ScheduleView"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -18196,7 +18223,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -18205,7 +18232,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -18214,7 +18241,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing, or the caller may not see it. */
+            /** @description The object does not exist, or you may not see it. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -18223,7 +18250,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description It is not in a state in which this can be done. */
+            /** @description Not possible in the current state. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -18232,7 +18259,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The body is too large. */
+            /** @description The request body is too large. */
             413: {
                 headers: {
                     [name: string]: unknown;
@@ -18241,7 +18268,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -18250,7 +18277,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -18259,7 +18286,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -18300,7 +18327,7 @@ export interface operations {
                     "application/json": components["schemas"]["TaskView"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -18309,7 +18336,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -18318,7 +18345,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -18327,7 +18354,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing, or the caller may not see it. */
+            /** @description The object does not exist, or you may not see it. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -18336,7 +18363,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description It is not in a state in which this can be done. */
+            /** @description Not possible in the current state. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -18345,7 +18372,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The body is too large. */
+            /** @description The request body is too large. */
             413: {
                 headers: {
                     [name: string]: unknown;
@@ -18354,7 +18381,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -18363,7 +18390,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -18372,7 +18399,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -18395,7 +18422,7 @@ export interface operations {
     git_clone: {
         parameters: {
             query?: {
-                /** @description Seconds to wait for its end; then the answer is 202 and it goes on. */
+                /** @description Seconds to wait for the operation to finish. After that, the response is 202 and the operation continues. */
                 wait?: number;
             };
             header?: never;
@@ -18417,7 +18444,7 @@ export interface operations {
                     "application/json": components["schemas"]["OperationView"];
                 };
             };
-            /** @description It is not over yet; look at `Location`. */
+            /** @description The operation has not finished. Poll `Location`. */
             202: {
                 headers: {
                     [name: string]: unknown;
@@ -18426,7 +18453,7 @@ export interface operations {
                     "application/json": components["schemas"]["OperationView"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -18435,7 +18462,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -18444,7 +18471,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -18453,7 +18480,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description It is not in a state in which this can be done. */
+            /** @description Not possible in the current state. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -18462,7 +18489,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The body is too large. */
+            /** @description The request body is too large. */
             413: {
                 headers: {
                     [name: string]: unknown;
@@ -18471,7 +18498,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -18480,7 +18507,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -18489,7 +18516,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -18512,7 +18539,7 @@ export interface operations {
     git_branch: {
         parameters: {
             query?: {
-                /** @description Seconds to wait for its end; then the answer is 202 and it goes on. */
+                /** @description Seconds to wait for the operation to finish. After that, the response is 202 and the operation continues. */
                 wait?: number;
             };
             header?: never;
@@ -18534,7 +18561,7 @@ export interface operations {
                     "application/json": components["schemas"]["OperationView"];
                 };
             };
-            /** @description It is not over yet; look at `Location`. */
+            /** @description The operation has not finished. Poll `Location`. */
             202: {
                 headers: {
                     [name: string]: unknown;
@@ -18543,7 +18570,7 @@ export interface operations {
                     "application/json": components["schemas"]["OperationView"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -18552,7 +18579,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -18561,7 +18588,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -18570,7 +18597,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description It is not in a state in which this can be done. */
+            /** @description Not possible in the current state. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -18579,7 +18606,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The body is too large. */
+            /** @description The request body is too large. */
             413: {
                 headers: {
                     [name: string]: unknown;
@@ -18588,7 +18615,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -18597,7 +18624,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -18606,7 +18633,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -18629,7 +18656,7 @@ export interface operations {
     git_stage: {
         parameters: {
             query?: {
-                /** @description Seconds to wait for its end; then the answer is 202 and it goes on. */
+                /** @description Seconds to wait for the operation to finish. After that, the response is 202 and the operation continues. */
                 wait?: number;
             };
             header?: never;
@@ -18651,7 +18678,7 @@ export interface operations {
                     "application/json": components["schemas"]["OperationView"];
                 };
             };
-            /** @description It is not over yet; look at `Location`. */
+            /** @description The operation has not finished. Poll `Location`. */
             202: {
                 headers: {
                     [name: string]: unknown;
@@ -18660,7 +18687,7 @@ export interface operations {
                     "application/json": components["schemas"]["OperationView"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -18669,7 +18696,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -18678,7 +18705,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -18687,7 +18714,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description It is not in a state in which this can be done. */
+            /** @description Not possible in the current state. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -18696,7 +18723,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The body is too large. */
+            /** @description The request body is too large. */
             413: {
                 headers: {
                     [name: string]: unknown;
@@ -18705,7 +18732,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -18714,7 +18741,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -18723,7 +18750,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -18746,7 +18773,7 @@ export interface operations {
     git_commit: {
         parameters: {
             query?: {
-                /** @description Seconds to wait for its end; then the answer is 202 and it goes on. */
+                /** @description Seconds to wait for the operation to finish. After that, the response is 202 and the operation continues. */
                 wait?: number;
             };
             header?: never;
@@ -18768,7 +18795,7 @@ export interface operations {
                     "application/json": components["schemas"]["OperationView"];
                 };
             };
-            /** @description It is not over yet; look at `Location`. */
+            /** @description The operation has not finished. Poll `Location`. */
             202: {
                 headers: {
                     [name: string]: unknown;
@@ -18777,7 +18804,7 @@ export interface operations {
                     "application/json": components["schemas"]["OperationView"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -18786,7 +18813,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -18795,7 +18822,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -18804,7 +18831,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description It is not in a state in which this can be done. */
+            /** @description Not possible in the current state. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -18813,7 +18840,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The body is too large. */
+            /** @description The request body is too large. */
             413: {
                 headers: {
                     [name: string]: unknown;
@@ -18822,7 +18849,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -18831,7 +18858,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -18840,7 +18867,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -18863,7 +18890,7 @@ export interface operations {
     git_discard: {
         parameters: {
             query?: {
-                /** @description Seconds to wait for its end; then the answer is 202 and it goes on. */
+                /** @description Seconds to wait for the operation to finish. After that, the response is 202 and the operation continues. */
                 wait?: number;
             };
             header?: never;
@@ -18885,7 +18912,7 @@ export interface operations {
                     "application/json": components["schemas"]["OperationView"];
                 };
             };
-            /** @description It is not over yet; look at `Location`. */
+            /** @description The operation has not finished. Poll `Location`. */
             202: {
                 headers: {
                     [name: string]: unknown;
@@ -18894,7 +18921,7 @@ export interface operations {
                     "application/json": components["schemas"]["OperationView"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -18903,7 +18930,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -18912,7 +18939,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -18921,7 +18948,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description It is not in a state in which this can be done. */
+            /** @description Not possible in the current state. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -18930,7 +18957,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The body is too large. */
+            /** @description The request body is too large. */
             413: {
                 headers: {
                     [name: string]: unknown;
@@ -18939,7 +18966,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -18948,7 +18975,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -18957,7 +18984,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -18980,7 +19007,7 @@ export interface operations {
     git_push: {
         parameters: {
             query?: {
-                /** @description Seconds to wait for its end; then the answer is 202 and it goes on. */
+                /** @description Seconds to wait for the operation to finish. After that, the response is 202 and the operation continues. */
                 wait?: number;
             };
             header?: never;
@@ -19002,7 +19029,7 @@ export interface operations {
                     "application/json": components["schemas"]["OperationView"];
                 };
             };
-            /** @description It is not over yet; look at `Location`. */
+            /** @description The operation has not finished. Poll `Location`. */
             202: {
                 headers: {
                     [name: string]: unknown;
@@ -19011,7 +19038,7 @@ export interface operations {
                     "application/json": components["schemas"]["OperationView"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -19020,7 +19047,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -19029,7 +19056,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -19038,7 +19065,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description It is not in a state in which this can be done. */
+            /** @description Not possible in the current state. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -19047,7 +19074,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The body is too large. */
+            /** @description The request body is too large. */
             413: {
                 headers: {
                     [name: string]: unknown;
@@ -19056,7 +19083,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -19065,7 +19092,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -19074,7 +19101,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -19097,7 +19124,7 @@ export interface operations {
     git_update: {
         parameters: {
             query?: {
-                /** @description Seconds to wait for its end; then the answer is 202 and it goes on. */
+                /** @description Seconds to wait for the operation to finish. After that, the response is 202 and the operation continues. */
                 wait?: number;
             };
             header?: never;
@@ -19119,7 +19146,7 @@ export interface operations {
                     "application/json": components["schemas"]["OperationView"];
                 };
             };
-            /** @description It is not over yet; look at `Location`. */
+            /** @description The operation has not finished. Poll `Location`. */
             202: {
                 headers: {
                     [name: string]: unknown;
@@ -19128,7 +19155,7 @@ export interface operations {
                     "application/json": components["schemas"]["OperationView"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -19137,7 +19164,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -19146,7 +19173,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -19155,7 +19182,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description It is not in a state in which this can be done. */
+            /** @description Not possible in the current state. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -19164,7 +19191,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The body is too large. */
+            /** @description The request body is too large. */
             413: {
                 headers: {
                     [name: string]: unknown;
@@ -19173,7 +19200,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -19182,7 +19209,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -19191,7 +19218,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -19214,7 +19241,7 @@ export interface operations {
     git_tag: {
         parameters: {
             query?: {
-                /** @description Seconds to wait for its end; then the answer is 202 and it goes on. */
+                /** @description Seconds to wait for the operation to finish. After that, the response is 202 and the operation continues. */
                 wait?: number;
             };
             header?: never;
@@ -19236,7 +19263,7 @@ export interface operations {
                     "application/json": components["schemas"]["OperationView"];
                 };
             };
-            /** @description It is not over yet; look at `Location`. */
+            /** @description The operation has not finished. Poll `Location`. */
             202: {
                 headers: {
                     [name: string]: unknown;
@@ -19245,7 +19272,7 @@ export interface operations {
                     "application/json": components["schemas"]["OperationView"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -19254,7 +19281,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -19263,7 +19290,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -19272,7 +19299,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description It is not in a state in which this can be done. */
+            /** @description Not possible in the current state. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -19281,7 +19308,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The body is too large. */
+            /** @description The request body is too large. */
             413: {
                 headers: {
                     [name: string]: unknown;
@@ -19290,7 +19317,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -19299,7 +19326,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -19308,7 +19335,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -19331,7 +19358,7 @@ export interface operations {
     git_checkpoint: {
         parameters: {
             query?: {
-                /** @description Seconds to wait for its end; then the answer is 202 and it goes on. */
+                /** @description Seconds to wait for the operation to finish. After that, the response is 202 and the operation continues. */
                 wait?: number;
             };
             header?: never;
@@ -19353,7 +19380,7 @@ export interface operations {
                     "application/json": components["schemas"]["OperationView"];
                 };
             };
-            /** @description It is not over yet; look at `Location`. */
+            /** @description The operation has not finished. Poll `Location`. */
             202: {
                 headers: {
                     [name: string]: unknown;
@@ -19362,7 +19389,7 @@ export interface operations {
                     "application/json": components["schemas"]["OperationView"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -19371,7 +19398,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -19380,7 +19407,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -19389,7 +19416,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description It is not in a state in which this can be done. */
+            /** @description Not possible in the current state. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -19398,7 +19425,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The body is too large. */
+            /** @description The request body is too large. */
             413: {
                 headers: {
                     [name: string]: unknown;
@@ -19407,7 +19434,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -19416,7 +19443,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -19425,7 +19452,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -19448,7 +19475,7 @@ export interface operations {
     git_restore: {
         parameters: {
             query?: {
-                /** @description Seconds to wait for its end; then the answer is 202 and it goes on. */
+                /** @description Seconds to wait for the operation to finish. After that, the response is 202 and the operation continues. */
                 wait?: number;
             };
             header?: never;
@@ -19470,7 +19497,7 @@ export interface operations {
                     "application/json": components["schemas"]["OperationView"];
                 };
             };
-            /** @description It is not over yet; look at `Location`. */
+            /** @description The operation has not finished. Poll `Location`. */
             202: {
                 headers: {
                     [name: string]: unknown;
@@ -19479,7 +19506,7 @@ export interface operations {
                     "application/json": components["schemas"]["OperationView"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -19488,7 +19515,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -19497,7 +19524,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -19506,7 +19533,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description It is not in a state in which this can be done. */
+            /** @description Not possible in the current state. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -19515,7 +19542,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The body is too large. */
+            /** @description The request body is too large. */
             413: {
                 headers: {
                     [name: string]: unknown;
@@ -19524,7 +19551,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -19533,7 +19560,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -19542,7 +19569,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -19568,9 +19595,9 @@ export interface operations {
                 sandboxId?: string | null;
                 sessionId?: string | null;
                 projectId?: string | null;
-                /** @description How many at most. */
+                /** @description Maximum number of items. */
                 limit?: number;
-                /** @description `nextCursor` of the page before; leave it out to begin. */
+                /** @description `nextCursor` of the previous page. Leave it out for the first page. */
                 cursor?: string | null;
             };
             header?: never;
@@ -19588,7 +19615,7 @@ export interface operations {
                     "application/json": components["schemas"]["Page_OperationView_"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -19597,7 +19624,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -19606,7 +19633,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -19615,7 +19642,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -19624,7 +19651,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -19633,7 +19660,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -19674,7 +19701,7 @@ export interface operations {
                     "application/json": components["schemas"]["OperationView"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -19683,7 +19710,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -19692,7 +19719,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -19701,7 +19728,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing, or the caller may not see it. */
+            /** @description The object does not exist, or you may not see it. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -19710,7 +19737,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -19719,7 +19746,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -19728,7 +19755,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -19769,7 +19796,7 @@ export interface operations {
                     "application/json": components["schemas"]["CheckoutView"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -19778,7 +19805,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -19787,7 +19814,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -19796,7 +19823,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing, or the caller may not see it. */
+            /** @description The object does not exist, or you may not see it. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -19805,7 +19832,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -19814,7 +19841,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -19823,7 +19850,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -19848,7 +19875,7 @@ export interface operations {
             query?: {
                 limit?: number;
                 skip?: number;
-                /** @description Also what the branch began from. */
+                /** @description Also return commits of the base branch. */
                 base?: boolean;
             };
             header?: never;
@@ -19869,7 +19896,7 @@ export interface operations {
                     "application/json": components["schemas"]["History"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -19878,7 +19905,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -19887,7 +19914,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -19896,7 +19923,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing, or the caller may not see it. */
+            /** @description The object does not exist, or you may not see it. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -19905,7 +19932,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -19914,7 +19941,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -19923,7 +19950,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -19964,7 +19991,7 @@ export interface operations {
                     "application/json": components["schemas"]["StatusView"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -19973,7 +20000,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -19982,7 +20009,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -19991,7 +20018,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing, or the caller may not see it. */
+            /** @description The object does not exist, or you may not see it. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -20000,7 +20027,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -20009,7 +20036,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -20018,7 +20045,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -20041,11 +20068,11 @@ export interface operations {
     git_diff: {
         parameters: {
             query?: {
-                /** @description base: all of the branch's work; head: what is not committed; or a commit. */
+                /** @description base: all changes of the branch. head: uncommitted changes. Or a commit. */
                 against?: string;
-                /** @description Of these alone. */
+                /** @description Only these paths. */
                 path?: string[];
-                /** @description With the changed lines themselves. */
+                /** @description Include the changed lines. */
                 patches?: boolean;
             };
             header?: never;
@@ -20066,7 +20093,7 @@ export interface operations {
                     "application/json": components["schemas"]["DiffView"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -20075,7 +20102,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -20084,7 +20111,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -20093,7 +20120,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing, or the caller may not see it. */
+            /** @description The object does not exist, or you may not see it. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -20102,7 +20129,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -20111,7 +20138,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -20120,7 +20147,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -20143,9 +20170,9 @@ export interface operations {
     checkpoint_list: {
         parameters: {
             query?: {
-                /** @description How many at most. */
+                /** @description Maximum number of items. */
                 limit?: number;
-                /** @description `nextCursor` of the page before; leave it out to begin. */
+                /** @description `nextCursor` of the previous page. Leave it out for the first page. */
                 cursor?: string | null;
             };
             header?: never;
@@ -20166,7 +20193,7 @@ export interface operations {
                     "application/json": components["schemas"]["Page_CheckpointView_"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -20175,7 +20202,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -20184,7 +20211,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -20193,7 +20220,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing, or the caller may not see it. */
+            /** @description The object does not exist, or you may not see it. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -20202,7 +20229,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -20211,7 +20238,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -20220,7 +20247,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -20245,7 +20272,7 @@ export interface operations {
             query: {
                 base: string;
                 head: string;
-                /** @description With the changed lines themselves. */
+                /** @description Include the changed lines. */
                 patches?: boolean;
             };
             header?: never;
@@ -20266,7 +20293,7 @@ export interface operations {
                     "application/json": components["schemas"]["Comparison"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -20275,7 +20302,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -20284,7 +20311,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -20293,7 +20320,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing, or the caller may not see it. */
+            /** @description The object does not exist, or you may not see it. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -20302,7 +20329,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -20311,7 +20338,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -20320,7 +20347,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -20345,9 +20372,9 @@ export interface operations {
             query?: {
                 projectId?: string | null;
                 state?: components["schemas"]["PullState"] | null;
-                /** @description How many at most. */
+                /** @description Maximum number of items. */
                 limit?: number;
-                /** @description `nextCursor` of the page before; leave it out to begin. */
+                /** @description `nextCursor` of the previous page. Leave it out for the first page. */
                 cursor?: string | null;
             };
             header?: never;
@@ -20365,7 +20392,7 @@ export interface operations {
                     "application/json": components["schemas"]["Page_PullRequestView_"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -20374,7 +20401,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -20383,7 +20410,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -20392,7 +20419,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -20401,7 +20428,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -20410,7 +20437,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -20443,7 +20470,7 @@ export interface operations {
             };
         };
         responses: {
-            /** @description There was one already; it was brought up to date. */
+            /** @description The branch already had a pull request, which was updated. */
             200: {
                 headers: {
                     [name: string]: unknown;
@@ -20461,7 +20488,7 @@ export interface operations {
                     "application/json": components["schemas"]["PullRequestView"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -20470,7 +20497,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -20479,7 +20506,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -20488,7 +20515,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description It is not in a state in which this can be done. */
+            /** @description Not possible in the current state. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -20497,7 +20524,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The body is too large. */
+            /** @description The request body is too large. */
             413: {
                 headers: {
                     [name: string]: unknown;
@@ -20506,7 +20533,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -20515,7 +20542,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -20524,7 +20551,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -20547,14 +20574,14 @@ export interface operations {
     pull_request_get: {
         parameters: {
             query?: {
-                /** @description Needed only when two of your projects have this number. */
+                /** @description Required only if two of your projects have a pull request with this number. */
                 projectId?: string | null;
-                /** @description Ask the forge first. */
+                /** @description Query the forge first. */
                 refresh?: boolean;
             };
             header?: never;
             path: {
-                /** @description Its number on the forge. */
+                /** @description The pull request's number on the forge. */
                 number: number;
             };
             cookie?: never;
@@ -20570,7 +20597,7 @@ export interface operations {
                     "application/json": components["schemas"]["PullRequestView"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -20579,7 +20606,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -20588,7 +20615,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -20597,7 +20624,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing, or the caller may not see it. */
+            /** @description The object does not exist, or you may not see it. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -20606,7 +20633,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -20615,7 +20642,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -20624,7 +20651,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -20649,7 +20676,7 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
-                /** @description Its number on the forge. */
+                /** @description The pull request's number on the forge. */
                 number: number;
             };
             cookie?: never;
@@ -20669,7 +20696,7 @@ export interface operations {
                     "application/json": components["schemas"]["PullRequestView"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -20678,7 +20705,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -20687,7 +20714,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -20696,7 +20723,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing, or the caller may not see it. */
+            /** @description The object does not exist, or you may not see it. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -20705,7 +20732,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description It is not in a state in which this can be done. */
+            /** @description Not possible in the current state. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -20714,7 +20741,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The body is too large. */
+            /** @description The request body is too large. */
             413: {
                 headers: {
                     [name: string]: unknown;
@@ -20723,7 +20750,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -20732,7 +20759,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -20741,7 +20768,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -20766,7 +20793,7 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
-                /** @description Its number on the forge. */
+                /** @description The pull request's number on the forge. */
                 number: number;
             };
             cookie?: never;
@@ -20786,7 +20813,7 @@ export interface operations {
                     "application/json": components["schemas"]["PullRequestView"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -20795,7 +20822,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -20804,7 +20831,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -20813,7 +20840,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing, or the caller may not see it. */
+            /** @description The object does not exist, or you may not see it. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -20822,7 +20849,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description It is not in a state in which this can be done. */
+            /** @description Not possible in the current state. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -20831,7 +20858,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The body is too large. */
+            /** @description The request body is too large. */
             413: {
                 headers: {
                     [name: string]: unknown;
@@ -20840,7 +20867,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -20849,7 +20876,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -20858,7 +20885,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -20883,7 +20910,7 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
-                /** @description Its number on the forge. */
+                /** @description The pull request's number on the forge. */
                 number: number;
             };
             cookie?: never;
@@ -20903,7 +20930,7 @@ export interface operations {
                     "application/json": components["schemas"]["PullRequestView"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -20912,7 +20939,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -20921,7 +20948,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -20930,7 +20957,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing, or the caller may not see it. */
+            /** @description The object does not exist, or you may not see it. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -20939,7 +20966,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description It is not in a state in which this can be done. */
+            /** @description Not possible in the current state. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -20948,7 +20975,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The body is too large. */
+            /** @description The request body is too large. */
             413: {
                 headers: {
                     [name: string]: unknown;
@@ -20957,7 +20984,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -20966,7 +20993,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -20975,7 +21002,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -21000,7 +21027,7 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
-                /** @description Its number on the forge. */
+                /** @description The pull request's number on the forge. */
                 number: number;
             };
             cookie?: never;
@@ -21020,7 +21047,7 @@ export interface operations {
                     "application/json": components["schemas"]["PullRequestView"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -21029,7 +21056,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -21038,7 +21065,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -21047,7 +21074,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing, or the caller may not see it. */
+            /** @description The object does not exist, or you may not see it. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -21056,7 +21083,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description It is not in a state in which this can be done. */
+            /** @description Not possible in the current state. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -21065,7 +21092,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The body is too large. */
+            /** @description The request body is too large. */
             413: {
                 headers: {
                     [name: string]: unknown;
@@ -21074,7 +21101,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -21083,7 +21110,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -21092,7 +21119,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -21133,7 +21160,7 @@ export interface operations {
                     "application/json": components["schemas"]["PullRequestView"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -21142,7 +21169,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -21151,7 +21178,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -21160,7 +21187,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing, or the caller may not see it. */
+            /** @description The object does not exist, or you may not see it. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -21169,7 +21196,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -21178,7 +21205,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -21187,7 +21214,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -21232,7 +21259,7 @@ export interface operations {
                     "application/json": components["schemas"]["PullRequestView"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -21241,7 +21268,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -21250,7 +21277,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -21259,7 +21286,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing, or the caller may not see it. */
+            /** @description The object does not exist, or you may not see it. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -21268,7 +21295,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description It is not in a state in which this can be done. */
+            /** @description Not possible in the current state. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -21277,7 +21304,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The body is too large. */
+            /** @description The request body is too large. */
             413: {
                 headers: {
                     [name: string]: unknown;
@@ -21286,7 +21313,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -21295,7 +21322,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -21304,7 +21331,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -21345,7 +21372,7 @@ export interface operations {
                     "application/json": components["schemas"]["PullRequestView"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -21354,7 +21381,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -21363,7 +21390,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -21372,7 +21399,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing, or the caller may not see it. */
+            /** @description The object does not exist, or you may not see it. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -21381,7 +21408,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description It is not in a state in which this can be done. */
+            /** @description Not possible in the current state. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -21390,7 +21417,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The body is too large. */
+            /** @description The request body is too large. */
             413: {
                 headers: {
                     [name: string]: unknown;
@@ -21399,7 +21426,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -21408,7 +21435,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -21417,7 +21444,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -21458,7 +21485,7 @@ export interface operations {
                     "application/json": components["schemas"]["PullRequestView"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -21467,7 +21494,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -21476,7 +21503,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -21485,7 +21512,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing, or the caller may not see it. */
+            /** @description The object does not exist, or you may not see it. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -21494,7 +21521,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -21503,7 +21530,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -21512,7 +21539,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -21553,7 +21580,7 @@ export interface operations {
                     "application/json": components["schemas"]["PullRequestView"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -21562,7 +21589,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -21571,7 +21598,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -21580,7 +21607,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing, or the caller may not see it. */
+            /** @description The object does not exist, or you may not see it. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -21589,7 +21616,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -21598,7 +21625,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -21607,7 +21634,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -21630,9 +21657,9 @@ export interface operations {
     preparation_list: {
         parameters: {
             query?: {
-                /** @description How many at most. */
+                /** @description Maximum number of items. */
                 limit?: number;
-                /** @description `nextCursor` of the page before; leave it out to begin. */
+                /** @description `nextCursor` of the previous page. Leave it out for the first page. */
                 cursor?: string | null;
             };
             header?: never;
@@ -21653,7 +21680,7 @@ export interface operations {
                     "application/json": components["schemas"]["Page_PreparationView_"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -21662,7 +21689,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -21671,7 +21698,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -21680,7 +21707,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing, or the caller may not see it. */
+            /** @description The object does not exist, or you may not see it. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -21689,7 +21716,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -21698,7 +21725,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -21707,7 +21734,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -21730,7 +21757,7 @@ export interface operations {
     preparation_create: {
         parameters: {
             query?: {
-                /** @description Seconds to wait for its end; then the answer is 202 and it goes on. */
+                /** @description Seconds to wait for it to finish. After that, the response is 202 and the preparation continues. */
                 wait?: number;
             };
             header?: never;
@@ -21755,7 +21782,7 @@ export interface operations {
                     "application/json": components["schemas"]["PreparationView"];
                 };
             };
-            /** @description It is being made; look at `Location`. */
+            /** @description The preparation is in progress. Poll `Location`. */
             202: {
                 headers: {
                     [name: string]: unknown;
@@ -21764,7 +21791,7 @@ export interface operations {
                     "application/json": components["schemas"]["PreparationView"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -21773,7 +21800,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -21782,7 +21809,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -21791,7 +21818,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing, or the caller may not see it. */
+            /** @description The object does not exist, or you may not see it. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -21800,7 +21827,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description It is not in a state in which this can be done. */
+            /** @description Not possible in the current state. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -21809,7 +21836,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The body is too large. */
+            /** @description The request body is too large. */
             413: {
                 headers: {
                     [name: string]: unknown;
@@ -21818,7 +21845,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -21827,7 +21854,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -21836,7 +21863,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -21877,7 +21904,7 @@ export interface operations {
                     "application/json": components["schemas"]["PreparationView"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -21886,7 +21913,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -21895,7 +21922,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -21904,7 +21931,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing, or the caller may not see it. */
+            /** @description The object does not exist, or you may not see it. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -21913,7 +21940,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -21922,7 +21949,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -21931,7 +21958,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -21970,7 +21997,7 @@ export interface operations {
                 };
                 content?: never;
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -21979,7 +22006,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -21988,7 +22015,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -21997,7 +22024,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing, or the caller may not see it. */
+            /** @description The object does not exist, or you may not see it. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -22006,7 +22033,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description It is not in a state in which this can be done. */
+            /** @description Not possible in the current state. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -22015,7 +22042,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The body is too large. */
+            /** @description The request body is too large. */
             413: {
                 headers: {
                     [name: string]: unknown;
@@ -22024,7 +22051,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -22033,7 +22060,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -22042,7 +22069,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -22083,7 +22110,7 @@ export interface operations {
                     "application/json": components["schemas"]["CredentialList"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -22092,7 +22119,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -22101,7 +22128,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -22110,7 +22137,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing, or the caller may not see it. */
+            /** @description The object does not exist, or you may not see it. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -22119,7 +22146,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -22128,7 +22155,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -22137,7 +22164,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -22160,7 +22187,7 @@ export interface operations {
     credential_put: {
         parameters: {
             query?: {
-                /** @description Test the connection with them first, and store none if it fails. */
+                /** @description Test the connection first, and store nothing if the test fails. */
                 test?: boolean;
             };
             header?: never;
@@ -22185,7 +22212,7 @@ export interface operations {
                     "application/json": components["schemas"]["CredentialList"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -22194,7 +22221,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -22203,7 +22230,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -22212,7 +22239,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing, or the caller may not see it. */
+            /** @description The object does not exist, or you may not see it. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -22221,7 +22248,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description It is not in a state in which this can be done. */
+            /** @description Not possible in the current state. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -22230,7 +22257,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The body is too large. */
+            /** @description The request body is too large. */
             413: {
                 headers: {
                     [name: string]: unknown;
@@ -22239,7 +22266,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -22248,7 +22275,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -22257,7 +22284,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -22298,7 +22325,7 @@ export interface operations {
                 };
                 content?: never;
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -22307,7 +22334,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -22316,7 +22343,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -22325,7 +22352,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing, or the caller may not see it. */
+            /** @description The object does not exist, or you may not see it. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -22334,7 +22361,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description It is not in a state in which this can be done. */
+            /** @description Not possible in the current state. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -22343,7 +22370,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The body is too large. */
+            /** @description The request body is too large. */
             413: {
                 headers: {
                     [name: string]: unknown;
@@ -22352,7 +22379,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -22361,7 +22388,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -22370,7 +22397,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -22411,7 +22438,7 @@ export interface operations {
                     "application/json": components["schemas"]["Tested"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -22420,7 +22447,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -22429,7 +22456,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -22438,7 +22465,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing, or the caller may not see it. */
+            /** @description The object does not exist, or you may not see it. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -22447,7 +22474,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description It is not in a state in which this can be done. */
+            /** @description Not possible in the current state. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -22456,7 +22483,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The body is too large. */
+            /** @description The request body is too large. */
             413: {
                 headers: {
                     [name: string]: unknown;
@@ -22465,7 +22492,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -22474,7 +22501,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -22483,7 +22510,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -22521,7 +22548,7 @@ export interface operations {
                     "application/json": components["schemas"]["ModelPresets"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -22530,7 +22557,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -22539,7 +22566,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -22548,7 +22575,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -22557,7 +22584,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -22566,7 +22593,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -22589,11 +22616,11 @@ export interface operations {
     model_provider_list: {
         parameters: {
             query?: {
-                /** @description Only those that its agents may use. */
+                /** @description Only providers that the project's agents may use. */
                 projectId?: string | null;
-                /** @description How many at most. */
+                /** @description Maximum number of items. */
                 limit?: number;
-                /** @description `nextCursor` of the page before; leave it out to begin. */
+                /** @description `nextCursor` of the previous page. Leave it out for the first page. */
                 cursor?: string | null;
             };
             header?: never;
@@ -22611,7 +22638,7 @@ export interface operations {
                     "application/json": components["schemas"]["Page_ModelProviderView_"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -22620,7 +22647,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -22629,7 +22656,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -22638,7 +22665,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -22647,7 +22674,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -22656,7 +22683,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -22698,7 +22725,7 @@ export interface operations {
                     "application/json": components["schemas"]["ModelProviderView"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -22707,7 +22734,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -22716,7 +22743,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -22725,7 +22752,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description It is not in a state in which this can be done. */
+            /** @description Not possible in the current state. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -22734,7 +22761,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The body is too large. */
+            /** @description The request body is too large. */
             413: {
                 headers: {
                     [name: string]: unknown;
@@ -22743,7 +22770,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -22752,7 +22779,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -22761,7 +22788,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -22802,7 +22829,7 @@ export interface operations {
                     "application/json": components["schemas"]["ModelProviderView"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -22811,7 +22838,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -22820,7 +22847,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -22829,7 +22856,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing, or the caller may not see it. */
+            /** @description The object does not exist, or you may not see it. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -22838,7 +22865,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -22847,7 +22874,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -22856,7 +22883,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -22895,7 +22922,7 @@ export interface operations {
                 };
                 content?: never;
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -22904,7 +22931,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -22913,7 +22940,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -22922,7 +22949,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing, or the caller may not see it. */
+            /** @description The object does not exist, or you may not see it. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -22931,7 +22958,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description It is not in a state in which this can be done. */
+            /** @description Not possible in the current state. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -22940,7 +22967,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The body is too large. */
+            /** @description The request body is too large. */
             413: {
                 headers: {
                     [name: string]: unknown;
@@ -22949,7 +22976,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -22958,7 +22985,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -22967,7 +22994,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -23012,7 +23039,7 @@ export interface operations {
                     "application/json": components["schemas"]["ModelProviderView"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -23021,7 +23048,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -23030,7 +23057,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -23039,7 +23066,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing, or the caller may not see it. */
+            /** @description The object does not exist, or you may not see it. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -23048,7 +23075,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description It is not in a state in which this can be done. */
+            /** @description Not possible in the current state. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -23057,7 +23084,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The body is too large. */
+            /** @description The request body is too large. */
             413: {
                 headers: {
                     [name: string]: unknown;
@@ -23066,7 +23093,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -23075,7 +23102,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -23084,7 +23111,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -23125,7 +23152,7 @@ export interface operations {
                     "application/json": components["schemas"]["ModelProviderTest"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -23134,7 +23161,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -23143,7 +23170,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -23152,7 +23179,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing, or the caller may not see it. */
+            /** @description The object does not exist, or you may not see it. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -23161,7 +23188,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description It is not in a state in which this can be done. */
+            /** @description Not possible in the current state. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -23170,7 +23197,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The body is too large. */
+            /** @description The request body is too large. */
             413: {
                 headers: {
                     [name: string]: unknown;
@@ -23179,7 +23206,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -23188,7 +23215,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -23197,7 +23224,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -23223,7 +23250,7 @@ export interface operations {
                 projectId?: string | null;
                 taskId?: string | null;
                 sessionId?: string | null;
-                /** @description Only requests from then on. */
+                /** @description Only requests at or after this time. */
                 since?: string | null;
             };
             header?: never;
@@ -23241,7 +23268,7 @@ export interface operations {
                     "application/json": components["schemas"]["UsageView"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -23250,7 +23277,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -23259,7 +23286,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -23268,7 +23295,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -23277,7 +23304,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -23286,7 +23313,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -23310,7 +23337,7 @@ export interface operations {
         parameters: {
             query?: {
                 projectId?: string | null;
-                /** @description Only requests from then on. */
+                /** @description Only requests at or after this time. */
                 since?: string | null;
             };
             header?: never;
@@ -23328,7 +23355,7 @@ export interface operations {
                     "application/json": components["schemas"]["UsageDays"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -23337,7 +23364,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -23346,7 +23373,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -23355,7 +23382,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -23364,7 +23391,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -23373,7 +23400,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -23414,7 +23441,7 @@ export interface operations {
                     "application/json": components["schemas"]["McpServerList"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -23423,7 +23450,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -23432,7 +23459,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -23441,7 +23468,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing, or the caller may not see it. */
+            /** @description The object does not exist, or you may not see it. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -23450,7 +23477,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -23459,7 +23486,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -23468,7 +23495,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -23513,7 +23540,7 @@ export interface operations {
                     "application/json": components["schemas"]["McpServerView"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -23522,7 +23549,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -23531,7 +23558,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -23540,7 +23567,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing, or the caller may not see it. */
+            /** @description The object does not exist, or you may not see it. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -23549,7 +23576,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description It is not in a state in which this can be done. */
+            /** @description Not possible in the current state. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -23558,7 +23585,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The body is too large. */
+            /** @description The request body is too large. */
             413: {
                 headers: {
                     [name: string]: unknown;
@@ -23567,7 +23594,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -23576,7 +23603,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -23585,7 +23612,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -23628,7 +23655,7 @@ export interface operations {
                     "application/json": components["schemas"]["McpServerView"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -23637,7 +23664,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -23646,7 +23673,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -23655,7 +23682,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing, or the caller may not see it. */
+            /** @description The object does not exist, or you may not see it. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -23664,7 +23691,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -23673,7 +23700,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -23682,7 +23709,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -23723,7 +23750,7 @@ export interface operations {
                 };
                 content?: never;
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -23732,7 +23759,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -23741,7 +23768,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -23750,7 +23777,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing, or the caller may not see it. */
+            /** @description The object does not exist, or you may not see it. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -23759,7 +23786,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description It is not in a state in which this can be done. */
+            /** @description Not possible in the current state. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -23768,7 +23795,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The body is too large. */
+            /** @description The request body is too large. */
             413: {
                 headers: {
                     [name: string]: unknown;
@@ -23777,7 +23804,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -23786,7 +23813,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -23795,7 +23822,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -23842,7 +23869,7 @@ export interface operations {
                     "application/json": components["schemas"]["McpServerView"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -23851,7 +23878,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -23860,7 +23887,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -23869,7 +23896,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing, or the caller may not see it. */
+            /** @description The object does not exist, or you may not see it. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -23878,7 +23905,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description It is not in a state in which this can be done. */
+            /** @description Not possible in the current state. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -23887,7 +23914,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The body is too large. */
+            /** @description The request body is too large. */
             413: {
                 headers: {
                     [name: string]: unknown;
@@ -23896,7 +23923,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -23905,7 +23932,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -23914,7 +23941,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -23957,7 +23984,7 @@ export interface operations {
                     "application/json": components["schemas"]["McpServerTest"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -23966,7 +23993,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -23975,7 +24002,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -23984,7 +24011,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing, or the caller may not see it. */
+            /** @description The object does not exist, or you may not see it. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -23993,7 +24020,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description It is not in a state in which this can be done. */
+            /** @description Not possible in the current state. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -24002,7 +24029,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The body is too large. */
+            /** @description The request body is too large. */
             413: {
                 headers: {
                     [name: string]: unknown;
@@ -24011,7 +24038,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -24020,7 +24047,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -24029,7 +24056,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -24075,7 +24102,7 @@ export interface operations {
                     "application/json": components["schemas"]["Taken"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -24084,21 +24111,21 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The signature is missing or not right. */
+            /** @description The signature is missing or invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
                 };
                 content?: never;
             };
-            /** @description No project of this repository has a webhook's secret. */
+            /** @description No project with this repository has a webhook secret. */
             403: {
                 headers: {
                     [name: string]: unknown;
                 };
                 content?: never;
             };
-            /** @description It is not in a state in which this can be done. */
+            /** @description Not possible in the current state. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -24107,7 +24134,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The body is too large. */
+            /** @description The request body is too large. */
             413: {
                 headers: {
                     [name: string]: unknown;
@@ -24116,7 +24143,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -24125,7 +24152,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -24134,7 +24161,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -24157,19 +24184,19 @@ export interface operations {
     event_stream: {
         parameters: {
             query?: {
-                /** @description The number of the last event that was seen. */
+                /** @description The number of the last event you received. */
                 after?: number | null;
-                /** @description Only of this session. */
+                /** @description Only events of this session. */
                 sessionId?: string | null;
-                /** @description Only of this task. */
+                /** @description Only events of this task. */
                 taskId?: string | null;
-                /** @description Only of this project. */
+                /** @description Only events of this project. */
                 projectId?: string | null;
-                /** @description Only of this sandbox. */
+                /** @description Only events of this sandbox. */
                 sandboxId?: string | null;
             };
             header?: {
-                /** @description Goes before `after`. */
+                /** @description Takes precedence over `after`. */
                 "Last-Event-ID"?: string | null;
             };
             path?: never;
@@ -24177,7 +24204,7 @@ export interface operations {
         };
         requestBody?: never;
         responses: {
-            /** @description Events as they happen. `id` is the event's number, `event` its kind, `data` the event as JSON. A comment comes when nothing else does. `event: events.trimmed` at the beginning means that some of what was asked for is no longer kept. */
+            /** @description Events as they happen. `id` is the event's number, `event` its kind, `data` the event as JSON. While there are no events, comments are sent as a heartbeat. `event: events.trimmed` at the beginning means that some of the requested events are no longer stored. */
             200: {
                 headers: {
                     [name: string]: unknown;
@@ -24193,7 +24220,7 @@ export interface operations {
                     "text/event-stream": string;
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -24202,7 +24229,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -24211,7 +24238,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -24220,7 +24247,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -24229,7 +24256,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -24238,7 +24265,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -24261,21 +24288,21 @@ export interface operations {
     event_list: {
         parameters: {
             query?: {
-                /** @description The number of the last event that was seen. */
+                /** @description The number of the last event you received. */
                 after?: number | null;
-                /** @description The number of the last event that was seen. */
+                /** @description The number of the last event you received. */
                 cursor?: number | null;
-                /** @description Begin with the last page instead of the first. */
+                /** @description Start with the last page instead of the first. */
                 newest?: boolean;
-                /** @description How many at most. */
+                /** @description Maximum number of items. */
                 limit?: number;
-                /** @description Only of this session. */
+                /** @description Only events of this session. */
                 sessionId?: string | null;
-                /** @description Only of this task. */
+                /** @description Only events of this task. */
                 taskId?: string | null;
-                /** @description Only of this project. */
+                /** @description Only events of this project. */
                 projectId?: string | null;
-                /** @description Only of this sandbox. */
+                /** @description Only events of this sandbox. */
                 sandboxId?: string | null;
             };
             header?: never;
@@ -24293,7 +24320,7 @@ export interface operations {
                     "application/json": components["schemas"]["Page_EventOut_"];
                 };
             };
-            /** @description The request is not valid. */
+            /** @description The request is invalid. */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -24302,7 +24329,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Nobody is signed in, or the token is not valid. */
+            /** @description Not signed in, or the token is invalid. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -24311,7 +24338,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The caller may not do this. */
+            /** @description You may not do this. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -24320,7 +24347,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Too many requests; Retry-After says how long to wait. */
+            /** @description Too many requests. Retry after the time in Retry-After. */
             429: {
                 headers: {
                     [name: string]: unknown;
@@ -24329,7 +24356,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The platform failed; its log says why. */
+            /** @description Internal error. See the platform's log. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -24338,7 +24365,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something the platform needs does not answer; try again. */
+            /** @description Something the platform needs is not responding. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;

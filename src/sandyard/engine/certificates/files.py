@@ -121,4 +121,7 @@ def _read(path: Path) -> bytes | None:
 
 
 def _unreadable(path: Path, what: str) -> str:
-    return f"{path} does not contain {what}. Restore it from a backup, or delete it to create a new authority that clients have to trust again."
+    return (
+        f"{path} does not contain {what}. Restore it from a backup, or delete it to create a new authority that clients "
+        "have to trust again."
+    )
