@@ -5206,7 +5206,7 @@ export interface components {
         OperationKind: "clone" | "branch" | "stage" | "commit" | "discard" | "push" | "update" | "tag" | "checkpoint" | "restore";
         /**
          * OperationStatus
-         * @description `queued`: it waits for its turn to write to the repository.
+         * @description State of a git operation. `queued`: the operation waits for its turn to write to the repository.
          * @enum {string}
          */
         OperationStatus: "queued" | "running" | "completed" | "failed";
