@@ -3358,7 +3358,7 @@ export interface components {
         };
         /**
          * CommandStatus
-         * @description `lost`: it ran, and its end was never seen. `not_started`: it never ran.
+         * @description State of a command. `lost`: it ran, but its exit was not observed. `not_started`: it never ran.
          * @enum {string}
          */
         CommandStatus: "starting" | "running" | "exited" | "timed_out" | "killed" | "lost" | "not_started";

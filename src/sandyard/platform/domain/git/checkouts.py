@@ -64,9 +64,8 @@ class Checkouts:
                 base, commit = await base_of(repository.mirror, project, job.arguments.get("baseBranch"))
                 await self._record_choice(job, repository.mirror, base, commit)
         branch, base, commit = (str(job.arguments[name]) for name in ("chosen", "base", "commit"))
-        await repository.mirror.set_ref(
-            head_ref(job.sandbox.id), commit
-        )  # keeps the commit, whatever happens to the remote's branch
+        # keeps the commit, whatever happens to the remote's branch
+        await repository.mirror.set_ref(head_ref(job.sandbox.id), commit)
         warnings = await repository.mirror.features(commit)
         depth = ground.settings.git_shallow_depth if await repository.mirror.large() else None
         job.progress("preparing the checkout")
@@ -153,9 +152,8 @@ class Checkouts:
         if kept is None:
             raise NotFoundError("The checkpoint no longer exists.")
         async with ground.database.reading() as session:
-            there = await session.get(
-                Checkout, job.sandbox.id
-            )  # it came with the snapshot that the sandbox was created from
+            # it came with the snapshot that the sandbox was created from
+            there = await session.get(Checkout, job.sandbox.id)
         shallow = await self._restore_checkpoint(job, project, kept, there)
         await ground.mirrors.of(project.id).set_ref(head_ref(job.sandbox.id), kept.head)
         pushed = await self._last_pushed(kept)

@@ -144,9 +144,8 @@ async def read_patches(
         got: dict[Key, list[bytes]] = {}
         for key, section in zip(order, sections, strict=False):
             got.setdefault(key, []).append(section)
-        unknown = (
-            order[len(sections) - 1] if cut and got else None
-        )  # its length is unknown because it was cut off, so it counts as too long
+        # its length is unknown because it was cut off, so it counts as too long
+        unknown = order[len(sections) - 1] if cut and got else None
         for key, texts in got.items():
             size = sum(map(len, texts))
             if key != unknown and size <= min(each, limit):

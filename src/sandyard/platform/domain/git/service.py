@@ -417,9 +417,8 @@ class GitService:
         """
         await self._operations.trim(older_than)
         await self._operations.recover(_STALE_AFTER)
-        known = (
-            self._ground.mirrors.known()
-        )  # read before the projects, so that a project created meanwhile is among them
+        # read before the projects, so that a project created meanwhile is among them
+        known = self._ground.mirrors.known()
         async with self._database.reading() as session:
             there = set((await session.scalars(select(Project.id))).all())
         for project_id in known:
