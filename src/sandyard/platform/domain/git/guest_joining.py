@@ -66,13 +66,13 @@ _CONFLICT_LINE = re.compile(r"CONFLICT \(([^)]{1,60})\): (.{0,4096})")
 _MAX_SPACES = 30
 """Maximum number of spaces in a path at the end of one of git's sentences."""
 _CONFLICT_BY_STAGES = {
-    "123": ("content", "Both sides have changed it."),
-    "23": ("add/add", "Both sides have added it, each in its own way."),
-    "12": ("modify/delete", "Ours has changed it, theirs has deleted it."),
-    "13": ("modify/delete", "Ours has deleted it, theirs has changed it."),
-    "1": ("rename/rename", "Both sides have renamed it, each in its own way."),
-    "2": ("rename/rename", "It has this name on our side only."),
-    "3": ("rename/rename", "It has this name on their side only."),
+    "123": ("content", "Both sides changed it."),
+    "23": ("add/add", "Both sides added it with different content."),
+    "12": ("modify/delete", "Our side changed it, their side deleted it."),
+    "13": ("modify/delete", "Our side deleted it, their side changed it."),
+    "1": ("rename/rename", "Both sides renamed it differently."),
+    "2": ("rename/rename", "Only our side has this name."),
+    "3": ("rename/rename", "Only their side has this name."),
 }
 
 

@@ -123,13 +123,13 @@ def decode(body: bytes, first: int, limit: int) -> FilePage:
 def _parse_page(text: str, first: int, limit: int) -> FilePage:
     head = _HEAD.match(text)
     if head is None:
-        raise ValueError("this is no object")
+        raise ValueError("not an object")
     found = _iterate_entries(text, head.end())
     if head["next"] is not None:
         page = list(islice(found, limit))
         following = None if head["next"] == "null" else int(head["next"])
         if following is not None and following <= first:
-            raise ValueError("the next page is none")
+            raise ValueError("the next page does not follow this one")
     else:
         page = list(islice(found, first, first + limit))
         following = None if next(found, None) is None else first + limit
@@ -141,7 +141,7 @@ def _iterate_entries(text: str, start: int) -> Iterator[dict[str, Any]]:
         start = _BETWEEN.match(text, start).end()  # type: ignore[union-attr] # it also matches the empty string
         if text[start : start + 1] != "{":
             if text[start : start + 1] not in ("]", "}"):
-                raise ValueError("the list has no end")
+                raise ValueError("the list is not terminated")
             return
         try:
             entry, length = _decoder.raw_decode(text[start : start + _USUAL_ENTRY])
@@ -169,7 +169,7 @@ def _to_entry(said: dict[str, Any]) -> FileEntry:
 def _parse_number(said: Any) -> int:
     text = str(said)
     if not text.isascii() or not text.isdigit() or len(text) > 19:
-        raise ValueError("this is no number")
+        raise ValueError("not a valid number")
     return int(text)
 
 

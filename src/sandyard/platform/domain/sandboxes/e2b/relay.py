@@ -186,7 +186,7 @@ class Frame:
         """Return the stream's number, the length and the folder of a journal to fetch."""
         stream, end, folder = self.rest.split(" ")
         if stream not in ("1", "2") or folder not in ("0", "1"):
-            raise ValueError("this is no journal")
+            raise ValueError("not a valid journal")
         return stream, bounded(end), int(folder)
 
     @property
@@ -323,7 +323,7 @@ def bounded(value: Any) -> int:
     """Parse a number from a sandbox. Raises ValueError if it is invalid or unrealistically large."""
     text = str(value)
     if len(text) > 16 or not 0 <= int(text) <= _MOST:
-        raise ValueError("this is no number")
+        raise ValueError("not a valid number")
     return int(text)
 
 
