@@ -1,4 +1,4 @@
-"""The composition root: settings become a running platform, and a running platform ends without hurting a sandbox."""
+"""Composition root: start a platform from settings, and stop it without affecting sandboxes."""
 
 from __future__ import annotations
 
@@ -81,16 +81,16 @@ ROUTERS = (
 )
 KEEP_ALIVE_SECONDS = 75
 SWITCH_SECONDS = 0.0005
-"""SQLite works in threads of its own; what one of them has found should not wait for ten times as long as it took."""
+"""SQLite runs in its own threads; their results should not wait ten times as long as the work took."""
 MESSAGE_LIMIT = 16 << 20
-"""Bytes of a message on a WebSocket of the API."""
+"""Maximum size of a WebSocket message of the API, in bytes."""
 FAREWELL_SECONDS = 5
-"""How long requests under way may still take when the platform stops."""
+"""How long running requests may continue when the platform stops."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """What there is to say when it serves. `admin_token` is set once in the life of a database."""
+    """Reported when the platform is ready. `admin_token` is set only once per database."""
 
     url: str
     exposed: bool
@@ -115,15 +115,18 @@ def run(
     ready: Callable[[Ready], None],
     standing_by: Callable[[str], None] = lambda reason: None,
 ) -> None:
-    """Serve until SIGTERM or SIGINT. While another platform owns the database, stand by and say so. Raises SandyardError when it cannot
-    start; TakenOverError when another platform has taken over."""
+    """Serve until SIGTERM or SIGINT.
+
+    While another platform owns the database, waits and calls `standing_by` with the reason. Raises SandyardError if it
+    cannot start, and TakenOverError if another platform has taken over.
+    """
     configure(settings.log_level, as_json=settings.log_json)
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
     for chatty in ("httpx", "httpcore", "alembic"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
     raise_file_limit()
     CONNECTIONS.configure(settings.max_connections, settings.max_connections_per_address)
-    os.umask(0o077)  # what it writes is nobody else's
+    os.umask(0o077)  # files are private to the platform's user
     sys.setswitchinterval(SWITCH_SECONDS)
     listener = inherited() or listen(settings.host, settings.port)
     folder = OwnedFolder(settings.data_dir, "platform")
@@ -161,7 +164,7 @@ async def _serve(
 
     lost = None
     async with contextlib.AsyncExitStack() as stack:
-        opening = asyncio.create_task(_open(settings, folder, stack, stand_by))
+        opening = asyncio.create_task(_open_services(settings, folder, stack, stand_by))
         try:
             await asyncio.wait((opening, stop), return_when=asyncio.FIRST_COMPLETED)
             if opening.done():
@@ -175,27 +178,27 @@ async def _serve(
         raise TakenOverError(lost)
 
 
-async def _open(
+async def _open_services(
     settings: PlatformSettings,
     folder: OwnedFolder,
     stack: contextlib.AsyncExitStack,
     standing_by: Callable[[str], None],
 ) -> Services:
-    """Everything behind the API, once the data directory and the database are this process's."""
-    told = ""
+    """Open all services, once this process owns the data directory and the database."""
+    last_reason = ""
     while not folder.locked:
         try:
             await asyncio.to_thread(folder.lock)
         except ConflictError as error:
-            if error.message != told:
-                told = error.message
-                log.warning("platform_standing_by", reason=told)
-                standing_by(told)
+            if error.message != last_reason:
+                last_reason = error.message
+                log.warning("platform_standing_by", reason=last_reason)
+                standing_by(last_reason)
             await asyncio.sleep(LOOK_S)
     return await stack.enter_async_context(opened(settings, standing_by))
 
 
-async def _serve_until(  # noqa: PLR0917 - what `_serve` has made
+async def _serve_until(  # noqa: PLR0917 - created by `_serve`
     services: Services,
     entrance: Entrance,
     server: Server,
@@ -204,7 +207,8 @@ async def _serve_until(  # noqa: PLR0917 - what `_serve` has made
     ready: Callable[[Ready], None],
     stop: asyncio.Task[Any],
 ) -> str | None:
-    """Until `stop`, or the database is another platform's; then why. Afterwards nobody waits for anything here."""
+    """Serve until `stop` or until another platform owns the database. Returns the reason in that case. Afterwards no
+    request is waiting."""
     settings = services.settings
     host, port = listener.getsockname()[:2]
     admin = await services.users.bootstrap()
@@ -212,10 +216,10 @@ async def _serve_until(  # noqa: PLR0917 - what `_serve` has made
         admin = await services.users.rescue()
     entrance.app = build(services, ROUTERS)
     gc.collect()
-    gc.freeze()  # what is there by now stays: no collection has to look at it again
+    gc.freeze()  # existing objects are permanent, so that no collection has to examine them again
     if not serving:
         serving.append(asyncio.create_task(server.serve([listener])))
-    warnings = tuple(_warnings(settings))
+    warnings = tuple(_list_warnings(settings))
     for warning in warnings:
         log.warning("platform_setting_missing", reason=warning)
     ready(Ready(local_url(host, port), not is_loopback(host), admin.value if admin else None, warnings))
@@ -231,11 +235,11 @@ async def _serve_until(  # noqa: PLR0917 - what `_serve` has made
     return lost[0].result() if lost and lost[0].done() else None
 
 
-def _warnings(settings: PlatformSettings) -> Iterator[str]:
+def _list_warnings(settings: PlatformSettings) -> Iterator[str]:
     if settings.e2b_api_key is None:
         yield (
-            "No sandbox engine is configured: set E2B_API_KEY for E2B Cloud, and E2B_API_URL and E2B_SANDBOX_URL too for an "
-            "engine of your own. `sandyard up` does that by itself."
+            "No sandbox engine is configured. Set E2B_API_KEY for E2B Cloud; for your own engine, also set E2B_API_URL and "
+            "E2B_SANDBOX_URL. `sandyard up` does this automatically."
         )
     if (reason := lacking()) is not None:
         yield reason

@@ -1,4 +1,4 @@
-"""What the platform is made of: every part with those it stands on, opened in order and closed in the opposite one."""
+"""Wiring of the platform: create every service with its dependencies, start them in order, and close them in reverse."""
 
 from __future__ import annotations
 
@@ -76,27 +76,30 @@ TIDY_SECONDS = 600
 async def opened(
     settings: PlatformSettings, standing_by: Callable[[str], None] = lambda reason: None
 ) -> AsyncIterator[Services]:
-    """Everything behind the API. Commands, agents and sandboxes go on without us. While another platform owns the database, wait, and
-    say so. The data directory is locked by now."""
+    """Open all services behind the API. Commands, agents and sandboxes continue when they are closed.
+
+    While another platform owns the database, waits and calls `standing_by` with the reason. The data directory must be
+    locked.
+    """
     async with contextlib.AsyncExitStack() as stack:
         database = Database(settings.database)
         await database.open()
         stack.push_async_callback(database.close)
         ownership = None
-        if not database.is_sqlite:  # which is in the data directory
+        if not database.is_sqlite:  # SQLite is in the data directory, which is locked
             ownership = Ownership(database, identify(settings.data_dir))
             stack.push_async_callback(ownership.release)
             await ownership.acquire(standing_by)
         await migrate.upgrade(database)
         if ownership is not None:
             await database.retry_while_away(ownership.sign, "ownership")
-        instance = await _instance(database)
-        services = _made(settings, database, ownership, instance, stack)
-        await _started(services, instance, stack)
+        instance = await _get_instance(database)
+        services = _create_services(settings, database, ownership, instance, stack)
+        await _start_services(services, instance, stack)
         yield services
 
 
-def _made(
+def _create_services(
     settings: PlatformSettings,
     database: Database,
     ownership: Ownership | None,
@@ -171,14 +174,14 @@ def _made(
         put_files=put_files,
     )
     stack.push_async_callback(turns.close)
-    _hear_of_turns(turns, models, mcp)
+    _report_to_turns(turns, models, mcp)
     sessions = Sessions(database, lifecycle, commands, projects=projects, git=git, settings=settings)
     sessions.before_delete.append(turns.purge)
 
     async def find_agent_snapshot(owner_id: str, agent: str, template: str) -> str:
         try:
             return await preparing.agent_snapshots.find(owner_id, await agents.profile(owner_id, agent), template)
-        except InvalidInputError:  # an agent that is gone; the session's first turn says so
+        except InvalidInputError:  # an agent that no longer exists; the session's first turn reports it
             return template
 
     sessions.find_agent_snapshot = find_agent_snapshot
@@ -236,15 +239,15 @@ def _made(
     )
 
 
-def _hear_of_turns(turns: Turns, models: Models, mcp: McpGateway) -> None:
-    """What goes wrong with what an agent uses is said in its turn."""
+def _report_to_turns(turns: Turns, models: Models, mcp: McpGateway) -> None:
+    """Report problems with the models and MCP servers that an agent uses in its turn."""
     models.over_budget.append(turns.over_budget)
     models.refused.append(turns.fail)
     mcp.note_failure.append(turns.note)
 
 
-async def _started(services: Services, instance: str, stack: contextlib.AsyncExitStack) -> None:
-    """What an earlier process has left is taken up, and what goes on by itself begins."""
+async def _start_services(services: Services, instance: str, stack: contextlib.AsyncExitStack) -> None:
+    """Resume what an earlier process has left, and start the background services."""
     stack.push_async_callback(services.users.close)
     stack.push_async_callback(services.audit.close)
     await services.events.open()
@@ -297,7 +300,7 @@ async def _started(services: Services, instance: str, stack: contextlib.AsyncExi
 
 
 async def _tidy(services: Services, durable: Durable) -> None:
-    """Forget what is too old to be of use, now and then."""
+    """Periodically delete what is too old to be useful."""
     while True:
         try:
             await services.users.sweep()
@@ -315,8 +318,8 @@ async def _tidy(services: Services, durable: Durable) -> None:
         await services.clock.sleep(TIDY_SECONDS)
 
 
-async def _instance(database: Database) -> str:
-    """The name under which this installation's sandboxes are known to an engine that others may use too."""
+async def _get_instance(database: Database) -> str:
+    """Return the name of this installation, which identifies its sandboxes on an engine that others may use too."""
     async with database.transaction() as tx:
         known = await tx.session.get(Setting, "instance")
         if known is None:

@@ -148,8 +148,8 @@ def test_what_is_configured_wrongly_is_a_sentence(monkeypatch: pytest.MonkeyPatc
     monkeypatch.delenv("E2B_API_URL")
     monkeypatch.delenv("E2B_API_KEY")
     for url, words in {
-        "mysql://x/y": "mysql is not known here",
-        "no url": "is not a URL",
+        "mysql://x/y": "mysql is not supported",
+        "no url": "is not a valid URL",
         "postgresql://me:pass@127.0.0.1:1/x": "postgresql://me:***@127.0.0.1:1/x: ",
         "sqlite:////dev/null/platform.db": "cannot be created in /dev/null",
     }.items():

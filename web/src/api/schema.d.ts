@@ -3383,7 +3383,7 @@ export interface components {
         };
         /**
          * CommandStatus
-         * @description `lost`: it ran, and its end was never seen. `not_started`: it never ran.
+         * @description State of a command. `lost`: it ran, but its exit was not observed. `not_started`: it never ran.
          * @enum {string}
          */
         CommandStatus: "starting" | "running" | "exited" | "timed_out" | "killed" | "lost" | "not_started";
@@ -5231,7 +5231,7 @@ export interface components {
         OperationKind: "clone" | "branch" | "stage" | "commit" | "discard" | "push" | "update" | "tag" | "checkpoint" | "restore";
         /**
          * OperationStatus
-         * @description `queued`: it waits for its turn to write to the repository.
+         * @description State of a git operation. `queued`: the operation waits for its turn to write to the repository.
          * @enum {string}
          */
         OperationStatus: "queued" | "running" | "completed" | "failed";

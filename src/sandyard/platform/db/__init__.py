@@ -1,1 +1,1 @@
-"""What is stored, and how."""
+"""Database: models, migrations and access."""

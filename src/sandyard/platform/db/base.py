@@ -1,4 +1,4 @@
-"""What all models share."""
+"""Base class and column types shared by all models."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sqlalchemy.orm import DeclarativeBase, mapped_column
 
 from sandyard.platform.db.types import UtcTime
 
-NAMING = {  # constraints have names, so that a migration can speak of them
+NAMING = {  # constraints have names, so that migrations can refer to them
     "ix": "ix_%(column_0_N_label)s",
     "uq": "uq_%(table_name)s_%(column_0_N_name)s",
     "ck": "ck_%(table_name)s_%(constraint_name)s",
@@ -32,10 +32,10 @@ LongText = Annotated[str, mapped_column(Text)]
 
 
 def belongs_to(target: str) -> ForeignKey:
-    """A reference whose row goes with the one it refers to."""
+    """Return a foreign key that deletes the row together with the referenced one."""
     return ForeignKey(target, ondelete="CASCADE")
 
 
 def may_refer_to(target: str) -> ForeignKey:
-    """A reference that is emptied when what it refers to goes."""
+    """Return a foreign key that is set to NULL when the referenced row is deleted."""
     return ForeignKey(target, ondelete="SET NULL")

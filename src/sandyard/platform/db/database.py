@@ -1,10 +1,10 @@
-"""One database, SQLite or PostgreSQL, and the two ways to use it: reading, and a transaction that may tell what happened.
+"""One database, SQLite or PostgreSQL, with two ways to use it: reading, and transactions that may emit events.
 
     async with database.transaction() as tx:
         tx.add(Session(…))
         tx.emit("session.created", owner_id=…, session_id=…, title=…)
 
-An event is there exactly when the change it speaks of is. Events of different transactions become visible in the order
+An event is stored if and only if its change is committed. Events of different transactions become visible in the order
 of their numbers, so that a reader who has seen number n never misses a lower one that was committed later.
 """
 
@@ -38,28 +38,28 @@ log = get_logger(__name__)
 T = TypeVar("T")
 
 AWAY_S = 0.5
-"""Before what the database could not do is asked of it again."""
+"""Delay before retrying what the database could not do."""
 CLOSE_S = 10.0
 SEARCH_S = 5.0
-"""How long one search may take."""
+"""Time limit of one search."""
 SEARCHES_AT_ONCE = 2
-"""Of all people together; each person has one."""
-_EVENTS_LOCK = 0x5359_4556  # one number for all platforms on one PostgreSQL database
+"""Maximum number of concurrent searches of all users; each user has one at a time."""
+_EVENTS_LOCK = 0x5359_4556  # the same number for all platforms on one PostgreSQL database
 CHANNEL = "sandyard_events"
 
 
 class DatabaseUnavailableError(SandyardError):
-    """The database does not answer; try again."""
+    """The database is not responding. Try again."""
 
     code, status = "database_unavailable", 503
 
 
 class DatabaseBusyError(BusyError):
-    """The database is busy; try again."""
+    """The database is busy. Try again."""
 
 
 class SearchTooSlowError(InvalidInputError):
-    """This search takes too long: search for fewer or longer words, or in a single project."""
+    """The search took too long. Search for fewer or longer words, or in a single project."""
 
     code = "search_too_slow"
 
@@ -69,32 +69,34 @@ class DatabaseFullError(NoSpaceError):
 
 
 class DatabaseClosedError(SandyardError):
-    """The platform is stopping; try again in a moment."""
+    """The platform is stopping. Try again in a moment."""
 
     code, status = "stopping", 503
 
 
 AWAY = (DatabaseUnavailableError, DatabaseBusyError, DatabaseFullError)
-"""What passes by itself: see `Database.retry_while_away`."""
+"""Errors that disappear by themselves. See `Database.retry_while_away`."""
 
 
 def parse_url(url: str) -> URL:
-    """InvalidInputError says what such a URL looks like. Drivers are ours to choose: what the URL names is replaced."""
+    """Parse a database URL and set our own driver. Raises InvalidInputError with an example if it is not valid."""
     try:
         parsed = make_url(url)
     except ArgumentError:
-        raise InvalidInputError("SANDYARD_DATABASE_URL is not a URL: use sqlite:///PATH or postgresql://…") from None
+        raise InvalidInputError(
+            "SANDYARD_DATABASE_URL is not a valid URL. Use sqlite:///PATH or postgresql://…"
+        ) from None
     kind = parsed.get_backend_name()
     if kind == "sqlite":
         return parsed.set(drivername="sqlite+aiosqlite")
     if kind in ("postgresql", "postgres"):
         return parsed.set(drivername="postgresql+asyncpg")
-    raise InvalidInputError(f"SANDYARD_DATABASE_URL: {kind} is not known here: use sqlite:///PATH or postgresql://…")
+    raise InvalidInputError(f"SANDYARD_DATABASE_URL: {kind} is not supported. Use sqlite:///PATH or postgresql://…")
 
 
 @dataclass
 class Transaction:
-    """A change under way. What is emitted goes with it."""
+    """A transaction in progress. Emitted events are committed with it."""
 
     session: AsyncSession
     events: list[Event] = field(default_factory=list)
@@ -113,7 +115,7 @@ class Transaction:
         sandbox_id: str | None = None,
         **data: Any,
     ) -> None:
-        """Tell everybody who may see it that something happened. `data` is JSON and holds no secret."""
+        """Emit an event to everybody who may see it. `data` is JSON and contains no secrets."""
         self.events.append(
             Event(
                 at=datetime.now(UTC),
@@ -129,8 +131,11 @@ class Transaction:
 
 
 class Database:
-    """Open between `open` and `close`. All verbs raise DatabaseUnavailableError when it does not answer or is withheld, and
-    DatabaseClosedError when it is not open."""
+    """A database that is usable between `open` and `close`.
+
+    All methods raise DatabaseUnavailableError if it does not respond or is withheld, and DatabaseClosedError if it is
+    not open.
+    """
 
     def __init__(self, url: str) -> None:
         self.url = parse_url(url)
@@ -138,12 +143,12 @@ class Database:
         self._engine: AsyncEngine | None = None
         self._reads: AsyncEngine | None = None
         self._writes: AsyncEngine | None = None
-        self._writing = asyncio.Lock()  # SQLite has one writer: to wait here is cheaper than to poll there
+        self._writing = asyncio.Lock()  # SQLite has one writer: waiting here is cheaper than polling there
         self._searching = asyncio.Semaphore(SEARCHES_AT_ONCE)
         self._searchers: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
         self._tasks = TaskSet("database")
-        self._told: list[Callable[[Sequence[Event]], None]] = []
-        self._told_committed: list[Callable[[Sequence[Event]], None]] = []
+        self._listeners: list[Callable[[Sequence[Event]], None]] = []
+        self._commit_listeners: list[Callable[[Sequence[Event]], None]] = []
         self._withheld: str | None = None
 
     async def open(self) -> None:
@@ -165,7 +170,7 @@ class Database:
                 self.url, pool_size=10, max_overflow=20, pool_pre_ping=True, connect_args={"timeout": 10}
             )
         self._engine = engine
-        # no transaction around a single question: on PostgreSQL that is two more round trips
+        # no transaction around a single query: on PostgreSQL that would cost two more round trips
         self._reads = engine if self.is_sqlite else engine.execution_options(isolation_level="AUTOCOMMIT")
         self._writes = engine.execution_options(write=True)
 
@@ -182,7 +187,7 @@ class Database:
         return self._engine
 
     def withhold(self, reason: str | None) -> None:
-        """With a reason, nothing is read or written any more: every verb raises it, until this is called with None."""
+        """Block all reads and writes: every method raises the reason until this is called with None."""
         self._withheld = reason
 
     async def retry_while_away(
@@ -193,9 +198,12 @@ class Database:
         awaited: tuple[type[SandyardError], ...] = AWAY,
         **ids: str,
     ) -> T:
-        """Do `work`; while the database is away, busy or full (or only what is `awaited`), wait and do it again. Whether a commit that
-        was cut off has happened is not known, so `work` must be harmless to do twice, as after a crash. `what` and `ids` are for the
-        log."""
+        """Run `work`, and repeat it while the database is unavailable, busy or full, or only for the errors in
+        `awaited`.
+
+        It is unknown whether an interrupted commit took effect, so `work` must be safe to repeat, as after a crash.
+        `what` and `ids` are for the log.
+        """
         waited = False
         while True:
             try:
@@ -208,7 +216,7 @@ class Database:
 
     @contextlib.asynccontextmanager
     async def dedicated_connection(self) -> AsyncIterator[Any]:
-        """PostgreSQL: a connection of asyncpg's own, outside the pool, for what lasts as long as a connection does."""
+        """Yield an asyncpg connection outside the pool (PostgreSQL only), for what lasts as long as a connection."""
         with translated():
             pooled = await self.engine.raw_connection()
         connection = pooled.driver_connection
@@ -223,25 +231,27 @@ class Database:
                 await connection.close(timeout=CLOSE_S)
 
     def listen(self, told: Callable[[Sequence[Event]], None]) -> None:
-        """`told` is called, in the loop, after every commit of this process that had events, and after some that failed."""
-        self._told.append(told)
+        """Call `told` in the event loop after every commit of this process that had events, and after some that failed."""
+        self._listeners.append(told)
 
     def listen_committed(self, told: Callable[[Sequence[Event]], None]) -> None:
-        """The same, only after commits that are known to have happened, and before those who `listen`."""
-        self._told_committed.append(told)
+        """Like `listen`, but only after commits that are known to have succeeded, and before the callbacks of `listen`."""
+        self._commit_listeners.append(told)
 
     @contextlib.asynccontextmanager
     async def reading(self) -> AsyncIterator[AsyncSession]:
-        """For questions: each is answered from what was committed when it was asked. What is changed in it is not kept."""
-        self._require()
+        """Open a session for queries. Each query sees what was committed when it started. Changes are not saved."""
+        self._require_open()
         with translated():
             async with self._session(self._reads) as session:
                 yield session
 
     @contextlib.asynccontextmanager
     async def searching(self, who: str) -> AsyncIterator[AsyncSession]:
-        """Like `reading`, for questions that look at much of what people have written: one at a time for each person (`who`), so do not
-        nest it. SearchTooSlowError after SEARCH_S."""
+        """Like `reading`, for queries that scan much of what users have written.
+
+        Each user (`who`) can run one at a time, so do not nest it. Raises SearchTooSlowError after SEARCH_S.
+        """
         lock = self._searchers.setdefault(who, asyncio.Lock())
         async with lock, self._searching:
             try:
@@ -252,9 +262,10 @@ class Database:
 
     @contextlib.asynccontextmanager
     async def transaction(self) -> AsyncIterator[Transaction]:
-        """All or nothing, committed at the end of the block. Do not wait for anything but the database inside."""
+        """Run an atomic transaction, committed at the end of the block. Do not wait for anything but the database
+        inside."""
         told: Sequence[Event] = ()
-        self._require()
+        self._require_open()
         try:
             async with self._writing if self.is_sqlite else contextlib.nullcontext():
                 with translated():
@@ -262,16 +273,16 @@ class Database:
                         async with session.begin():
                             change = Transaction(session)
                             yield change
-                            self._require()  # it may have been withheld since
+                            self._require_open()  # it may have been withheld meanwhile
                             if change.events:
-                                await self._number(session, change.events)
+                                await self._assign_numbers(session, change.events)
                                 told = change.events
                         if told:
-                            for listener in self._told_committed:
+                            for listener in self._commit_listeners:
                                 listener(told)
-        finally:  # also of whoever is cancelled when it is committed: to look in vain does no harm
+        finally:  # also if the caller is cancelled after the commit: an unnecessary look is harmless
             if told:
-                for listener in self._told:
+                for listener in self._listeners:
                     listener(told)
 
     @contextlib.asynccontextmanager
@@ -284,17 +295,17 @@ class Database:
         try:
             yield session
         finally:
-            await session.close()  # SQLite never waits, so this cannot be cancelled: it needs no task of its own
+            await session.close()  # SQLite never waits, so this cannot be cancelled and needs no task of its own
             await asyncio.sleep(0)
 
-    def _require(self) -> None:
+    def _require_open(self) -> None:
         if self._engine is None:
             raise DatabaseClosedError
         if self._withheld is not None:
             raise DatabaseUnavailableError(self._withheld)
 
-    async def _number(self, session: AsyncSession, events: list[Event]) -> None:
-        """Give the events their numbers, in the order of commits."""
+    async def _assign_numbers(self, session: AsyncSession, events: list[Event]) -> None:
+        """Assign numbers to the events, in the order of commits."""
         if not self.is_sqlite:
             await session.flush()  # before the lock, which all others wait for
             await session.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _EVENTS_LOCK})
@@ -303,7 +314,7 @@ class Database:
         await session.flush()
 
     async def check(self) -> None:
-        """Raises what is wrong with it."""
+        """Raise an error if the database cannot be used."""
         async with self.reading() as session:
             await session.execute(text("SELECT 1"))
 
@@ -315,16 +326,19 @@ def _begin_sqlite(connection: Connection) -> None:
 
 @contextlib.contextmanager
 def translated() -> Iterator[None]:
-    """What the driver raises, in words of ours."""
+    """Translate the driver's exceptions to our errors."""
     try:
         yield
     except DBAPIError as error:
-        raise _in_our_words(error) from error
+        raise _translate_error(error) from error
     except PoolTimeoutError as error:
         raise DatabaseBusyError from error
-    except (EmulatedDBAPIException, asyncpg.PostgresError) as error:  # SQLAlchemy does not wrap what its pool raises
+    except (
+        EmulatedDBAPIException,
+        asyncpg.PostgresError,
+    ) as error:  # SQLAlchemy does not wrap the exceptions of its pool
         state = str(getattr(error, "sqlstate", None) or "")
-        known = _of_state(state, error) if state else DatabaseUnavailableError()
+        known = _error_for_state(state, error) if state else DatabaseUnavailableError()
         if known is None:
             raise
         raise known from error
@@ -332,42 +346,45 @@ def translated() -> Iterator[None]:
         raise DatabaseUnavailableError from error
 
 
-def _in_our_words(error: DBAPIError) -> Exception:
-    """The error itself when it speaks of the statement, not of the database."""
+def _translate_error(error: DBAPIError) -> Exception:
+    """Return our error, or the same error if it concerns the statement and not the database."""
     if isinstance(error.orig, sqlite3.Error):
         primary = getattr(error.orig, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
         return _SQLITE.get(primary, lambda: error)()
-    known = _of_state(str(getattr(error.orig, "sqlstate", None) or ""), error.orig)
+    known = _error_for_state(str(getattr(error.orig, "sqlstate", None) or ""), error.orig)
     if known is not None:
         return known
     gone = isinstance(error, OperationalError | InterfaceError) or error.connection_invalidated
     return DatabaseUnavailableError() if gone else error
 
 
-def _of_state(state: str, error: object) -> SandyardError | None:
-    """What an SQLSTATE says of the server, if it speaks of that. Base classes are no help: asyncpg's "the database system is
-    shutting down" is neither an OperationalError nor an InterfaceError."""
+def _error_for_state(state: str, error: object) -> SandyardError | None:
+    """Return our error if the SQLSTATE concerns the server.
+
+    Base classes do not help: asyncpg's "the database system is shutting down" is neither an OperationalError nor an
+    InterfaceError.
+    """
     if state == "53100":
         return DatabaseFullError()
     if state.startswith(_BUSY):
         return DatabaseBusyError()
-    if state.startswith(("28", "3D")):  # who we are, or which database we ask for
+    if state.startswith(("28", "3D")):  # authentication, or the name of the database
         said = str(error).rpartition(": ")[2]
-        return DatabaseUnavailableError(f"The database refuses us: {said}. Look at SANDYARD_DATABASE_URL.")
+        return DatabaseUnavailableError(f"The database rejected the connection: {said}. Check SANDYARD_DATABASE_URL.")
     return DatabaseUnavailableError() if state.startswith(_GONE) else None
 
 
 _BUSY = (
-    "40001",  # it was in the way of others,
-    "40P01",  # or they of each other
-    "53",  # memory, connections
-    "55P03",  # a lock
+    "40001",  # serialization failure
+    "40P01",  # deadlock
+    "53",  # out of memory or connections
+    "55P03",  # lock not available
 )
 _GONE = (
     "08",  # the connection
     "57P",  # shutting down, crashed, starting up
     "58",  # the server's own disk
-    "25006",  # read-only: it was the primary before a failover, or is not yet one
+    "25006",  # read-only: it was the primary before a failover, or is not the primary yet
     "25P03",  # idle in a transaction for too long
 )
 _SQLITE: dict[int, Callable[[], Exception]] = {
@@ -375,11 +392,11 @@ _SQLITE: dict[int, Callable[[], Exception]] = {
     sqlite3.SQLITE_LOCKED: DatabaseBusyError,
     sqlite3.SQLITE_FULL: DatabaseFullError,
     sqlite3.SQLITE_INTERRUPT: lambda: DatabaseBusyError(
-        f"The database was given up after {sqlite.THREAD_S:.0f} seconds. Ask for less, e.g. of one project or of fewer days."
+        f"The database query was stopped after {sqlite.THREAD_S:.0f} seconds. Request less, e.g. one project or fewer days."
     ),
     sqlite3.SQLITE_IOERR: DatabaseUnavailableError,
     sqlite3.SQLITE_CANTOPEN: lambda: DatabaseUnavailableError("The platform's database cannot be opened."),
-    sqlite3.SQLITE_READONLY: lambda: DatabaseUnavailableError("The platform's database may not be written to."),
+    sqlite3.SQLITE_READONLY: lambda: DatabaseUnavailableError("The platform's database is read-only."),
     sqlite3.SQLITE_CORRUPT: lambda: DatabaseUnavailableError("The platform's database is damaged."),
-    sqlite3.SQLITE_NOTADB: lambda: DatabaseUnavailableError("The platform's database file is no SQLite database."),
+    sqlite3.SQLITE_NOTADB: lambda: DatabaseUnavailableError("The platform's database file is not an SQLite database."),
 }

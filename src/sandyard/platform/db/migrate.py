@@ -1,9 +1,9 @@
-"""The schema: brought up to date when a platform starts, and compared with the models.
+"""Schema: upgraded when a platform starts, and compared with the models.
 
-Everything runs in one transaction, under a lock that all platforms on one database share: of two that start at once
-one works and the other finds it done, and a migration that fails leaves the schema as it was.
+Everything runs in one transaction, under a lock that all platforms on one database share: if two start at once, one
+does the work and the other finds it done. A migration that fails leaves the schema as it was.
 
-A new revision, for who changed the models: `python -m sandyard.platform.db.migrate "what changes"`.
+To create a revision after changing the models: `python -m sandyard.platform.db.migrate "what changes"`.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ from sandyard.platform.db.types import BigInt, Json, UtcTime
 log = get_logger(__name__)
 
 FOLDER = Path(__file__).with_name("migrations")
-_LOCK: Final = 0x5359_4D49  # one number for all platforms on one PostgreSQL database
+_LOCK: Final = 0x5359_4D49  # the same number for all platforms on one PostgreSQL database
 GUARDS: Final = ("audit_no_update", "audit_no_delete")
-"""Triggers that keep `audit` append-only; no model speaks of them."""
+"""Triggers that keep `audit` append-only. They are not part of any model."""
 
 
 class NewerDatabaseError(SandyardError):
-    """The database was made by a newer Sandyard."""
+    """The database was created by a newer version of Sandyard."""
 
     code, status = "newer_database", 500
 
 
 class BrokenReferencesError(SandyardError):
-    """A migration would leave rows that refer to nothing."""
+    """A migration would leave rows with dangling references."""
 
     code, status = "broken_references", 500
 
 
 def _render(kind: str, item: Any, _: Any) -> str | bool:
-    """Our own types by their own names."""
+    """Render our own column types by their names."""
     if kind == "type":
         if isinstance(item, UtcTime):
             return "UtcTime()"
@@ -64,7 +64,7 @@ def _render(kind: str, item: Any, _: Any) -> str | bool:
 
 OPTIONS: Final[dict[str, Any]] = {
     "target_metadata": models.Base.metadata,
-    "render_as_batch": True,  # SQLite changes a table by making it anew
+    "render_as_batch": True,  # SQLite changes a table by creating it again
     "compare_type": True,
     "compare_server_default": True,
     "render_item": _render,
@@ -72,7 +72,7 @@ OPTIONS: Final[dict[str, Any]] = {
 
 
 async def upgrade(database: Database) -> None:
-    """Bring the schema to this version's. Safe to call from many at once; NewerDatabaseError when it is ahead of us."""
+    """Upgrade the schema to this version's. Safe to call concurrently. Raises NewerDatabaseError if the schema is newer."""
     if await current(database) == _scripts().get_current_head():
         return
     async with _migrating(database) as connection:
@@ -82,7 +82,7 @@ async def upgrade(database: Database) -> None:
 
 
 async def downgrade(database: Database, revision: str) -> None:
-    """Back to `revision`, or to nothing with `base`. What only newer schemas can hold is lost."""
+    """Downgrade to `revision`, or to an empty schema with `base`. Data that only newer schemas can hold is lost."""
     known = {script.revision for script in _scripts().walk_revisions()}
     if revision != "base" and revision not in known:
         raise InvalidInputError(f"There is no revision {revision!r}: use base or one of {', '.join(sorted(known))}.")
@@ -92,22 +92,24 @@ async def downgrade(database: Database, revision: str) -> None:
 
 
 async def current(database: Database) -> str | None:
-    """The schema's revision; None before the first. NewerDatabaseError when this version does not know it."""
+    """Return the schema's revision, None before the first. Raises NewerDatabaseError if this version does not know it."""
     with translated():
         async with database.engine.connect() as connection:
             return await connection.run_sync(_current)
 
 
 async def drift(database: Database) -> list[str]:
-    """How the schema differs from the models, a line each; empty when it does not."""
+    """Return the differences between the schema and the models, one line each."""
     with translated():
         async with database.engine.connect() as connection:
             return await connection.run_sync(_drift)
 
 
 async def revise(database: Database, message: str) -> Path:
-    """Write the revision that leads from the schema of `database`, which is up to date, to the models. It is a draft:
-    read it before use."""
+    """Write a revision that leads from the schema of `database`, which must be up to date, to the models.
+
+    The result is a draft; read it before use.
+    """
     async with database.engine.connect() as connection:
         return await connection.run_sync(_revise, message)
 
@@ -125,7 +127,7 @@ def _current(connection: Connection) -> str | None:
     unknown = sorted(set(heads) - known)
     if unknown:
         raise NewerDatabaseError(
-            f"The database was made by a newer Sandyard: its schema is {', '.join(unknown)}, and this version knows up "
+            f"The database was created by a newer version of Sandyard: its schema is {', '.join(unknown)}, and this version supports up "
             f"to {scripts.get_current_head()}. Use the newer version, or another database."
         )
     return heads[0] if heads else None
@@ -133,17 +135,17 @@ def _current(connection: Connection) -> str | None:
 
 def _drift(connection: Connection) -> list[str]:
     context = MigrationContext.configure(connection, opts=OPTIONS)
-    found = [_sentence(change) for change in compare_metadata(context, models.Base.metadata)]
+    found = [_describe_change(change) for change in compare_metadata(context, models.Base.metadata)]
     catalogue = "sqlite_master WHERE type = 'trigger'" if connection.dialect.name == "sqlite" else "pg_trigger"
     name = "name" if connection.dialect.name == "sqlite" else "tgname"
-    there = set(connection.scalars(text(f"SELECT {name} FROM {catalogue}")))  # noqa: S608 - words of ours
+    there = set(connection.scalars(text(f"SELECT {name} FROM {catalogue}")))  # noqa: S608 - constant words
     return found + [f"the trigger {guard} is missing" for guard in GUARDS if guard not in there]
 
 
-def _sentence(change: Any) -> str:
-    """Of a difference as Alembic puts it: (verb, objects…), or a list of them for one column."""
+def _describe_change(change: Any) -> str:
+    """Describe a difference in Alembic's form: (verb, objects…), or a list of them for one column."""
     if isinstance(change, list):
-        return "; ".join(_sentence(each) for each in change)
+        return "; ".join(_describe_change(each) for each in change)
     verb, *rest = change
     return " ".join([verb.replace("_", " "), *(str(getattr(each, "name", None) or each) for each in rest)])
 
@@ -172,7 +174,7 @@ def _scripts() -> ScriptDirectory:
 
 @contextlib.asynccontextmanager
 async def _migrating(database: Database) -> AsyncIterator[AsyncConnection]:
-    """A connection in a transaction that nobody else's migration shares."""
+    """Yield a connection in a transaction that excludes all other migrations."""
     with translated():
         async with database.engine.connect() as connection:
             if database.is_sqlite:
@@ -186,8 +188,11 @@ async def _migrating(database: Database) -> AsyncIterator[AsyncConnection]:
 
 @contextlib.asynccontextmanager
 async def _without_foreign_keys(connection: AsyncConnection) -> AsyncIterator[None]:
-    """To make a table anew SQLite drops the old one, which would take the rows that refer to it along. The switch does
-    nothing inside a transaction, so it is turned before; what refers to nothing at the end is an error."""
+    """Disable foreign keys during a migration.
+
+    To change a table, SQLite creates it again and drops the old one, which would delete the rows that refer to it. The
+    setting has no effect inside a transaction, so it is changed before. Dangling references at the end are an error.
+    """
     await connection.execution_options(write=True)
     pooled = await connection.get_raw_connection()
     raw = pooled.driver_connection
@@ -197,7 +202,7 @@ async def _without_foreign_keys(connection: AsyncConnection) -> AsyncIterator[No
         async with connection.begin():
             yield
             if (broken := (await connection.execute(text("PRAGMA foreign_key_check"))).first()) is not None:
-                raise BrokenReferencesError(f"The migration would leave rows of {broken[0]} that refer to nothing.")
+                raise BrokenReferencesError(f"The migration would leave rows of {broken[0]} with dangling references.")
     finally:
         await raw.execute("PRAGMA foreign_keys=ON")
 
@@ -215,5 +220,5 @@ async def _main(message: str) -> Path:
 
 if __name__ == "__main__":
     if len(sys.argv) != 2:
-        sys.exit('Say what changes: python -m sandyard.platform.db.migrate "what changes"')
+        sys.exit('Usage: python -m sandyard.platform.db.migrate "what changes"')
     sys.stdout.write(f"{asyncio.run(_main(sys.argv[1]))}\n")

@@ -1,10 +1,11 @@
-"""SQLite for an event loop: in the loop's own thread, because a question takes less time than asking another thread does.
+"""SQLite for an event loop: queries run in the loop's own thread, because most take less time than a switch to another
+thread.
 
-A question that takes longer than LOOP_S after all is given up and asked again in a thread, so that nobody else waits for it. Inside
-a transaction nothing is given up.
+A query that exceeds LOOP_S is interrupted and repeated in a thread, so that nobody else waits for it. Inside a
+transaction nothing is interrupted.
 
-Writers wait for each other in the loop (`Database.transaction`), never inside SQLite. What does take long, moving the log into the
-database file and waiting for the disk, is done by a thread of its own, every second.
+Writers wait for each other in the loop (`Database.transaction`), never inside SQLite. Slow work, which is moving the
+log into the database file and waiting for the disk, is done by a separate thread every second.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ log = get_logger(__name__)
 BUSY_S = 10.0
 CHECKPOINT_S = 1.0
 LOOP_S = 0.02
-"""How long a question may keep the loop."""
+"""How long a query may block the loop."""
 THREAD_S = 30.0
-"""How long it may take in a thread; then it fails with SQLITE_INTERRUPT."""
+"""How long a query may take in a thread before it fails with SQLITE_INTERRUPT."""
 CHECK_EVERY = 500
-"""Steps of SQLite's virtual machine, some microseconds, after which it looks at the time."""
+"""Number of steps of SQLite's virtual machine, some microseconds, between two checks of the time."""
 _PRAGMAS = ("journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON", "wal_autocheckpoint=20000")
 
 
@@ -42,12 +43,12 @@ _threads = ThreadPoolExecutor(max_workers=4, thread_name_prefix="sqlite")
 
 
 class InLoop(aiosqlite.Connection):
-    """What aiosqlite hands to its thread is done at once, but for questions that take long."""
+    """Runs at once what aiosqlite would pass to its thread, except for slow queries."""
 
     def __init__(self, connector: Callable[[], sqlite3.Connection]) -> None:
         super().__init__(connector, 64)
         self._question: Callable[[], Any] | None = None
-        """The SELECT that is being read, outside a transaction: it can be asked again."""
+        """The SELECT that is being read outside a transaction, which can be repeated."""
         self._in_thread = False
         self._deadline = math.inf
         self._given_up = False
@@ -59,7 +60,7 @@ class InLoop(aiosqlite.Connection):
         if fn.__name__ == "execute":
             self._question = work if args[0].lstrip()[:6].upper().startswith(("SELECT", "WITH")) else None
             self._in_thread = False
-        elif fn.__name__ != "fetchall":  # what has been read in part cannot be asked again
+        elif fn.__name__ != "fetchall":  # a partially read result cannot be queried again
             self._question = None
         if self._question is None:
             return work()
@@ -78,7 +79,8 @@ class InLoop(aiosqlite.Connection):
         return await self._do_in_thread(work if fn.__name__ == "execute" else lambda: (question(), work())[1])
 
     async def _do_in_thread(self, work: Callable[[], Any]) -> Any:
-        """Has ended when this returns, also when it is cancelled: nobody else uses the connection meanwhile."""
+        """Run in a thread. The work has ended when this returns, also if cancelled, so that nobody else uses the
+        connection meanwhile."""
 
         def timed() -> Any:
             self._deadline = time.monotonic() + THREAD_S
@@ -94,13 +96,13 @@ class InLoop(aiosqlite.Connection):
         finally:
             self._given_up, self._deadline = False, math.inf
 
-    def _is_over(self) -> bool:
+    def _should_interrupt(self) -> bool:
         return self._given_up or time.monotonic() > self._deadline
 
     async def _connect(self) -> aiosqlite.Connection:
         if self._connection is None:
             self._connection = self._connector()
-            self._connection.set_progress_handler(self._is_over, CHECK_EVERY)
+            self._connection.set_progress_handler(self._should_interrupt, CHECK_EVERY)
         return self
 
     def __await__(self) -> Generator[Any, None, aiosqlite.Connection]:
@@ -116,14 +118,17 @@ class InLoop(aiosqlite.Connection):
 
 
 def create(path: Path) -> None:
-    """Make the file, unless it is there. Its first connection changes how it is written: of two at once, one would be refused."""
+    """Create the file if it does not exist.
+
+    The first connection changes the journal mode; of two concurrent ones, one would fail.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with contextlib.suppress(sqlite3.Error):  # whoever uses it says what is wrong with it
+    with contextlib.suppress(sqlite3.Error):  # whoever uses it gets the error
         _open(str(path)).close()
 
 
 async def connect(path: str) -> aiosqlite.Connection:
-    """Transactions begin where we say so (`isolation_level` None)."""
+    """Connect. Transactions start explicitly (`isolation_level` None)."""
     return await InLoop(lambda: _open(path))
 
 
@@ -136,14 +141,14 @@ def _open(path: str) -> sqlite3.Connection:
 
 
 def _lower(value: Any) -> Any:
-    """For searches: SQLite's own knows the letters of English alone."""
+    """Lower-case text for searches. SQLite's own function supports only ASCII."""
     return value.lower() if isinstance(value, str) else value
 
 
 async def keep_log_short(path: Path) -> None:
-    """Until cancelled. What was committed more than a moment ago survives a power cut."""
+    """Move the log to the database file periodically until cancelled, so that commits soon survive a power failure."""
     connection = await asyncio.to_thread(_open, str(path))
-    # the thread works on when we are cancelled, and what it works with must not be closed under it
+    # the thread keeps running if we are cancelled, and its connection must not be closed meanwhile
     using = threading.Lock()
 
     def checkpoint() -> None:

@@ -1,4 +1,4 @@
-"""Column types, and a function, that mean the same on SQLite and on PostgreSQL."""
+"""Column types and a function that behave the same on SQLite and PostgreSQL."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.types import TypeDecorator
 
 BigInt = BigInteger().with_variant(Integer(), "sqlite")
-"""SQLite numbers rows by itself only where the type is INTEGER, which there has 64 bits anyway."""
+"""SQLite assigns row numbers only if the type is INTEGER, which has 64 bits there anyway."""
 
 Json = JSON().with_variant(JSONB(), "postgresql")
 
 
 class UtcTime(TypeDecorator[datetime]):
-    """An instant. Goes in and comes out with UTC as its zone; a time without a zone is refused."""
+    """An instant, stored and returned in UTC. Times without a time zone are rejected."""
 
     impl = DateTime(timezone=True)
     cache_ok = True
@@ -28,7 +28,7 @@ class UtcTime(TypeDecorator[datetime]):
         if value is None:
             return None
         if value.tzinfo is None:
-            raise ValueError("a time without a zone is no instant")
+            raise ValueError("the time has no time zone")
         return value.astimezone(UTC)
 
     def process_result_value(self, value: Any | None, dialect: Dialect) -> datetime | None:
@@ -39,8 +39,10 @@ class UtcTime(TypeDecorator[datetime]):
 
 
 class JsonBytes(FunctionElement[int]):
-    """The approximate size in bytes of a text or JSON column when it is written as JSON; NULL for NULL. SQLite stores JSON in ASCII, so
-    there the size includes the escapes."""
+    """The approximate size in bytes of a text or JSON column written as JSON. NULL for NULL.
+
+    SQLite stores JSON in ASCII, so there the size includes the escapes.
+    """
 
     type = Integer()
     inherit_cache = True

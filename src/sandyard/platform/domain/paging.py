@@ -1,7 +1,8 @@
-"""Lists come in pages, newest first; a page ends with the id at which the next one begins.
+"""Pagination: lists come in pages, newest first; a page ends with the id at which the next one starts.
 
-A page has at most as many rows as were asked for, and at most PAGE_BYTES of what can be long in them: the answer is in memory until
-its client has read it."""
+A page has at most the requested number of rows and at most PAGE_BYTES of unbounded columns, because the response is in
+memory until the client has read it.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +20,13 @@ from sandyard.platform.db.types import JsonBytes
 T = TypeVar("T")
 MAX_LIMIT, DEFAULT_LIMIT = 200, 50
 PAGE_BYTES = 4 << 20
-"""Of texts, JSON and bytes in a page's rows. A single row may have more."""
-_MEASURED_AT_ONCE = 16
+"""Maximum size of texts, JSON and bytes in a page's rows. A single row may be larger."""
+_MEASURE_BATCH = 16
 
 
 @dataclass(frozen=True, slots=True)
 class PageRequest:
-    """`cursor` is the last id that was seen; None begins with the newest."""
+    """A requested page. `cursor` is the last id of the previous page; None starts with the newest."""
 
     limit: int = DEFAULT_LIMIT
     cursor: str | None = None
@@ -33,7 +34,7 @@ class PageRequest:
 
 @dataclass(frozen=True, slots=True)
 class Listing(Generic[T]):
-    """One page. `next_cursor` is None on the last one."""
+    """One page. `next_cursor` is None on the last page."""
 
     items: Sequence[T]
     next_cursor: str | None = None
@@ -41,7 +42,7 @@ class Listing(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Rows(Generic[T]):
-    """The first rows of a query. `last`: the key of the last one; None: there was none. `more`: others follow."""
+    """The first rows of a query. `last` is the key of the last row, None if there are none. `more`: others follow."""
 
     items: Sequence[T]
     last: Any
@@ -51,7 +52,7 @@ class Rows(Generic[T]):
 async def newest_first(
     session: AsyncSession, rows: Select[T], key: InstrumentedAttribute[str], page: PageRequest
 ) -> Listing[T]:
-    """The page of `rows`, sorted by `key`, an ordered id of the entity that is selected."""
+    """Return a page of `rows`, sorted by `key`, which is an ordered id of the selected entity."""
     if page.cursor is not None:
         rows = rows.where(key < page.cursor)
     found = await read_rows(session, rows.order_by(key.desc()), key, page.limit)
@@ -59,9 +60,13 @@ async def newest_first(
 
 
 async def read_rows(session: AsyncSession, rows: Select[T], key: InstrumentedAttribute[Any], limit: int) -> Rows[T]:
-    """The first of `rows`, which are sorted: at most `limit`, and at most PAGE_BYTES unless the first alone has more. `key` is unique.
-    The database measures rows before they are read, so that no more than a page is ever in memory."""
-    size = _size(key.parent.class_)
+    """Return the first of the sorted `rows`: at most `limit`, and at most PAGE_BYTES unless the first row alone is
+    larger.
+
+    `key` must be unique. The database measures rows before they are read, so that no more than a page is ever in
+    memory.
+    """
+    size = _size_expression(key.parent.class_)
     if size is None:
         found: list[Any] = list(await session.scalars(rows.limit(limit + 1)))
         items = found[:limit]
@@ -77,8 +82,11 @@ async def read_rows(session: AsyncSession, rows: Select[T], key: InstrumentedAtt
 async def _count_fitting(
     session: AsyncSession, key: InstrumentedAttribute[Any], size: ColumnElement[int], keys: Sequence[Any]
 ) -> int:
-    """How many of these rows fit a page; at least one. To measure a row the database reads it, so only a few more are measured than fit."""
-    count, left, step = 0, PAGE_BYTES, _MEASURED_AT_ONCE
+    """Return how many of these rows fit into a page, at least one.
+
+    The database reads a row to measure it, so only a few more rows are measured than fit.
+    """
+    count, left, step = 0, PAGE_BYTES, _MEASURE_BATCH
     while count < len(keys):
         some = keys[count : count + step]
         measured = await session.execute(select(key, size).where(key.in_(some)))
@@ -92,8 +100,8 @@ async def _count_fitting(
     return count
 
 
-def _size(entity: type[Base]) -> ColumnElement[int] | None:
-    """The bytes of a row's columns that have no bound of their own; None when it has no such columns."""
+def _size_expression(entity: type[Base]) -> ColumnElement[int] | None:
+    """Return the size of a row's unbounded columns as an expression. None if there are no such columns."""
     columns = [
         func.length(column) if isinstance(column.type, LargeBinary) else JsonBytes(column)
         for column in entity.__table__.columns

@@ -1,4 +1,4 @@
-"""Everything the API can ask for, in one place."""
+"""All services that the API uses."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Services:
     clock: Clock
     database: Database
     ownership: Ownership | None
-    """Of a database that several platforms can reach."""
+    """Ownership of a database that several platform processes can reach."""
     events: Feed
     users: Users
     audit: Audit

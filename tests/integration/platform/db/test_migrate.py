@@ -77,7 +77,7 @@ async def test_platforms_that_start_at_once(empty: Database, empty_database_url:
 async def test_a_newer_database_is_refused(database: Database) -> None:
     async with database.transaction() as tx:
         await tx.session.execute(text("UPDATE alembic_version SET version_num = '9999'"))
-    with pytest.raises(migrate.NewerDatabaseError, match="made by a newer Sandyard: its schema is 9999"):
+    with pytest.raises(migrate.NewerDatabaseError, match="created by a newer version of Sandyard: its schema is 9999"):
         await migrate.upgrade(database)
 
 

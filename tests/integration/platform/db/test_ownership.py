@@ -88,7 +88,7 @@ async def test_the_second_stands_by_and_takes_over_at_once_when_the_first_ends_i
     first = start("a")
     await first.becomes_owner()
     second = start("b")
-    await second.stands_by("uses this database")
+    await second.stands_by("is using this database")
     began = asyncio.get_running_loop().time()
     await first.ownership.release()
     await second.becomes_owner()
@@ -109,7 +109,7 @@ async def test_a_restart_of_the_server_leaves_it_with_its_owner(
     first = start("a")
     await first.becomes_owner()
     second = start("b")
-    await second.stands_by("uses this database")
+    await second.stands_by("is using this database")
     for _ in range(3):
         await asyncio.to_thread(postgres.halt)
         await until(lambda: first.database._withheld is not None)
@@ -127,7 +127,7 @@ async def test_one_that_has_lost_it_can_do_nothing_before_another_has_it(
     first = start("a")
     await first.becomes_owner()
     second = start("b")
-    await second.stands_by("uses this database")
+    await second.stands_by("is using this database")
     back = asyncio.Event()
     connect = Ownership._connect
 
@@ -140,7 +140,7 @@ async def test_one_that_has_lost_it_can_do_nothing_before_another_has_it(
     await cut(first, postgres)
     await until(lambda: first.database._withheld is not None)
     assert not second.owns.is_set(), "the owner is withheld before the other one has it"
-    await second.stands_by("unless it comes back")
+    await second.stands_by("unless the other one reconnects")
     await second.becomes_owner()
     back.set()
     async with asyncio.timeout(LATE):
@@ -150,7 +150,7 @@ async def test_one_that_has_lost_it_can_do_nothing_before_another_has_it(
     await first.ownership.release()
     await second.database.check()
     third = start("c")
-    await third.stands_by("uses this database")
+    await third.stands_by("is using this database")
 
 
 async def test_the_same_platform_after_a_crash_waits_for_nobody(

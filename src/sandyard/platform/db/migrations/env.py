@@ -1,4 +1,4 @@
-"""Alembic runs this for every command. The connection, and the transaction it is in, come from `db.migrate`."""
+"""Alembic runs this for every command. The connection and its transaction come from `db.migrate`."""
 
 from alembic import context
 

@@ -1,4 +1,4 @@
-"""Every table, one class each. Importing this module knows them all."""
+"""All tables, one class each. Importing this module registers them all."""
 
 from sandyard.platform.db.base import Base
 from sandyard.platform.db.models.agents import Agent, AgentInput, AgentRun, Ask, McpServer, ModelCall, ModelProvider

@@ -1,4 +1,4 @@
-"""Agents at work: which there are, their processes in sandboxes, what they ask, and the models they use."""
+"""Agents: their definitions, their processes in sandboxes, their requests, and the models they use."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from sandyard.platform.db.types import BigInt, Json
 
 
 class Agent(Base):
-    """An agent of somebody's own: an ACP command line. Those that come with the platform have no row."""
+    """A user's own agent: an ACP command line. The agents that come with the platform have no row."""
 
     __tablename__ = "agents"
 
     id: Mapped[Id]
-    owner_id: Mapped[str | None] = mapped_column(belongs_to("users.id"), index=True)  # None: everybody's
+    owner_id: Mapped[str | None] = mapped_column(belongs_to("users.id"), index=True)  # None: available to everybody
     name: Mapped[str] = mapped_column(String(100), unique=True)
     title: Mapped[Name]
     definition: Mapped[dict[str, Any]] = mapped_column(Json)  # argv, install, envs, models, modes …
@@ -27,8 +27,11 @@ class Agent(Base):
 
 
 class AgentRun(Base):
-    """One life of an agent's process in a sandbox. `consumed` counts the bytes of its output whose effects are in the database;
-    it grows in the transaction that writes them."""
+    """One run of an agent's process in a sandbox.
+
+    `consumed` counts the bytes of its output that have been processed. It is increased in the transaction that stores
+    their effects.
+    """
 
     __tablename__ = "agent_runs"
     __table_args__ = (Index("ix_agent_runs_status", "status"),)
@@ -39,15 +42,11 @@ class AgentRun(Base):
     agent: Mapped[str] = mapped_column(String(100))
     model: Mapped[str | None] = mapped_column(String(200))
     status: Mapped[Word]  # starting, ready, ended, lost
-    acp_session: Mapped[str | None] = mapped_column(String(300))  # the agent's own name for the conversation
-    capabilities: Mapped[dict[str, Any]] = mapped_column(Json, default=dict)  # what it said when it was greeted
-    options: Mapped[dict[str, Any]] = mapped_column(
-        Json, default=dict
-    )  # its modes, models and other choices, as it last said
+    acp_session: Mapped[str | None] = mapped_column(String(300))  # the agent's own id of the conversation
+    capabilities: Mapped[dict[str, Any]] = mapped_column(Json, default=dict)  # from its response to initialize
+    options: Mapped[dict[str, Any]] = mapped_column(Json, default=dict)  # its current modes, models and other options
     next_request: Mapped[int] = mapped_column(Integer, default=0)  # the number of our next request to it
-    sent: Mapped[int] = mapped_column(
-        BigInt, default=0
-    )  # bytes that we have decided to say to it: rows of agent_inputs
+    sent: Mapped[int] = mapped_column(BigInt, default=0)  # bytes decided to be sent to it: rows of agent_inputs
     consumed: Mapped[int] = mapped_column(BigInt, default=0)
     exit_code: Mapped[int | None] = mapped_column(Integer)
     error: Mapped[str | None] = mapped_column(Text)
@@ -57,8 +56,11 @@ class AgentRun(Base):
 
 
 class AgentInput(Base):
-    """A line to an agent, written in the transaction that decided it and delivered to its place in the journal in the sandbox, as
-    often as it takes: the same bytes at the same place."""
+    """A line to an agent, stored in the transaction that decided it.
+
+    It is delivered to its position in the journal in the sandbox until that succeeds. Repeating it is safe: the same
+    bytes at the same position.
+    """
 
     __tablename__ = "agent_inputs"
 
@@ -68,8 +70,10 @@ class AgentInput(Base):
 
 
 class Ask(Base):
-    """Something an agent wants to know from a person: may I, or a question. One of the platform's own may belong to a session alone,
-    without a turn and a run."""
+    """A permission request or question of an agent to a person.
+
+    One that the platform itself asks may belong to a session alone, without a turn or a run.
+    """
 
     __tablename__ = "asks"
     __table_args__ = (
@@ -96,7 +100,7 @@ class Ask(Base):
 
 
 class ModelProvider(Base):
-    """Where models are, and the key that opens it. Without a project it is for everybody."""
+    """A model provider and its API key. Without a project it is available to everybody."""
 
     __tablename__ = "model_providers"
     __table_args__ = (Index("uq_model_providers_project_id_name", "project_id", "name", unique=True),)
@@ -106,16 +110,16 @@ class ModelProvider(Base):
     name: Mapped[str] = mapped_column(String(100))
     kind: Mapped[Word]  # anthropic, openai, openai_chat, gemini
     base_url: Mapped[str] = mapped_column(String(1000))
-    key: Mapped[bytes | None] = mapped_column(LargeBinary)  # encrypted; None: it needs none
-    hint: Mapped[str] = mapped_column(String(100))  # what people may be shown of it
+    key: Mapped[bytes | None] = mapped_column(LargeBinary)  # encrypted; None: not needed
+    hint: Mapped[str] = mapped_column(String(100))  # the part of the key that may be shown
     models: Mapped[list[str]] = mapped_column(Json, default=list)  # the first is the default
-    prices: Mapped[dict[str, Any]] = mapped_column(Json, default=dict)  # by model: US dollars for a million tokens
+    prices: Mapped[dict[str, Any]] = mapped_column(Json, default=dict)  # by model: US dollars per million tokens
     created_at: Mapped[datetime]
     updated_at: Mapped[datetime]
 
 
 class McpServer(Base):
-    """An MCP server that agents of a project are given: a command in their sandbox, or a URL behind the platform's gateway."""
+    """An MCP server for agents of a project: a command in their sandbox, or a URL behind the platform's gateway."""
 
     __tablename__ = "mcp_servers"
     __table_args__ = (Index("uq_mcp_servers_project_id_name", "project_id", "name", unique=True),)
@@ -126,17 +130,17 @@ class McpServer(Base):
     type: Mapped[Word]  # stdio, http
     command: Mapped[str | None] = mapped_column(Text)
     args: Mapped[list[str]] = mapped_column(Json, default=list)
-    env: Mapped[dict[str, str]] = mapped_column(Json, default=dict)  # not secret: it is in the sandbox
+    env: Mapped[dict[str, str]] = mapped_column(Json, default=dict)  # not secret: it is visible in the sandbox
     url: Mapped[str | None] = mapped_column(Text)
-    headers: Mapped[bytes | None] = mapped_column(LargeBinary)  # encrypted; None: it needs none
-    hints: Mapped[dict[str, str]] = mapped_column(Json, default=dict)  # by header: what people may be shown of it
+    headers: Mapped[bytes | None] = mapped_column(LargeBinary)  # encrypted; None: not needed
+    hints: Mapped[dict[str, str]] = mapped_column(Json, default=dict)  # by header: the part that may be shown
     named_by_admin: Mapped[bool] = mapped_column(Boolean)  # an administrator has set the URL
     created_at: Mapped[datetime]
     updated_at: Mapped[datetime]
 
 
 class ModelCall(Base):
-    """One request to a model, counted at the proxy."""
+    """One request to a model, recorded by the proxy."""
 
     __tablename__ = "model_calls"
     __table_args__ = (
@@ -153,14 +157,13 @@ class ModelCall(Base):
     session_id: Mapped[str | None] = mapped_column(may_refer_to("sessions.id"))
     turn_id: Mapped[str | None] = mapped_column(may_refer_to("turns.id"))
     model: Mapped[str | None] = mapped_column(String(200))
-    status: Mapped[int] = mapped_column(Integer)  # as the provider answered; 0: not at all
-    input_tokens: Mapped[int | None] = mapped_column(
-        BigInt
-    )  # with those read from and written to a cache; None: not said
+    status: Mapped[int] = mapped_column(Integer)  # HTTP status of the provider; 0: no response
+    # including those read from and written to a cache; None: not reported
+    input_tokens: Mapped[int | None] = mapped_column(BigInt)
     output_tokens: Mapped[int | None] = mapped_column(BigInt)
     cache_read_tokens: Mapped[int | None] = mapped_column(BigInt)
     cache_write_tokens: Mapped[int | None] = mapped_column(BigInt)
-    cost_micros: Mapped[int | None] = mapped_column(BigInt)  # of a US dollar; None: no price is known
+    cost_micros: Mapped[int | None] = mapped_column(BigInt)  # millionths of a US dollar; None: price unknown
     error: Mapped[str | None] = mapped_column(Text)
     started_at: Mapped[datetime]
     duration_ms: Mapped[int] = mapped_column(Integer)

@@ -1,4 +1,4 @@
-"""Checkouts, what was done to them, what was kept of them, and the pull requests they became."""
+"""Checkouts, their operations and checkpoints, and pull requests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Commit = String(64)
 
 
 class Credential(Base):
-    """What opens a project's remote and its forge. `hint` is what people may be shown of it."""
+    """Credentials of a project's remote and its forge. `hint` is the part that may be shown."""
 
     __tablename__ = "credentials"
 
@@ -28,7 +28,7 @@ class Credential(Base):
 
 
 class Checkout(Base):
-    """A repository in a sandbox, on a branch of its own."""
+    """A repository in a sandbox, on its own branch."""
 
     __tablename__ = "checkouts"
 
@@ -39,15 +39,15 @@ class Checkout(Base):
     branch: Mapped[str] = mapped_column(String(250), index=True)
     base_branch: Mapped[str] = mapped_column(String(250))
     base_commit: Mapped[str] = mapped_column(Commit)
-    head: Mapped[str] = mapped_column(Commit)  # the newest commit the mirror has of it
-    shallow: Mapped[list[str]] = mapped_column(Json, default=list)  # where its history ends before its beginning
-    pushed: Mapped[str | None] = mapped_column(Commit)  # what the remote's branch was when we last pushed it
+    head: Mapped[str] = mapped_column(Commit)  # its newest commit in the mirror
+    shallow: Mapped[list[str]] = mapped_column(Json, default=list)  # commits where its history is cut off
+    pushed: Mapped[str | None] = mapped_column(Commit)  # the remote's branch after our last push
     created_at: Mapped[datetime]
     updated_at: Mapped[datetime]
 
 
 class GitOperation(Base):
-    """Written before it is begun. `arguments` are all it needs to be begun again after a crash."""
+    """A git operation, stored before it starts. `arguments` contain everything needed to restart it after a crash."""
 
     __tablename__ = "git_operations"
     __table_args__ = (
@@ -63,7 +63,7 @@ class GitOperation(Base):
     kind: Mapped[Word]
     status: Mapped[Word]  # queued, running, completed, failed
     arguments: Mapped[dict[str, Any]] = mapped_column(Json)
-    detail: Mapped[dict[str, Any]] = mapped_column(Json, default=dict)  # what came of it
+    detail: Mapped[dict[str, Any]] = mapped_column(Json, default=dict)  # its result
     attempts: Mapped[int] = mapped_column(Integer)
     error: Mapped[str | None] = mapped_column(Text)
     error_code: Mapped[str | None] = mapped_column(String(40))
@@ -73,7 +73,7 @@ class GitOperation(Base):
 
 
 class Checkpoint(Base):
-    """A whole work tree, as a commit in the mirror under a ref that nobody else sees."""
+    """A whole work tree, stored as a commit in the mirror under a private ref."""
 
     __tablename__ = "checkpoints"
     __table_args__ = (
@@ -91,12 +91,12 @@ class Checkpoint(Base):
     branch: Mapped[str] = mapped_column(String(250))
     base_branch: Mapped[str] = mapped_column(String(250))
     base_commit: Mapped[str] = mapped_column(Commit)
-    changed: Mapped[int] = mapped_column(Integer)  # files that were not committed
+    changed: Mapped[int] = mapped_column(Integer)  # number of uncommitted files
     created_at: Mapped[datetime]
 
 
 class PullRequest(Base):
-    """As the forge last said it is. On a plain remote it has no number: its branch is there to be compared."""
+    """A pull request as last reported by the forge. On a plain remote it has no number, only a branch to compare."""
 
     __tablename__ = "pull_requests"
     __table_args__ = (Index("uq_pull_requests_project_id_number", "project_id", "number", unique=True),)
@@ -119,17 +119,17 @@ class PullRequest(Base):
     review: Mapped[Word]  # none, commented, approved, changes_requested
     checks: Mapped[Word]  # none, pending, passing, failing
     detail: Mapped[dict[str, Any]] = mapped_column(Json, default=dict)  # runs, remarks, labels
-    told: Mapped[dict[str, Any]] = mapped_column(Json, default=dict)  # what became an event already
+    told: Mapped[dict[str, Any]] = mapped_column(Json, default=dict)  # what has been emitted as events already
     created_at: Mapped[datetime]
     updated_at: Mapped[datetime]
-    looked_at: Mapped[datetime | None]  # when the forge was last asked
+    looked_at: Mapped[datetime | None]  # when the forge was last queried
     merged_at: Mapped[datetime | None]
     closed_at: Mapped[datetime | None]
     branch_deleted_at: Mapped[datetime | None]
 
 
 class Delivery(Base):
-    """A webhook that was taken, so that the same one is not taken twice."""
+    """A webhook delivery that was processed, so that it is not processed twice."""
 
     __tablename__ = "webhook_deliveries"
 

@@ -1,4 +1,4 @@
-"""Projects, and who works on them."""
+"""Projects and their members."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sandyard.platform.db.types import Json
 
 
 class Project(Base):
-    """A repository and how to work on it."""
+    """A repository and its settings."""
 
     __tablename__ = "projects"
 
@@ -28,7 +28,7 @@ class Project(Base):
     updated_at: Mapped[datetime]
     archived_at: Mapped[datetime | None]
     connection_error: Mapped[str | None] = mapped_column(String(2000))
-    """Why its repository could not be used when it was last tried."""
+    """Why its repository could not be used at the last attempt."""
 
 
 class ProjectMember(Base):

@@ -1,4 +1,4 @@
-"""What happened, who did it, and what nobody may read."""
+"""Events, the audit log, secrets and settings."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from sandyard.platform.db.types import BigInt, Json
 
 
 class Event(Base):
-    """References are plain: what happened stays true when what it happened to is gone."""
+    """Something that happened. References are not foreign keys, because events outlive what they refer to."""
 
     __tablename__ = "events"
     __table_args__ = (
         Index("ix_events_session_id_seq", "session_id", "seq"),
         Index("ix_events_project_id_seq", "project_id", "seq"),
         Index("ix_events_owner_id_seq", "owner_id", "seq"),
-        {"sqlite_autoincrement": True},  # a number is never given twice
+        {"sqlite_autoincrement": True},  # a number is never used twice
     )
 
     seq: Mapped[int] = mapped_column(BigInt, primary_key=True, autoincrement=True)
@@ -35,7 +35,7 @@ class Event(Base):
 
 
 class Audit(Base):
-    """Only ever added to; the database itself refuses changes."""
+    """Append-only audit log. The database itself rejects changes."""
 
     __tablename__ = "audit"
     __table_args__ = (Index("ix_audit_user_id_seq", "user_id", "seq"), {"sqlite_autoincrement": True})
@@ -44,10 +44,10 @@ class Audit(Base):
     at: Mapped[datetime] = mapped_column(index=True)
     user_id: Mapped[str | None] = mapped_column(String(40))
     user_name: Mapped[str | None] = mapped_column(String(200))
-    means: Mapped[str | None] = mapped_column(String(60))  # which token or cookie
+    means: Mapped[str | None] = mapped_column(String(60))  # which token or cookie was used
     action: Mapped[str] = mapped_column(String(60), index=True)
     target: Mapped[str | None] = mapped_column(String(300), index=True)
-    outcome: Mapped[str] = mapped_column(String(40))  # ok, or the code of an error
+    outcome: Mapped[str] = mapped_column(String(40))  # ok, or an error code
     request_id: Mapped[str | None] = mapped_column(String(40))
     address: Mapped[str | None] = mapped_column(String(60))
     detail: Mapped[dict[str, Any]] = mapped_column(Json)
@@ -68,7 +68,7 @@ class StoredSecret(Base):
 
 
 class Setting(Base):
-    """Small facts about this installation."""
+    """Small values about this installation."""
 
     __tablename__ = "settings"
 

@@ -1,4 +1,4 @@
-"""Sandboxes as the platform knows them, and the commands run in them."""
+"""Sandboxes, their commands and their terminals."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from sandyard.platform.db.types import BigInt, Json
 
 
 class Sandbox(Base):
-    """Written before the engine is asked. `version` grows with every change: who acted on an older one has to look
-    again."""
+    """A sandbox, stored before the engine is called. `version` increases with every change, to detect concurrent
+    changes."""
 
     __tablename__ = "sandboxes"
     __table_args__ = (Index("ix_sandboxes_owner_id_id", "owner_id", "id"), Index("ix_sandboxes_status", "status"))
@@ -26,7 +26,7 @@ class Sandbox(Base):
     task_id: Mapped[str | None] = mapped_column(may_refer_to("tasks.id"), index=True)
     agent_id: Mapped[str | None] = mapped_column(String(100))
     internal: Mapped[bool] = mapped_column(default=False, server_default=false())
-    """Something that several people use is built in it. Only the platform and administrators may see or enter it."""
+    """Used to build something that several people share. Only the platform and administrators may see or enter it."""
     template: Mapped[str] = mapped_column(String(256))
     engine_id: Mapped[str | None] = mapped_column(String(100), unique=True)
     idempotency_key: Mapped[str] = mapped_column(String(100), unique=True)
@@ -36,17 +36,16 @@ class Sandbox(Base):
     idle_seconds: Mapped[int] = mapped_column(Integer)
     command_count: Mapped[int] = mapped_column(Integer, default=0)
     pause_count: Mapped[int] = mapped_column(Integer, default=0)
-    envs: Mapped[bytes | None] = mapped_column(LargeBinary)  # encrypted, for when it has to be asked for again
+    envs: Mapped[bytes | None] = mapped_column(LargeBinary)  # encrypted, in case it has to be created again
     usage: Mapped[dict[str, Any] | None] = mapped_column(Json)  # the last sample
-    network: Mapped[list[str] | None] = mapped_column(
-        Json
-    )  # all that it may connect to, as the engine was told; None: everything
+    # what it may connect to, as set on the engine; None: everything
+    network: Mapped[list[str] | None] = mapped_column(Json)
     created_at: Mapped[datetime]
     started_at: Mapped[datetime | None]
     used_at: Mapped[datetime | None]
     paused_at: Mapped[datetime | None]
-    seen_at: Mapped[datetime | None]  # when the engine last said that it is there
-    doomed_at: Mapped[datetime | None]  # when it was asked to be destroyed, which is then carried out whatever happens
+    seen_at: Mapped[datetime | None]  # when the engine last reported it
+    doomed_at: Mapped[datetime | None]  # when its deletion was requested, which is then carried out in any case
     destroyed_at: Mapped[datetime | None]
     version: Mapped[int] = mapped_column(Integer, default=1)
 
@@ -54,7 +53,7 @@ class Sandbox(Base):
 
 
 class Command(Base):
-    """Its output lies in files beside the database; here is how much of it there is."""
+    """A command. Its output is in files next to the database; the row has the sizes."""
 
     __tablename__ = "commands"
     __table_args__ = (Index("ix_commands_sandbox_id_id", "sandbox_id", "id"), Index("ix_commands_status", "status"))
@@ -73,12 +72,12 @@ class Command(Base):
     stdout_bytes: Mapped[int] = mapped_column(BigInt, default=0)
     stderr_bytes: Mapped[int] = mapped_column(BigInt, default=0)
     started_at: Mapped[datetime]
-    finished_at: Mapped[datetime | None]  # when its end was seen
-    duration_s: Mapped[float | None] = mapped_column(Float)  # as the sandbox measured it
+    finished_at: Mapped[datetime | None]  # when its exit was observed
+    duration_s: Mapped[float | None] = mapped_column(Float)  # as measured in the sandbox
 
 
 class Terminal(Base):
-    """A shell somebody can come back to."""
+    """A shell that people can return to."""
 
     __tablename__ = "terminals"
 

@@ -1,4 +1,4 @@
-"""One agent working, with what was said and what it did."""
+"""Sessions, their turns and their messages."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Session(Base):
     model: Mapped[str | None] = mapped_column(String(200))
     mode: Mapped[str | None] = mapped_column(String(100))
     template: Mapped[str] = mapped_column(String(256))
-    sandbox_id: Mapped[str | None] = mapped_column(String(40), index=True)  # the newest of its sandboxes
-    checkpoint: Mapped[str | None] = mapped_column(String(256))  # the snapshot it can be provisioned from
+    sandbox_id: Mapped[str | None] = mapped_column(String(40), index=True)  # its newest sandbox
+    checkpoint: Mapped[str | None] = mapped_column(String(256))  # snapshot to provision it from
     checkpoint_at: Mapped[datetime | None]
     created_at: Mapped[datetime]
     updated_at: Mapped[datetime]
@@ -33,7 +33,7 @@ class Session(Base):
 
 
 class Turn(Base):
-    """One prompt and all that followed."""
+    """One prompt and everything that followed."""
 
     __tablename__ = "turns"
     __table_args__ = (
@@ -44,14 +44,14 @@ class Turn(Base):
     id: Mapped[Id]
     session_id: Mapped[str] = mapped_column(belongs_to("sessions.id"))
     number: Mapped[int] = mapped_column(Integer)
-    key: Mapped[str | None] = mapped_column(String(200), unique=True)  # asked for again under it, it is the same turn
+    key: Mapped[str | None] = mapped_column(String(200), unique=True)  # idempotency key
     origin: Mapped[Word]  # person, task, verify, feedback, test
     user_id: Mapped[str | None] = mapped_column(may_refer_to("users.id"), index=True)
-    prompt_id: Mapped[str | None] = mapped_column(String(40))  # the message that it answers
+    prompt_id: Mapped[str | None] = mapped_column(String(40))  # the message that it responds to
     model: Mapped[str | None] = mapped_column(String(200))
     mode: Mapped[str | None] = mapped_column(String(100))
     run_id: Mapped[str | None] = mapped_column(may_refer_to("agent_runs.id"), index=True)
-    request: Mapped[int | None] = mapped_column(Integer)  # the number of the request that the agent answers at its end
+    request: Mapped[int | None] = mapped_column(Integer)  # number of the request whose response ends the turn
     status: Mapped[Word]  # queued, running, waiting, completed, cancelled, failed, over_budget
     stop_reason: Mapped[str | None] = mapped_column(String(100))
     error: Mapped[str | None] = mapped_column(Text)
@@ -59,9 +59,9 @@ class Turn(Base):
     usage: Mapped[dict[str, Any]] = mapped_column(Json, default=dict)
     queued_at: Mapped[datetime]
     started_at: Mapped[datetime | None]
-    active_at: Mapped[datetime | None]  # when the agent was last seen to do something
-    stuck_at: Mapped[datetime | None]  # since when it seems to do nothing
-    cancel_at: Mapped[datetime | None]  # when somebody asked for its end
+    active_at: Mapped[datetime | None]  # last observed activity of the agent
+    stuck_at: Mapped[datetime | None]  # since when the agent seems inactive
+    cancel_at: Mapped[datetime | None]  # when cancellation was requested
     finished_at: Mapped[datetime | None]
 
 
@@ -76,4 +76,4 @@ class Message(Base):
     role: Mapped[Word]  # user, agent or system
     parts: Mapped[list[Any]] = mapped_column(Json)
     created_at: Mapped[datetime]
-    updated_at: Mapped[datetime | None]  # of one that grew
+    updated_at: Mapped[datetime | None]  # when it was last extended

@@ -1,4 +1,4 @@
-"""Cards, the attempts at them, what prepares their sandboxes, and what makes new ones by itself."""
+"""Tasks, their attempts, the preparation of their sandboxes, and schedules."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sandyard.platform.db.types import Json
 
 
 class Task(Base):
-    """A card."""
+    """A task on the board."""
 
     __tablename__ = "tasks"
     __table_args__ = (Index("ix_tasks_project_id_status_position", "project_id", "status", "position"),)
@@ -29,10 +29,12 @@ class Task(Base):
     base_branch: Mapped[str | None] = mapped_column(String(250))
     agent: Mapped[str | None] = mapped_column(String(100))
     model: Mapped[str | None] = mapped_column(String(200))
-    attempts: Mapped[list[dict[str, Any]]] = mapped_column(Json, default=list)  # agent and model of each that is wanted
+    # agent and model of each requested attempt
+    attempts: Mapped[list[dict[str, Any]]] = mapped_column(Json, default=list)
     budget: Mapped[dict[str, Any]] = mapped_column(Json, default=dict)  # usd, tokens
-    source: Mapped[dict[str, Any]] = mapped_column(Json, default=dict)  # what made it: a person, an issue, a schedule
-    source_key: Mapped[str | None] = mapped_column(String(200), unique=True)  # what must not make a second one
+    source: Mapped[dict[str, Any]] = mapped_column(Json, default=dict)  # origin: a person, an issue or a schedule
+    # makes sure that the source creates only one task
+    source_key: Mapped[str | None] = mapped_column(String(200), unique=True)
     error: Mapped[str | None] = mapped_column(Text)
     created_at: Mapped[datetime]
     updated_at: Mapped[datetime]
@@ -41,7 +43,7 @@ class Task(Base):
 
 
 class TaskNeed(Base):
-    """A task that is not begun before another one is done."""
+    """A dependency: the task does not start before the other one is done."""
 
     __tablename__ = "task_needs"
 
@@ -61,21 +63,19 @@ class Attempt(Base):
     id: Mapped[Id]
     task_id: Mapped[str] = mapped_column(belongs_to("tasks.id"))
     project_id: Mapped[str] = mapped_column(belongs_to("projects.id"), index=True)
-    owner_id: Mapped[str] = mapped_column(belongs_to("users.id"), index=True)  # for whom it works
+    owner_id: Mapped[str] = mapped_column(belongs_to("users.id"), index=True)  # on whose behalf it works
     number: Mapped[int] = mapped_column(Integer)
-    session_id: Mapped[str] = mapped_column(String(40), index=True)  # chosen before the session is there
+    session_id: Mapped[str] = mapped_column(String(40), index=True)  # chosen before the session exists
     agent: Mapped[str] = mapped_column(String(100))
     model: Mapped[str | None] = mapped_column(String(200))
     status: Mapped[Word]  # queued, running, ready, in_review, failed, cancelled, merged, archived
-    step: Mapped[str | None] = mapped_column(String(40))  # of the round under way
+    step: Mapped[str | None] = mapped_column(String(40))  # of the current round
     round: Mapped[int] = mapped_column(Integer)
-    work: Mapped[dict[str, Any]] = mapped_column(Json, default=dict)  # what the round is to do: its kind and its words
-    detail: Mapped[dict[str, Any]] = mapped_column(
-        Json, default=dict
-    )  # what is known of it: verified, diff, pull request …
+    work: Mapped[dict[str, Any]] = mapped_column(Json, default=dict)  # the round's work: its kind and its text
+    detail: Mapped[dict[str, Any]] = mapped_column(Json, default=dict)  # results: verified, diff, pull request …
     error: Mapped[str | None] = mapped_column(Text)
     error_code: Mapped[str | None] = mapped_column(String(40))
-    cancel_at: Mapped[datetime | None]  # when somebody asked for its end
+    cancel_at: Mapped[datetime | None]  # when cancellation was requested
     queued_at: Mapped[datetime]
     started_at: Mapped[datetime | None]
     finished_at: Mapped[datetime | None]
@@ -83,7 +83,7 @@ class Attempt(Base):
 
 
 class Step(Base):
-    """What people see of a workflow's step; the workflow itself remembers its own."""
+    """A workflow step as shown to people. The workflow engine stores its own steps."""
 
     __tablename__ = "steps"
 
@@ -92,7 +92,7 @@ class Step(Base):
     number: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
     name: Mapped[Word]  # setup, provision, checkout, agent, verify, commit, push, pull_request
     status: Mapped[Word]  # running, completed, failed
-    tries: Mapped[int] = mapped_column(Integer, default=1)  # more than one: it was begun again after a crash
+    tries: Mapped[int] = mapped_column(Integer, default=1)  # more than one: it was restarted after a crash
     detail: Mapped[dict[str, Any]] = mapped_column(Json, default=dict)
     error: Mapped[str | None] = mapped_column(Text)
     started_at: Mapped[datetime]
@@ -100,21 +100,21 @@ class Step(Base):
 
 
 class Preparation(Base):
-    """A checkout in which the project's setup has run and the agent is installed, kept as a snapshot."""
+    """A snapshot of a checkout in which the project's setup has run and the agent is installed."""
 
     __tablename__ = "preparations"
     __table_args__ = (Index("uq_preparations_project_id_key", "project_id", "key", unique=True),)
 
     id: Mapped[Id]
     project_id: Mapped[str] = mapped_column(belongs_to("projects.id"))
-    key: Mapped[str] = mapped_column(String(64))  # a digest of all it depends on
+    key: Mapped[str] = mapped_column(String(64))  # digest of everything it depends on
     owner_id: Mapped[str | None] = mapped_column(may_refer_to("users.id"), index=True)
     agent: Mapped[str | None] = mapped_column(String(100))
     template: Mapped[str] = mapped_column(String(256))
     base_branch: Mapped[str] = mapped_column(String(250))
     base_commit: Mapped[str] = mapped_column(String(64))
     status: Mapped[Word]  # preparing, ready, failed
-    sandbox_id: Mapped[str | None] = mapped_column(String(40))  # in which it is being prepared
+    sandbox_id: Mapped[str | None] = mapped_column(String(40))  # where it is being prepared
     snapshot: Mapped[str | None] = mapped_column(String(256))
     detail: Mapped[dict[str, Any]] = mapped_column(Json, default=dict)  # what ran: commands, sources, shallow, warnings
     error: Mapped[str | None] = mapped_column(Text)
@@ -125,23 +125,23 @@ class Preparation(Base):
 
 
 class AgentSnapshot(Base):
-    """A template in which an agent is installed, kept as a snapshot."""
+    """A snapshot of a template in which an agent is installed."""
 
     __tablename__ = "agent_snapshots"
 
     id: Mapped[Id]
-    key: Mapped[str] = mapped_column(String(64), unique=True)  # a digest of all it depends on
+    key: Mapped[str] = mapped_column(String(64), unique=True)  # digest of everything it depends on
     agent: Mapped[str] = mapped_column(String(100))
     template: Mapped[str] = mapped_column(String(256))
     snapshot: Mapped[str | None] = mapped_column(String(256))  # None: not ready, or lost
-    engine_id: Mapped[str | None] = mapped_column(String(100))  # of the sandbox that the snapshot is of
-    sandbox_id: Mapped[str | None] = mapped_column(String(40))  # in which it is being made
+    engine_id: Mapped[str | None] = mapped_column(String(100))  # of the sandbox that the snapshot was taken of
+    sandbox_id: Mapped[str | None] = mapped_column(String(40))  # where it is being created
     created_at: Mapped[datetime]
     used_at: Mapped[datetime]
 
 
 class Schedule(Base):
-    """What makes a task again and again."""
+    """Creates a task repeatedly."""
 
     __tablename__ = "schedules"
     __table_args__ = (Index("ix_schedules_next_at", "next_at"),)

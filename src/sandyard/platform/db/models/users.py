@@ -1,4 +1,4 @@
-"""People, and what they identify themselves with. Tokens, cookies and tickets are stored as hashes only."""
+"""Users and their credentials. Tokens, cookies and tickets are stored as hashes only."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ApiToken(Base):
     user_id: Mapped[str] = mapped_column(belongs_to("users.id"), index=True)
     name: Mapped[Name]
     hash: Mapped[str] = mapped_column(String(64), unique=True)
-    hint: Mapped[str] = mapped_column(String(20))  # its first letters, so that a person knows which it is
+    hint: Mapped[str] = mapped_column(String(20))  # its first characters, so that people can recognize it
     created_at: Mapped[datetime]
     last_used_at: Mapped[datetime | None]
     expires_at: Mapped[datetime | None]
@@ -36,7 +36,7 @@ class ApiToken(Base):
 
 
 class Login(Base):
-    """A browser's cookie."""
+    """A browser's login cookie."""
 
     __tablename__ = "logins"
 
@@ -48,8 +48,11 @@ class Login(Base):
 
 
 class Ticket(Base):
-    """Opens one stream or terminal, once, within seconds. `means` is what its holder had come in by: when that ends, so does what
-    the ticket has opened."""
+    """Opens one stream or terminal, once, within seconds.
+
+    `means` is the credential that its holder signed in with. When that becomes invalid, what the ticket has opened is
+    closed.
+    """
 
     __tablename__ = "tickets"
 

@@ -1,1 +1,1 @@
-"""Who did what, when: only ever added to."""
+"""Append-only audit log: who did what, and when."""

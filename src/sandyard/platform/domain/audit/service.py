@@ -1,4 +1,4 @@
-"""Records who did what, and reads it back. Nothing here changes or removes an entry."""
+"""Record who did what, and read it back. Nothing here changes or removes an entry."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _WIDTHS = {"target": 300, "action": 60, "outcome": 40, "request_id": 40, "addres
 
 @dataclass(frozen=True, slots=True)
 class AuditQuery:
-    """`since` is included, `until` is not. Several conditions must all hold."""
+    """Conditions on audit entries, all of which must hold. `since` is inclusive, `until` is exclusive."""
 
     user_id: str | None = None
     action: str | None = None
@@ -55,7 +55,7 @@ class Audit:
         address: str | None = None,
         detail: Mapping[str, Any] | None = None,
     ) -> None:
-        """Written when this returns. Those who come at the same time share a transaction."""
+        """Record an action. It is stored when this returns. Concurrent calls share a transaction."""
         texts = {"action": action, "target": target, "outcome": outcome, "request_id": request_id, "address": address}
         entry = Entry(
             at=instant(self._clock),
@@ -70,14 +70,17 @@ class Audit:
         await self._tasks.finish(self._write(written))
 
     async def list(self, caller: Principal, query: AuditQuery, page: PageRequest) -> Listing[Entry]:
-        """Newest first; the cursor is a sequence number."""
+        """List entries, newest first. The cursor is a sequence number."""
         caller.require_admin()
-        before = _number(page.cursor)
+        before = _parse_cursor(page.cursor)
         return await self._page(query, page.limit, before)
 
     async def export(self, caller: Principal, query: AuditQuery) -> AsyncIterator[bytes]:
-        """All of it, newest first, one JSON object a line. Reads page by page: no transaction is held while a slow
-        reader takes its time. What is recorded meanwhile is not part of it."""
+        """Stream all matching entries, newest first, as one JSON object per line.
+
+        Reads page by page, so that no transaction is open while a slow reader takes its time. Entries recorded
+        meanwhile are not included.
+        """
         caller.require_admin()
         return self._lines(query)
 
@@ -90,13 +93,13 @@ class Audit:
         while True:
             page = await self._page(query, _EXPORT_PAGE, before)
             if page.items:
-                yield b"".join(_line(entry) for entry in page.items)
+                yield b"".join(_to_line(entry) for entry in page.items)
             if page.next_cursor is None:
                 return
             before = int(page.next_cursor)
 
     async def _page(self, query: AuditQuery, limit: int, before: int | None) -> Listing[Entry]:
-        rows = _matching(query)
+        rows = _build_query(query)
         if before is not None:
             rows = rows.where(Entry.seq < before)
         async with self._database.reading() as session:
@@ -113,14 +116,14 @@ class Audit:
             except Exception as error:
                 for _, waiting in batch:
                     waiting.set_exception(error)
-                    waiting.exception()  # seen, even where nobody waits any more
+                    waiting.exception()  # mark it as retrieved, even if nobody waits any more
             else:
                 for _, waiting in batch:
                     waiting.set_result(None)
         await written
 
 
-def _matching(query: AuditQuery) -> Select[Entry]:
+def _build_query(query: AuditQuery) -> Select[Entry]:
     rows = select(Entry)
     for column, wanted in ((Entry.user_id, query.user_id), (Entry.action, query.action), (Entry.target, query.target)):
         if wanted is not None:
@@ -132,7 +135,7 @@ def _matching(query: AuditQuery) -> Select[Entry]:
     return rows
 
 
-def _number(cursor: str | None) -> int | None:
+def _parse_cursor(cursor: str | None) -> int | None:
     if cursor is None:
         return None
     if not (cursor.isascii() and cursor.isdigit() and len(cursor) < 19):
@@ -141,7 +144,7 @@ def _number(cursor: str | None) -> int | None:
 
 
 def as_json(entry: Entry) -> dict[str, Any]:
-    """As the API shows it."""
+    """Return the entry as the API shows it."""
     return {
         "seq": entry.seq,
         "at": rfc3339(entry.at),
@@ -157,5 +160,5 @@ def as_json(entry: Entry) -> dict[str, Any]:
     }
 
 
-def _line(entry: Entry) -> bytes:
+def _to_line(entry: Entry) -> bytes:
     return json.dumps(as_json(entry), ensure_ascii=False).encode() + b"\n"

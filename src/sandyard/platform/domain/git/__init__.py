@@ -1,1 +1,1 @@
-"""From a repository to a checkout, and from commits in a sandbox to a branch on the forge."""
+"""Check out repositories in sandboxes and push commits from sandboxes to branches on the forge."""

@@ -1,4 +1,4 @@
-"""A bare repository on the platform's machine, as everything that works on one sees it."""
+"""Operations on a bare repository on the platform's machine."""
 
 from __future__ import annotations
 
@@ -18,22 +18,23 @@ from sandyard.platform.domain.git.remote import Remote
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 OBJECT_LIMIT = 1 << 30
-"""Of memory git may ask for at once: a few bytes of a delta, or of zeros, can unfold to as much as they like."""
+"""Maximum size of one allocation by git: a few bytes of a delta, or of zeros, can expand to any size."""
 MEMORY = 1 << 30
-"""For one git process that reads. A few bytes of trees can unfold to any number of paths, which git keeps in memory."""
+"""Memory of one git process that reads. A few bytes of trees can expand to any number of paths, which git keeps in
+memory."""
 REFS_LIMIT = 16 << 20
-"""Bytes of the list of a remote's branches and tags: some 200,000 of them."""
+"""Maximum size of the list of a remote's branches and tags, which is enough for about 200,000 of them."""
 READ_TIMEOUT_S = 120.0
 AT_ONCE = 4
-"""Git processes at the same time in all repositories of one person, so that they leave room for others."""
+"""Maximum number of concurrent git processes in all repositories of one user, so that others can run theirs."""
 TAKEN_AT_ONCE = 2
-"""Bundles out of sandboxes that are read at the same time for one person."""
+"""Maximum number of bundles from sandboxes that are read concurrently for one user."""
 _BIG_FILE = "8m"
-"""A larger file is shown as a binary one: nobody reads its differences, and they cost memory."""
+"""Larger files are treated as binary: nobody reads their diffs, which cost memory."""
 
 
 class Share:
-    """What the repositories of one person may use at the same time."""
+    """Concurrency limits for the repositories of one user."""
 
     def __init__(self) -> None:
         self.processes = asyncio.Semaphore(AT_ONCE)
@@ -41,25 +42,26 @@ class Share:
 
 
 class Bare:
-    """Any number of readers and writers, since git locks each ref while it writes it; `alone` keeps writers out.
+    """A bare repository with any number of readers and writers, since git locks each ref while it writes it. `alone`
+    excludes writers.
 
-    Only one object of this class per folder in one process, and no other process writes there: what an earlier one left behind when
-    it was killed is removed when this is made.
+    There must be only one object of this class per folder in a process, and no other process may write there. The
+    constructor removes what a killed process has left behind.
     """
 
     def __init__(self, git: Git, folder: Path, share: Callable[[], Awaitable[Share]]) -> None:
-        """`share`: that of whom the repository belongs to."""
+        """`share` returns the share of the repository's owner."""
         self.git = git
         self.folder = folder
-        self.own = folder / "sandyard"  # what is ours beside what is git's
+        self.own = folder / "sandyard"  # our own files, next to git's
         self._scratch = self.own / "scratch"
-        self._door = asyncio.Lock()
-        self.tree_paths: dict[bytes, int] = {}  # of the trees that were counted; see tree_paths.py
+        self._exclusive = asyncio.Lock()
+        self.tree_paths: dict[bytes, int] = {}  # path counts of trees; see tree_paths.py
         self.share = share
         self._writers = 0
-        self._nobody = asyncio.Event()
-        self._nobody.set()
-        self._suspect = False  # a git has failed or was stopped, and may have left something
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._needs_sweep = False  # a git process has failed or was stopped, and may have left files behind
         self._sweep()
         shutil.rmtree(self._scratch, ignore_errors=True)
 
@@ -78,7 +80,8 @@ class Bare:
         largest: int = OBJECT_LIMIT,
         memory: int | None = None,
     ) -> Finished:
-        """Git in this repository, without any remote, and with bounded memory (MEMORY when None) whatever the objects are."""
+        """Run git in this repository, without a remote and with bounded memory (MEMORY if None) whatever the objects
+        are."""
         async with (await self.share()).processes:
             return await self.git.run(
                 f"--git-dir={self.folder}",
@@ -94,28 +97,31 @@ class Bare:
             )
 
     async def read(self, *arguments: str, limit: int = OUTPUT_LIMIT) -> tuple[bytes, bool]:
-        """What git wrote, and whether it was cut off at `limit`. For verbs that change nothing."""
+        """Run a read-only command. Return its output and whether it was cut off at `limit`."""
         big = ("-c", f"core.bigFileThreshold={_BIG_FILE}")
         done = await self.run(*big, *arguments, limit=limit, timeout_s=READ_TIMEOUT_S)
         return done.stdout, done.truncated
 
     @asynccontextmanager
     async def writing(self) -> AsyncIterator[None]:
-        """Whoever writes does so in here. What a git has left behind that failed or was stopped (locks, and as much of a pack as it
-        had received) is removed as soon as nobody writes any more."""
-        async with self._door:
+        """Hold this context while writing to the repository.
+
+        What a failed or stopped git process left behind (locks, partial packs) is removed as soon as there are no
+        writers.
+        """
+        async with self._exclusive:
             self._writers += 1
-            self._nobody.clear()
+            self._idle.clear()
         try:
             yield
         except BaseException:
-            self._suspect = True
+            self._needs_sweep = True
             raise
         finally:
             self._writers -= 1
             if not self._writers:
-                self._sweep_if_suspect()
-                self._nobody.set()
+                self._sweep_if_needed()
+                self._idle.set()
 
     @property
     def busy(self) -> bool:
@@ -123,20 +129,20 @@ class Bare:
 
     @asynccontextmanager
     async def alone(self) -> AsyncIterator[None]:
-        """Waits until nobody writes, and keeps all others waiting."""
-        async with self._door:
-            await self._nobody.wait()
+        """Wait until there are no writers, and block all others meanwhile."""
+        async with self._exclusive:
+            await self._idle.wait()
             try:
                 yield
             except BaseException:
-                self._suspect = True
+                self._needs_sweep = True
                 raise
             finally:
-                self._sweep_if_suspect()
+                self._sweep_if_needed()
 
-    def _sweep_if_suspect(self) -> None:
-        if self._suspect:
-            self._suspect = False
+    def _sweep_if_needed(self) -> None:
+        if self._needs_sweep:
+            self._needs_sweep = False
             self._sweep()
 
     def _sweep(self) -> None:
@@ -159,7 +165,7 @@ class Bare:
 
     @contextmanager
     def scratch(self) -> Iterator[Path]:
-        """A new folder on the same disk, gone afterwards."""
+        """Create a folder on the same disk and remove it at the end."""
         folder = self._scratch / secrets.token_hex(8)
         folder.mkdir(parents=True, mode=0o700)
         try:
@@ -169,17 +175,18 @@ class Bare:
 
     @contextmanager
     def quarantine(self) -> Iterator[Path]:
-        """A place for new objects that nothing sees which is not told of it, and that is gone afterwards."""
+        """Create a temporary object folder that only git processes see that are given its path. It is removed at the
+        end."""
         with self.scratch() as folder:
             (folder / "info").mkdir()
             (folder / "pack").mkdir()
             (folder / "info" / "alternates").write_text(f"{self.objects}\n")
             yield folder
 
-    # what is in it -----------------------------------------------------------------------------------------------------
+    # contents ---------------------------------------------------------------------------------------------------------
 
     async def resolve(self, rev: str) -> str | None:
-        """The commit a ref, an id or an expression of git names; None when there is none."""
+        """Return the commit that a ref, an id or a git expression names. None if there is none."""
         done = await self.run(
             "rev-parse", "--verify", "--quiet", "--end-of-options", f"{rev}^{{commit}}", ok=(0, 1, 128)
         )
@@ -190,7 +197,7 @@ class Bare:
         return bool(await self.known((commit,)))
 
     async def known(self, commits: Sequence[str]) -> list[str]:
-        """Those of them that are commits of this repository, in their order."""
+        """Return those of the commits that exist in this repository, in the same order."""
         asked = [commit for commit in commits if COMMIT.fullmatch(commit)]
         if not asked:
             return []
@@ -201,40 +208,45 @@ class Bare:
         return [commit for commit in asked if commit in there]
 
     async def refs(self, prefix: str) -> dict[str, str]:
-        """Full names of refs at or below `prefix`, and what each points at (of an annotated tag, the tag itself). A ref whose name is
-        not UTF-8 is left out."""
+        """Return the full names of refs at or below `prefix` and the objects they point at (for an annotated tag, the
+        tag object).
+
+        Refs whose names are not UTF-8 are omitted.
+        """
         done = await self.run("for-each-ref", "--format=%(objectname)%09%(refname)", prefix.rstrip("/"))
         return await asyncio.to_thread(lambda: {name: commit for commit, name in listed(done.stdout)})
 
     async def set_ref(self, name: str, commit: str) -> None:
-        """Idempotent. The object must be there."""
+        """Set a ref. Idempotent. The object must exist."""
         async with self.writing():
             await self.set_refs({name: commit})
 
     async def drop_ref(self, name: str) -> None:
-        """Idempotent."""
+        """Delete a ref. Idempotent."""
         async with self.writing():
             await self.run("update-ref", "-d", name)
 
     async def set_refs(self, refs: dict[str, str]) -> None:
-        """All of them or none; the caller is in `writing`."""
+        """Set all of these refs or none. The caller must be in `writing`."""
         lines = "".join(f"update {name} {commit}\n" for name, commit in refs.items())
         await self.run("update-ref", "--stdin", stdin=f"start\n{lines}prepare\ncommit\n".encode())
 
     async def is_ancestor(self, a: str, b: str) -> bool:
-        """Also when they are the same. False when one of them is not here."""
+        """Return whether `a` is an ancestor of `b` or the same commit. False if one of them does not exist here."""
         if len(await self.known((a, b))) < 2:
             return False
         return (await self.run("merge-base", "--is-ancestor", a, b, ok=(0, 1))).code == 0
 
     async def reaches(self, commit: str, refs: Sequence[str]) -> bool:
-        """Whether one of these refs, by their full names, is at `commit` or has it in its history. Those that are not there do not
-        count. False for what is no full id of a commit, or not here."""
+        """Return whether one of these refs, given by full name, contains `commit` in its history.
+
+        Refs that do not exist are ignored. False if `commit` is not a full commit id or does not exist here.
+        """
         named = {name for name in refs if name.startswith("refs/")}
         if not named or not await self.has(commit):
             return False
         done = await self.run("for-each-ref", f"--contains={commit}", "--format=%(refname)", *sorted(named))
-        # git takes a name for a pattern, which also means what is below it
+        # git treats a name as a pattern, which also matches refs below it
         return not named.isdisjoint(done.stdout.decode(errors="replace").splitlines())
 
     async def merge_base(self, a: str, b: str) -> str | None:
@@ -249,7 +261,7 @@ class Bare:
     async def commit_tree(
         self, tree: str, parents: Sequence[str], message: str, *, author: Identity, committer: Identity
     ) -> str:
-        """A commit that no ref names."""
+        """Create a commit that no ref names, and return its id."""
         named = {
             "author.name": author.name,
             "author.email": author.email,
@@ -274,11 +286,12 @@ class Bare:
 
 
 def listed(listing: bytes) -> Iterator[tuple[str, str]]:
-    """Of lines with a value, a tab and the name of a ref: those whose name is UTF-8, and so can be stored and shown.
+    """Parse lines of a value, a tab and a ref name. Skips names that are not UTF-8, because they cannot be stored or
+    shown.
 
-    Only a newline ends a line: names may have other characters in them that end a line for Python.
+    Only a newline ends a line: names may contain other characters that Python treats as line ends.
     """
-    for line in io.BytesIO(listing):  # one by one: other threads get their turn
+    for line in io.BytesIO(listing):  # one by one, so that other threads can run
         value, tab, name = line.removesuffix(b"\n").partition(b"\t")
         with suppress(UnicodeDecodeError):
             if tab:
@@ -288,7 +301,10 @@ def listed(listing: bytes) -> Iterator[tuple[str, str]]:
 async def list_remote(
     git: Git, remote: Remote, credential: Credential | None, *patterns: str, symref: bool = False
 ) -> bytes:
-    """What `ls-remote` says, for `listed`, which may take long: in a thread. Raises what Git.run raises of remotes, and TooMuchError."""
+    """Return the output of `ls-remote`. Parse it with `listed` in a thread, because that may take long.
+
+    Raises the errors of remotes that Git.run raises, and TooMuchError.
+    """
     options = ("--symref",) if symref else ()
     done = await git.run(
         *("ls-remote", *options, "--", remote.url, *patterns),

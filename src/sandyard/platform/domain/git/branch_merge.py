@@ -1,4 +1,4 @@
-"""Merges a pushed branch into its base on remotes without a forge: in the mirror, without a work tree, then pushed."""
+"""Merge a pushed branch into its base on remotes without a forge: in the mirror, without a work tree, then push."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Method = Literal["squash", "merge", "rebase"]
 
 @dataclass(frozen=True, slots=True)
 class BranchMerge:
-    """What is to be merged: `head_commit` of branch `head`, into branch `base`."""
+    """A requested merge of `head_commit` of branch `head` into branch `base`."""
 
     base: str
     head: str
@@ -38,8 +38,9 @@ class BranchMerges:
         self._turns = turns
 
     async def is_merged(self, project: Project, base: str, head_commit: str) -> bool:
-        """Whether the base branch, as the remote has it now, has all that this commit has. False when one of them is not there."""
-        async with self._newest(project) as repository:
+        """Return whether the remote's base branch contains everything of this commit. False if one of them does not
+        exist."""
+        async with self._fetch_repository(project) as repository:
             mirror = repository.mirror
             onto = await mirror.resolve(f"refs/remotes/origin/{base}")
             if onto is None or not await mirror.has(head_commit):
@@ -47,9 +48,12 @@ class BranchMerges:
             return await self._adds_nothing(mirror, onto, head_commit)
 
     async def merge(self, project: Project, wanted: BranchMerge) -> str:
-        """Merge it and push the base branch. Returns the commit that the base branch is at. Idempotent: what is merged already is left
-        alone. BranchMovedError when the head has moved, ConflictsError, BranchCheckedOutError, and what a push raises."""
-        async with self._newest(project) as repository:
+        """Merge the branch, push the base branch, and return the new commit of the base branch.
+
+        Idempotent: a branch that is merged already is left alone. Raises BranchMovedError if the head has moved,
+        ConflictsError, BranchCheckedOutError, and the errors of a push.
+        """
+        async with self._fetch_repository(project) as repository:
             mirror = repository.mirror
             onto = await mirror.resolve(f"refs/remotes/origin/{wanted.base}")
             if onto is None:
@@ -63,13 +67,13 @@ class BranchMerges:
                     f"The branch {wanted.head} on the remote is not what was shown here: it was pushed to or deleted. Nothing "
                     "was merged. Refresh and review it again."
                 )
-            commit = await self._joined(mirror, project, onto, wanted)
+            commit = await self._create_merge(mirror, project, onto, wanted)
             await mirror.push(repository.remote, repository.credential, commit, wanted.base, expected=onto)
             return commit
 
     @contextlib.asynccontextmanager
-    async def _newest(self, project: Project) -> AsyncIterator[Repository]:
-        """Wait for this repository's turn, fetch it, and give it to the caller."""
+    async def _fetch_repository(self, project: Project) -> AsyncIterator[Repository]:
+        """Wait for this repository's turn, fetch it, and yield it."""
         begun, turn_id = time.monotonic(), random_id("merge-")
         repository = await self._ground.repository(project)
         turn = self._turns.enter(repository.remote.key, id=turn_id, who=project.id)
@@ -88,7 +92,7 @@ class BranchMerges:
         tree = await merging.merged_tree(mirror, onto, head)
         return isinstance(tree, str) and tree == await mirror.tree_of(onto)
 
-    async def _joined(self, mirror: Mirror, project: Project, onto: str, wanted: BranchMerge) -> str:
+    async def _create_merge(self, mirror: Mirror, project: Project, onto: str, wanted: BranchMerge) -> str:
         head = wanted.head_commit
         if await mirror.merge_base(onto, head) is None:
             raise ConflictError(f"{wanted.head} and {wanted.base} have no common history.")

@@ -1,7 +1,7 @@
-"""Commits out of a sandbox into the mirror. What a sandbox says of them is not believed: what counts is what came.
+"""Transfer commits from a sandbox to the mirror. Only the received data counts, not what the sandbox says about it.
 
-The mirror has the work of all sessions of a project. A sandbox that merely names a commit of another one does not get it: it brings
-what is new, or what is its own already, or on the remote.
+The mirror holds the work of all sessions of a project. A sandbox cannot obtain a commit of another one by naming it:
+the commit must be new, the sandbox's own, or on the remote.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _FOREIGN = "The sandbox sent a commit of another sandbox, which was rejected."
 
 
 def head_ref(sandbox_id: str) -> str:
-    """Where the mirror has the newest commit that came out of a sandbox."""
+    """Return the mirror's ref for the newest commit that came from a sandbox."""
     return f"{HEADS}{sandbox_id}/head"
 
 
@@ -31,8 +31,10 @@ def checkpoint_ref(checkpoint_id: str) -> str:
 
 
 async def bring(ground: Ground, row: Checkout, guest: Guest, *, ref: str, into: str, known: Sequence[str] = ()) -> str:
-    """What `ref` of the checkout names, as `into` in the mirror, which has the `known` commits of it already. The commit it is
-    there. UnsafeBundleError when that is none of the sandbox's own."""
+    """Transfer what `ref` of the checkout names to the ref `into` of the mirror, which has the `known` commits already.
+
+    Returns the commit. Raises UnsafeBundleError if it is not the sandbox's own.
+    """
     mirror = ground.mirrors.of(row.project_id)
     mine = await own_refs(ground, row)
     with ground.transfer() as path:
@@ -48,7 +50,8 @@ async def bring(ground: Ground, row: Checkout, guest: Guest, *, ref: str, into: 
 
 
 async def own_refs(ground: Ground, row: Checkout) -> list[str]:
-    """All that came out of the sandboxes of this session, or of this sandbox, if it has no session."""
+    """Return the refs of everything that came from the sandboxes of this session, or from this sandbox if it has no
+    session."""
     same = [Checkout.sandbox_id == row.sandbox_id]
     kept = [Checkpoint.sandbox_id == row.sandbox_id]
     if row.session_id is not None:

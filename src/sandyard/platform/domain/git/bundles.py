@@ -1,4 +1,4 @@
-"""Bundles of a mirror: made quickly, and the ones that many sandboxes begin with made once."""
+"""Bundles of a mirror. Those that many sandboxes start with are cached."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from sandyard.platform.domain.git.errors import TooMuchError
 from sandyard.platform.domain.git.model import Bundle, PackIndex
 
 KEPT, UNUSED_S = 3, 24 * 3600.0
-_AT_ONCE = 4000
-# what is in the mirror's packs goes over as it is: looking for better deltas takes minutes
-_QUICK = ("-c", "pack.window=0")
+_BATCH = 4000
+# deltas are copied from the mirror's packs as they are: searching for better ones takes minutes
+_FAST_PACKING = ("-c", "pack.window=0")
 
 
 class Bundles:
-    """A bundle is held from `make` to `release`, and not removed meanwhile. Kept ones survive a restart."""
+    """A bundle is in use from `make` to `release` and is not removed meanwhile. Cached bundles survive a restart."""
 
     def __init__(self, bare: Bare, *, limit: int) -> None:
         self._bare = bare
@@ -41,7 +41,9 @@ class Bundles:
         if not await self._bare.has(commit):
             raise NotFoundError(f"The mirror has no commit {commit}.")
         self._folder.mkdir(parents=True, exist_ok=True)
-        bundle = await (self._increment(commit, ref, have, shallow) if have else self._full(commit, ref, depth))
+        bundle = await (
+            self._incremental_bundle(commit, ref, have, shallow) if have else self._full_bundle(commit, ref, depth)
+        )
         if bundle.size > self._limit:
             _remove(Path(bundle.path))
             raise TooMuchError(
@@ -61,7 +63,7 @@ class Bundles:
         self._drop_old(KEPT)
 
     async def drop(self) -> None:
-        """Those that nobody holds, and nobody has used for a day."""
+        """Delete cached bundles that are not in use and were not used for a day."""
         async with self._making:
             for path in self._folder.glob("full-*.bundle"):
                 if not self._held[str(path)] and path.stat().st_mtime < time.time() - UNUSED_S:
@@ -69,30 +71,38 @@ class Bundles:
 
     # -------------------------------------------------------------------------------------------------------------------
 
-    async def _full(self, commit: str, ref: str, depth: int | None) -> Bundle:
-        """The kept one, or a new one to be kept. One is made at a time: who wants the same waits and then finds it."""
+    async def _full_bundle(self, commit: str, ref: str, depth: int | None) -> Bundle:
+        """Return the cached bundle, or create and cache it. One is created at a time, so that others who want the same
+        find it."""
         name = f"full-{commit}-{depth or 'all'}-{hashlib.sha256(ref.encode()).hexdigest()[:12]}"
         path = self._folder / f"{name}.bundle"
         async with self._making:
             with suppress(FileNotFoundError):
-                found = _kept(path)
+                found = _load_cached(path)
                 path.touch()
                 return found
-            shallow = await self._boundary(commit, depth) if depth else ()
+            shallow = await self._find_boundary(commit, depth) if depth else ()
             made, pack = await self._pack(commit, ref, shallow, path.with_suffix(".idx"))
-            known = {"shallow": shallow, "offset": len(_header(commit, ref)), "pack": pack}
+            known = {"shallow": shallow, "offset": len(_bundle_header(commit, ref)), "pack": pack}
             path.with_suffix(".json").write_text(json.dumps(known))
-            await asyncio.to_thread(_settle, made, path)
+            await asyncio.to_thread(_sync_and_rename, made, path)
             self._drop_old(KEPT, besides=path)
-            return _kept(path)
+            return _load_cached(path)
 
     async def _pack(self, commit: str, ref: str, shallow: Sequence[str], index: Path) -> tuple[Path, str]:
-        """A bundle of the whole history with the index of its pack, and the pack's name. Git writes an index along with a pack, but not
-        with a bundle: to make it afterwards takes as long as to fetch the repository."""
+        """Create a bundle of the whole history and the index of its pack. Returns its path and the pack's name.
+
+        Git writes an index with a pack but not with a bundle; creating it later takes as long as fetching the
+        repository.
+        """
         path = self._folder / f"part-{secrets.token_hex(8)}.bundle"
-        with self._repository(commit, ref, shallow) as folder:
+        with self._scratch_repository(commit, ref, shallow) as folder:
             done = await self._bare.git.run(
-                *(*_QUICK, "-c", "core.fsync=none"),  # it is copied, and then written to the disk by `_settle`
+                *(
+                    *_FAST_PACKING,
+                    "-c",
+                    "core.fsync=none",
+                ),  # it is copied, and then synced to disk by `_sync_and_rename`
                 f"--git-dir={folder}",
                 *("pack-objects", "--quiet", "--revs", "--delta-base-offset", str(folder / "made")),
                 cwd=folder,
@@ -102,30 +112,33 @@ class Bundles:
             name = done.stdout.decode().strip()
             pack = folder / f"made-{name}.pack"
             try:
-                await asyncio.to_thread(_join, _header(commit, ref), pack, path)
+                await asyncio.to_thread(_write_bundle, _bundle_header(commit, ref), pack, path)
             except BaseException:
                 path.unlink(missing_ok=True)
                 raise
             pack.with_suffix(".idx").replace(index)
         return path, name
 
-    async def _increment(self, commit: str, ref: str, have: Sequence[str], shallow: Sequence[str]) -> Bundle:
+    async def _incremental_bundle(self, commit: str, ref: str, have: Sequence[str], shallow: Sequence[str]) -> Bundle:
         made = await self._create(commit, ref, await self._bare.known(have), shallow)
         return Bundle(str(made), made.stat().st_size, ())
 
     async def _create(self, commit: str, ref: str, have: Sequence[str], shallow: Sequence[str]) -> Path:
         path = self._folder / f"part-{secrets.token_hex(8)}.bundle"
-        with self._repository(commit, ref, shallow) as folder:
+        with self._scratch_repository(commit, ref, shallow) as folder:
 
             async def run(*arguments: str) -> list[str]:
                 where = f"--git-dir={folder}"
-                done = await self._bare.git.run(*_QUICK, where, *arguments, cwd=folder, objects=self._bare.objects)
+                done = await self._bare.git.run(
+                    *_FAST_PACKING, where, *arguments, cwd=folder, objects=self._bare.objects
+                )
                 return done.stdout.decode().split()
 
             if have and not await run("rev-list", "--max-count=1", commit, "--not", *have):
-                # git makes no empty bundle: then it has the one commit, which whoever gets it has already
+                # git refuses to create an empty bundle: include this one commit, which the receiver has already
                 have = await run("rev-parse", f"{commit}^@")
-            # what a bitmap leaves out is all that the mirror could reach from there; a receiver without its whole history has less
+            # a bitmap excludes everything that the mirror can reach from there; a receiver with a shallow history has
+            # less
             exact = ("-c", "pack.useBitmaps=false") if have else ()
             try:
                 await run(*exact, "bundle", "create", "--quiet", str(path), ref, *(f"^{one}" for one in have))
@@ -136,8 +149,9 @@ class Bundles:
         return path
 
     @contextmanager
-    def _repository(self, commit: str, ref: str, shallow: Sequence[str]) -> Iterator[Path]:
-        """One of nothing but that ref, for git with the mirror's objects: neither its refs nor its whole history are in the way."""
+    def _scratch_repository(self, commit: str, ref: str, shallow: Sequence[str]) -> Iterator[Path]:
+        """Create a repository that has only this ref, for git commands that use the mirror's objects without its refs
+        and history."""
         with self._bare.scratch() as folder:
             (folder / "refs").mkdir()
             (folder / "HEAD").write_text("ref: refs/heads/none\n")
@@ -146,45 +160,45 @@ class Bundles:
                 (folder / "shallow").write_text("".join(f"{one}\n" for one in shallow))
             yield folder
 
-    async def _boundary(self, commit: str, depth: int) -> tuple[str, ...]:
-        """The commits that a history of `depth` generations ends with, and that have parents outside of it."""
-        parents = await self._parents(f"--max-count={_AT_ONCE}", commit)
+    async def _find_boundary(self, commit: str, depth: int) -> tuple[str, ...]:
+        """Return the last commits of a history of `depth` generations that have parents outside of it."""
+        parents = await self._list_parents(f"--max-count={_BATCH}", commit)
         level, inside = {commit}, {commit}
         for _ in range(depth - 1):
             missing = sorted(one for one in level if one not in parents)
             if missing:
-                parents |= await self._parents("--no-walk=unsorted", *missing)
+                parents |= await self._list_parents("--no-walk=unsorted", *missing)
             level = {parent for one in level for parent in parents[one]} - inside
             inside |= level
             if not level:
                 return ()
         missing = sorted(one for one in level if one not in parents)
         if missing:
-            parents |= await self._parents("--no-walk=unsorted", *missing)
+            parents |= await self._list_parents("--no-walk=unsorted", *missing)
         return tuple(sorted(one for one in level if not inside.issuperset(parents[one])))
 
-    async def _parents(self, *arguments: str) -> dict[str, list[str]]:
+    async def _list_parents(self, *arguments: str) -> dict[str, list[str]]:
         stdin = "".join(f"{one}\n" for one in arguments[1:]).encode()
         done = await self._bare.run("rev-list", "--parents", arguments[0], "--stdin", stdin=stdin)
         lines = (line.split() for line in done.stdout.decode().splitlines())
         return {first: rest for first, *rest in lines}
 
     def _drop_old(self, keep: int, besides: Path | None = None) -> None:
-        """All but the `keep` that were used last. What is held, or just made, stays."""
+        """Delete all but the `keep` bundles that were used last. Bundles in use and the one just created stay."""
         found = sorted(self._folder.glob("full-*.bundle"), key=lambda path: path.stat().st_mtime, reverse=True)
         for path in found[keep:]:
             if not self._held[str(path)] and path != besides:
                 _remove(path)
 
     def sweep(self) -> None:
-        """After a restart: nobody waits for these any more."""
+        """Delete temporary files after a restart."""
         if self._folder.is_dir():
             for path in (*self._folder.glob("part-*"), *self._folder.glob("*.lock")):
                 path.unlink(missing_ok=True)
 
 
-def _kept(path: Path) -> Bundle:
-    """FileNotFoundError when there is none."""
+def _load_cached(path: Path) -> Bundle:
+    """Load a cached bundle. Raises FileNotFoundError if there is none."""
     size, known = path.stat().st_size, json.loads(path.with_suffix(".json").read_text())
     index = path.with_suffix(".idx")
     whole = known["pack"] is not None and index.exists()
@@ -192,21 +206,21 @@ def _kept(path: Path) -> Bundle:
     return Bundle(str(path), size, tuple(known["shallow"]), found)
 
 
-def _header(commit: str, ref: str) -> bytes:
-    """What a bundle of one ref has before its pack."""
+def _bundle_header(commit: str, ref: str) -> bytes:
+    """Return the header that precedes the pack in a bundle of one ref."""
     version = "# v2 git bundle" if len(commit) == 40 else "# v3 git bundle\n@object-format=sha256"
     return f"{version}\n{commit} {ref}\n\n".encode()
 
 
-def _join(header: bytes, pack: Path, bundle: Path) -> None:
+def _write_bundle(header: bytes, pack: Path, bundle: Path) -> None:
     with pack.open("rb") as source, bundle.open("wb") as target:
         target.write(header)
         target.flush()
         shutil.copyfileobj(source, target, 1 << 20)
 
 
-def _settle(made: Path, path: Path) -> None:
-    """Under its lasting name only when it is on the disk: it will be trusted after a power cut."""
+def _sync_and_rename(made: Path, path: Path) -> None:
+    """Rename the bundle to its final name only after it is on disk, because it is trusted after a power failure."""
     for one in (path.with_suffix(".idx"), made):
         with one.open("rb") as file:
             os.fsync(file.fileno())

@@ -1,4 +1,4 @@
-"""What is done to the files of a checkout, in its sandbox."""
+"""Change the files of a checkout in its sandbox."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sandyard.platform.domain.git.operations import Detail, Job
 
 
 class Changes:
-    """Handlers of operations."""
+    """Handlers of the operations that change files."""
 
     def __init__(self, ground: Ground, checkpoints: Checkpoints) -> None:
         self._ground = ground
@@ -26,7 +26,7 @@ class Changes:
         return {"paths": len(job.arguments["paths"])}
 
     async def discard(self, job: Job) -> Detail:
-        """At most once: what was written since a crash is not what was to be discarded."""
+        """Discard changes at most once: what was written after a crash was not meant to be discarded."""
         if job.operation.attempts > 1:
             raise ConflictError(
                 "The platform was restarted while discarding changes. Check what is left, and discard again."
@@ -43,7 +43,7 @@ class Changes:
         }
 
     async def commit(self, job: Job) -> Detail:
-        """The message was checked when it was asked for."""
+        """Commit changes. The message was checked when the operation was requested."""
         row, project = await self._ground.checkout_with_project(job.sandbox.id)
         draft = CommitDraft(
             message=job.arguments["message"],
@@ -57,12 +57,12 @@ class Changes:
             before = job.arguments.get("before")
             if before is None:
                 await job.note(before=await guest.head())
-            elif await self._made(guest, str(before), draft):
+            elif await self._is_already_committed(guest, str(before), draft):
                 return {"commit": await guest.head()}
             return {"commit": await guest.commit(draft)}
 
-    async def _made(self, guest: Guest, before: str, draft: CommitDraft) -> bool:
-        """Whether a run before a crash has made this very commit."""
+    async def _is_already_committed(self, guest: Guest, before: str, draft: CommitDraft) -> bool:
+        """Return whether a run before a crash has created this commit."""
         head = await guest.head()
         if head == before:
             return False

@@ -1,4 +1,4 @@
-"""How a repository comes into a sandbox: fresh, on a branch of its own, or as a checkpoint has kept it."""
+"""Create checkouts in sandboxes: a new clone on its own branch, or the state of a checkpoint."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ from sandyard.platform.domain.sandboxes.model import utc_now
 
 
 def require_in_project(sandbox: Sandbox, project_id: str | None) -> None:
-    """NotInProjectError for a sandbox in which other policies than those of the code's project apply: network, commands, budget."""
+    """Raise NotInProjectError if other policies than those of the code's project apply: network, commands, budget."""
     if sandbox.project_id != project_id:
         raise NotInProjectError
 
 
 class Checkouts:
-    """Handlers of operations."""
+    """Handlers of the operations that create checkouts and branches."""
 
     def __init__(self, ground: Ground, checkpoints: Checkpoints) -> None:
         self._ground = ground
@@ -50,21 +50,22 @@ class Checkouts:
         self._choosing = asyncio.Lock()
 
     async def clone(self, job: Job) -> Detail:
-        """The newest commit of the base branch, on a branch of its own."""
+        """Check out the newest commit of the base branch on a new branch."""
         require_in_project(job.sandbox, job.operation.project_id)
         if "prepared" in job.arguments:
             return await self._adopt(job, Prepared(**job.arguments["prepared"]))
         ground, begun = self._ground, time.monotonic()
         project = await ground.project(job.operation.project_id)
         repository = await ground.repository(project)
-        await self._refuse_second(job)
-        if "chosen" not in job.arguments:  # else a run before a crash may have checked out this very commit
+        await self._require_no_other_checkout(job)
+        if "chosen" not in job.arguments:  # otherwise a run before a crash may have checked out this commit
             async with job.turn(repository.remote.key):
                 await ground.refresh(project, repository, job.progress, since=begun)
                 base, commit = await base_of(repository.mirror, project, job.arguments.get("baseBranch"))
-                await self._choose(job, repository.mirror, base, commit)
+                await self._record_choice(job, repository.mirror, base, commit)
         branch, base, commit = (str(job.arguments[name]) for name in ("chosen", "base", "commit"))
-        await repository.mirror.set_ref(head_ref(job.sandbox.id), commit)  # whatever becomes of the remote's branch
+        # keeps the commit, whatever happens to the remote's branch
+        await repository.mirror.set_ref(head_ref(job.sandbox.id), commit)
         warnings = await repository.mirror.features(commit)
         depth = ground.settings.git_shallow_depth if await repository.mirror.large() else None
         job.progress("preparing the checkout")
@@ -82,7 +83,7 @@ class Checkouts:
                 )
         finally:
             await repository.mirror.release(bundle)
-        await self._write(
+        await self._save_checkout(
             job, project, branch=branch, base_branch=base, base_commit=commit, head=commit, shallow=[*bundle.shallow]
         )
         return {
@@ -95,16 +96,18 @@ class Checkouts:
         }
 
     async def _adopt(self, job: Job, prepared: Prepared) -> Detail:
-        """The checkout that came with the sandbox's snapshot, on a branch of its own, with what is known to be new since. Asks no
-        remote: whoever has prepared it has just done so."""
+        """Adopt the checkout from the sandbox's snapshot on a new branch, with the newer commits that the mirror has.
+
+        Does not contact the remote, because preparing the snapshot has just done so.
+        """
         ground, shallow = self._ground, list(prepared.shallow)
         project = await ground.project(job.operation.project_id)
         mirror = ground.mirrors.of(project.id)
-        await self._refuse_second(job)
+        await self._require_no_other_checkout(job)
         if "chosen" not in job.arguments:
             newest = (await mirror.branches()).get(prepared.base, prepared.commit)
             newer = newest != prepared.commit and await mirror.is_ancestor(prepared.commit, newest)
-            await self._choose(job, mirror, prepared.base, newest if newer else prepared.commit)
+            await self._record_choice(job, mirror, prepared.base, newest if newer else prepared.commit)
         branch, base, commit = (str(job.arguments[name]) for name in ("chosen", "base", "commit"))
         await mirror.set_ref(head_ref(job.sandbox.id), commit)
         bundle = None
@@ -126,7 +129,7 @@ class Checkouts:
         finally:
             if bundle is not None:
                 await mirror.release(bundle)
-        await self._write(
+        await self._save_checkout(
             job, project, branch=branch, base_branch=base, base_commit=commit, head=commit, shallow=shallow
         )
         return {
@@ -140,7 +143,7 @@ class Checkouts:
         }
 
     async def restore(self, job: Job) -> Detail:
-        """As a checkpoint has kept it: branch, index and files. Needs no remote."""
+        """Restore the branch, index and files of a checkpoint. Needs no remote."""
         require_in_project(job.sandbox, job.operation.project_id)
         ground = self._ground
         project = await ground.project(job.operation.project_id)
@@ -149,11 +152,12 @@ class Checkouts:
         if kept is None:
             raise NotFoundError("The checkpoint no longer exists.")
         async with ground.database.reading() as session:
-            there = await session.get(Checkout, job.sandbox.id)  # it was in the snapshot that the sandbox was made of
-        shallow = await self._put_back(job, project, kept, there)
+            # it came with the snapshot that the sandbox was created from
+            there = await session.get(Checkout, job.sandbox.id)
+        shallow = await self._restore_checkpoint(job, project, kept, there)
         await ground.mirrors.of(project.id).set_ref(head_ref(job.sandbox.id), kept.head)
-        pushed = await self._pushed(kept)
-        await self._write(
+        pushed = await self._last_pushed(kept)
+        await self._save_checkout(
             job,
             project,
             branch=kept.branch,
@@ -165,8 +169,10 @@ class Checkouts:
         )
         return {"branch": kept.branch, "checkpointId": kept.id, "commit": kept.head, "changed": kept.changed}
 
-    async def _put_back(self, job: Job, project: Project, kept: Checkpoint, there: Checkout | None) -> list[str]:
-        """Where the checkout's history ends before its beginning."""
+    async def _restore_checkpoint(
+        self, job: Job, project: Project, kept: Checkpoint, there: Checkout | None
+    ) -> list[str]:
+        """Restore the checkpoint in the sandbox. Returns the commits where the checkout's history ends."""
         ground, mirror, ref = self._ground, self._ground.mirrors.of(project.id), checkpoint_ref(kept.id)
         prepared = Prepared(**job.arguments["prepared"]) if "prepared" in job.arguments else None
         job.progress("preparing the checkout")
@@ -193,7 +199,7 @@ class Checkouts:
                         origin=shown(parse(project.repository or "")),
                     )
                     await guest.receive(bundle, {ref: ref})
-                    with contextlib.suppress(GitFailedError):  # a history that was cut off may not have it
+                    with contextlib.suppress(GitFailedError):  # a shallow history may lack the commit
                         await guest.track(kept.base_branch, kept.base_commit)
                 else:
                     await guest.checkout(
@@ -215,12 +221,12 @@ class Checkouts:
         return [*(prepared.shallow if prepared is not None else bundle.shallow)]
 
     async def branch(self, job: Job) -> Detail:
-        """A new branch in the checkout, which is what is pushed from now on."""
+        """Create a branch in the checkout. From then on it is the branch that is pushed."""
         ground, name = self._ground, str(job.arguments["name"])
         row = await ground.checkout(job.sandbox.id)
         if name == row.base_branch:
             raise InvalidInputError(f"{name!r} is the base branch. Work on another branch.")
-        taken = set(await ground.mirrors.of(row.project_id).branches()) | await self._names(job)
+        taken = set(await ground.mirrors.of(row.project_id).branches()) | await self._taken_names(job)
         if name != row.branch and name in taken:
             raise ConflictError(f"The branch {name!r} already exists. Choose another name.")
         async with ground.inside(job.sandbox, row.folder) as guest:
@@ -233,37 +239,40 @@ class Checkouts:
 
     # ---------------------------------------------------------------------------------------------------------------------
 
-    async def _refuse_second(self, job: Job) -> None:
+    async def _require_no_other_checkout(self, job: Job) -> None:
         async with self._ground.database.reading() as session:
             known = await session.get(Checkout, job.sandbox.id)
         if known is not None and known.branch != job.arguments.get("chosen"):
             raise ConflictError(f"This sandbox already has a checkout, on branch {known.branch}.")
 
-    async def _choose(self, job: Job, mirror: Mirror, base: str, commit: str) -> None:
-        """One after the other, so that no two choose the same name."""
+    async def _record_choice(self, job: Job, mirror: Mirror, base: str, commit: str) -> None:
+        """Choose a branch name under a lock, so that no two operations choose the same."""
         async with self._choosing:
-            await job.note(chosen=await self._branch(job, mirror), base=base, commit=commit)
+            await job.note(chosen=await self._choose_branch(job, mirror), base=base, commit=commit)
 
-    async def _branch(self, job: Job, mirror: Mirror) -> str:
-        """A name that neither the remote nor another checkout of the project has."""
-        taken = set(await mirror.branches()) | await self._names(job)
+    async def _choose_branch(self, job: Job, mirror: Mirror) -> str:
+        """Return a name that neither the remote nor another checkout of the project uses."""
+        taken = set(await mirror.branches()) | await self._taken_names(job)
         asked = job.arguments.get("branch")
         if asked is not None:
             if asked in taken:
                 raise ConflictError(f"The branch {asked!r} already exists. Choose another name.")
             return str(asked)
-        return next(name for name in await self._candidates(job.sandbox, taken) if name not in taken)
+        return next(name for name in await self._candidate_names(job.sandbox, taken) if name not in taken)
 
-    async def _candidates(self, sandbox: Sandbox, taken: Collection[str]) -> Iterator[str]:
-        """`task/fix-login-1a2b`: the title, and the end of the task's id, of which more is taken while the name is; `-2` is that of
-        attempt 2."""
+    async def _candidate_names(self, sandbox: Sandbox, taken: Collection[str]) -> Iterator[str]:
+        """Yield names such as `task/fix-login-1a2b`: the title and the end of the task's id, with more of the id while
+        the name is taken.
+
+        A suffix such as `-2` is the number of the attempt.
+        """
         async with self._ground.database.reading() as session:
             task = await session.get(Task, sandbox.task_id) if sandbox.task_id else None
             of = await session.get(Session, sandbox.session_id) if sandbox.session_id else None
             query = select(Attempt.number).where(Attempt.session_id == sandbox.session_id)
             number = (await session.scalars(query.limit(1))).first() if sandbox.session_id else None
         kind = "task" if task is not None else "session"
-        separator = "-" if kind in taken else "/"  # where there is a branch `task`, there can be none below it
+        separator = "-" if kind in taken else "/"  # if there is a branch `task`, there can be none below it
         words = names.slug(task.title if task is not None else (of.title if of is not None else None) or "")
         of_id = (sandbox.task_id or sandbox.session_id or sandbox.id).partition("_")[2]
         attempt = f"-{number}" if number is not None and number > 1 else ""
@@ -277,7 +286,7 @@ class Checkouts:
             (named(of_id, f".{count}") for count in itertools.count(2)),
         )
 
-    async def _names(self, job: Job) -> set[str]:
+    async def _taken_names(self, job: Job) -> set[str]:
         async with self._ground.database.reading() as session:
             rows = select(Checkout.branch).where(Checkout.project_id == job.operation.project_id)
             chosen = select(GitOperation.arguments).where(
@@ -289,15 +298,15 @@ class Checkouts:
             known = set((await session.scalars(rows)).all())
             return known | {one["chosen"] for one in (await session.scalars(chosen)).all() if "chosen" in one}
 
-    async def _pushed(self, kept: Checkpoint) -> str | None:
-        """What is known to be on the remote of the branch."""
+    async def _last_pushed(self, kept: Checkpoint) -> str | None:
+        """Return the last known position of the branch on the remote."""
         async with self._ground.database.reading() as session:
             query = select(Checkout.pushed).where(
                 Checkout.session_id == kept.session_id, Checkout.branch == kept.branch, Checkout.pushed.is_not(None)
             )
             return (await session.scalars(query.order_by(Checkout.updated_at.desc()).limit(1))).first()
 
-    async def _write(self, job: Job, project: Project, **facts: Any) -> None:
+    async def _save_checkout(self, job: Job, project: Project, **facts: Any) -> None:
         now, sandbox = utc_now(), job.sandbox
         async with self._ground.database.transaction() as tx:
             row = await tx.session.get(Checkout, sandbox.id)

@@ -1,6 +1,6 @@
-"""Checkpoints: the whole work tree, with what is not committed, kept in the mirror under a ref that nobody else sees.
+"""Checkpoints: the whole work tree, including uncommitted changes, stored in the mirror under a private ref.
 
-What git ignores is not in one; the snapshot that is kept of the sandbox before a pause has that too.
+Files that git ignores are not included; they are part of the snapshot that is taken of the sandbox before a pause.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from sandyard.platform.domain.git.operations import Detail, Job, Operations
 from sandyard.platform.domain.sandboxes.model import Status, about, utc_now
 
 FAREWELL_S = 120.0
-"""How long a sandbox that is about to sleep or to end may take to give out its work."""
+"""Time limit for saving the work of a sandbox that is about to be paused or destroyed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A checkpoint, and the files that are not in it."""
+    """A checkpoint and the files that are not in it."""
 
     row: Checkpoint
     skipped: Sequence[str]
@@ -51,7 +51,8 @@ class Checkpoints:
         lifecycle.before_destroy.append(self._before_destroy)
 
     async def checkpoint(self, job: Job) -> Detail:
-        """The handler. Before a pause or an end it uses the sandbox as it is, else it wakes it."""
+        """Handle a checkpoint operation. Before a pause or deletion it uses the sandbox as it is; otherwise it resumes
+        it."""
         reason = Reason(job.arguments["reason"])
         row = await self._ground.checkout(job.sandbox.id)
         if reason in (Reason.PAUSE, Reason.DESTROY):
@@ -70,7 +71,7 @@ class Checkpoints:
         }
 
     async def keep(self, row: Checkout, sandbox: Sandbox, guest: Guest, reason: Reason) -> Kept:
-        """One of the work tree as it is now; the last one when nothing has changed since."""
+        """Save a checkpoint of the current work tree, or return the last one if nothing has changed."""
         tree = await guest.work_tree()
         last = await self.newest(sandbox.id)
         if last is not None and last.commit == tree.commit:
@@ -116,7 +117,7 @@ class Checkpoints:
             return (await session.scalars(query.order_by(Checkpoint.id.desc()).limit(1))).first()
 
     async def forget(self, session_id: str) -> None:
-        """All that is kept of a session that is about to be deleted, and its checkouts."""
+        """Delete the checkpoints and checkouts of a session that is about to be deleted."""
         async with self._ground.database.transaction() as tx:
             rows = list((await tx.session.scalars(select(Checkpoint).where(Checkpoint.session_id == session_id))).all())
             gone = list((await tx.session.scalars(select(Checkout).where(Checkout.session_id == session_id))).all())
@@ -136,7 +137,7 @@ class Checkpoints:
         await self._drop(rows)
 
     async def _drop(self, rows: list[Checkpoint]) -> None:
-        """The row first: a ref without one is swept, a row without a ref would promise what is not there."""
+        """Delete the rows first: a ref without a row is swept later, but a row without a ref would refer to nothing."""
         if not rows:
             return
         async with self._ground.database.transaction() as tx:
@@ -144,16 +145,16 @@ class Checkpoints:
         for row in rows:
             await self._ground.mirrors.of(row.project_id).drop_ref(checkpoint_ref(row.id))
 
-    # hooks of the sandboxes' lifecycle ----------------------------------------------------------------------------------
+    # hooks of the sandbox lifecycle -----------------------------------------------------------------------------------
 
     async def _before_pause(self, sandbox: Sandbox) -> None:
-        await self._farewell(sandbox, Reason.PAUSE)
+        await self._save_before(sandbox, Reason.PAUSE)
 
     async def _before_destroy(self, sandbox: Sandbox) -> None:
-        """Also of one that sleeps: the engine may have put it to sleep by itself, after its last checkpoint."""
-        await self._farewell(sandbox, Reason.DESTROY)
+        """Also save a paused sandbox: the engine may have paused it on its own after the last checkpoint."""
+        await self._save_before(sandbox, Reason.DESTROY)
 
-    async def _farewell(self, sandbox: Sandbox, reason: Reason) -> None:
+    async def _save_before(self, sandbox: Sandbox, reason: Reason) -> None:
         async with self._ground.database.transaction() as tx:
             checkout = await tx.session.get(Checkout, sandbox.id)
             if checkout is None or sandbox.engine_id is None:

@@ -1,4 +1,4 @@
-"""The ways git can fail, each with what a person can do about it. None of them ever holds a credential."""
+"""Errors of git operations, each with what a person can do about it. None of them ever holds a credential."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class ConflictsError(ConflictError):
     def __init__(
         self, files: Sequence[Conflict], choices: Sequence[str] = ("agent", "give_up"), *, total: int = 0
     ) -> None:
-        """`total`: how many there are, if not all of them are in `files`."""
+        """`total` is the number of conflicts if `files` does not list all of them."""
         named = ", ".join(conflict.path for conflict in files[:5])
         others = max(total, len(files)) - len(files[:5])
         more = f" and {others} more" if others else ""

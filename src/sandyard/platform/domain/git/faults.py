@@ -1,4 +1,4 @@
-"""What git says when it cannot do something, in the words and errors of the platform."""
+"""Translate git's error output to the platform's errors and messages."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from sandyard.platform.domain.git.model import Credential
 _PREFIX = re.compile(r"^(fatal|error|remote|warning|hint): ?")
 _NOISE = re.compile(r"^(hint:|warning:|To |Cloning into|From |Everything up-to-date|Warning: Permanently added)")
 _LOCAL = re.compile(r"(?m)^fatal: local repository: (.+)$")  # see local_client.py
-_LONGEST = 500
+_MAX_LENGTH = 500
 _ESCAPE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 _UNSTORABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
@@ -34,7 +34,7 @@ _HOST_CHANGED = (
     "if not, the connection may be intercepted."
 )
 NO_HOST = "The remote's host was not found: its name is wrong, or there is no network."
-_TROUBLE = "The remote failed internally. Nothing was lost; try again."
+_SERVER_ERROR = "The remote failed internally. Nothing was lost; try again."
 _UNTRUSTED = "The remote's certificate is not trusted by this machine."
 _TABLE: tuple[tuple[str, type[SandyardError], str | None], ...] = (
     # the platform's own machine
@@ -49,16 +49,16 @@ _TABLE: tuple[tuple[str, type[SandyardError], str | None], ...] = (
         TooMuchError,
         _TOO_MUCH_MEMORY,
     ),
-    # what the server will not have: before the network's faults, which git reports after them
+    # rejected by the server; before the network errors, which git reports afterwards
     (r"\(non-fast-forward\)|\(fetch first\)|\(needs force\)|\(stale info\)", BranchMovedError, None),
     (r"pre-receive hook declined|protected branch|\[remote rejected\]|GH\d{3}: ", RemoteRejectedError, ""),
-    # who one is
+    # authentication
     (r"Host key verification failed|REMOTE HOST IDENTIFICATION HAS CHANGED", RemoteRefusedError, _HOST_CHANGED),
     (r"Load key .{0,500}(invalid format|error in libcrypto|incorrect passphrase)", RemoteRefusedError, KEY_UNREADABLE),
     (r"Authentication failed|could not read (Username|Password)|Permission denied \(", RemoteRefusedError, None),
     (r"requested URL returned error: (401|403)|Write access to repository not granted", RemoteRefusedError, None),
     (r"Permission to \S+ denied|not allowed to push|access denied|deploy key", RemoteRefusedError, None),
-    # whether it is there
+    # missing repositories
     (r"requested URL returned error: (404|410)|[Rr]epository .*not found", RemoteMissingError, None),
     (
         r"does not appear to be a git repository|Repository not found|project you were looking for",
@@ -71,14 +71,14 @@ _TABLE: tuple[tuple[str, type[SandyardError], str | None], ...] = (
         RemoteMissingError,
         "The remote redirects to another URL. Use the repository's current URL, with .git at its end if the server requires it.",
     ),
-    # the line
+    # the connection
     (r"[Cc]ould not resolve (host|proxy)", RemoteUnreachableError, NO_HOST),
     (
         r"requested URL returned error: 429",
         RemoteUnreachableError,
         "The remote is rate-limiting requests (429). Try again later.",
     ),
-    (r"requested URL returned error: 5\d\d|HTTP 5\d\d", RemoteUnreachableError, _TROUBLE),
+    (r"requested URL returned error: 5\d\d|HTTP 5\d\d", RemoteUnreachableError, _SERVER_ERROR),
     (r"SSL certificate problem|certificate verify failed|server certificate", RemoteUnreachableError, _UNTRUSTED),
     (
         r"[Cc]onnection (refused|reset|timed out|closed)|Failed to connect|Couldn't connect",
@@ -102,9 +102,12 @@ _RULES = tuple((re.compile(pattern), kind, sentence) for pattern, kind, sentence
 
 
 def translated(stderr: str, doing: str) -> SandyardError:
-    """The error for what git wrote when it failed at `doing` ("fetch", "push", …). `stderr` is free of credentials already."""
+    """Return the error for git's output after it failed at `doing` ("fetch", "push", …). `stderr` must not contain
+    credentials."""
     if refused := _LOCAL.search(stderr):
-        return (RemoteMissingError if "does not appear to be" in refused[1] else RemoteRefusedError)(_cut(refused[1]))
+        return (RemoteMissingError if "does not appear to be" in refused[1] else RemoteRefusedError)(
+            _truncate(refused[1])
+        )
     for pattern, kind, sentence in _RULES:
         if pattern.search(stderr):
             if kind is RemoteRejectedError:
@@ -119,39 +122,40 @@ def translated(stderr: str, doing: str) -> SandyardError:
 
 
 def server_words(stderr: str) -> str:
-    """What the server itself said, without git's own words."""
+    """Return what the server said, without git's own messages."""
     said = [line.removeprefix("remote:").strip() for line in stderr.splitlines() if line.startswith("remote:")]
-    return _cut(" ".join(line for line in said if line and not set(line) <= set("=-* ")))
+    return _truncate(" ".join(line for line in said if line and not set(line) <= set("=-* ")))
 
 
 def gist(stderr: str) -> str:
-    """The lines that say what went wrong."""
+    """Return the lines that say what went wrong."""
     lines = [line.strip() for line in stderr.splitlines()]
     fatal = [line for line in lines if line.startswith(("fatal:", "error:", "remote: ", "ssh: ", "!"))]
     said = fatal or [line for line in lines if line and not _NOISE.match(line)]
-    return _cut(" ".join(_PREFIX.sub("", line).strip() for line in said))
+    return _truncate(" ".join(_PREFIX.sub("", line).strip() for line in said))
 
 
 def storable(text: str) -> str:
-    """One line that any database, log and terminal takes: no NUL or other control character, no half of a pair, no line's end."""
+    """Return the text as one line that any database, log and terminal accepts: no control characters, surrogates or
+    line breaks."""
     return _UNSTORABLE.sub(" ", _ESCAPE.sub("", text))
 
 
-def _cut(text: str) -> str:
+def _truncate(text: str) -> str:
     text = storable(text)
-    return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
+    return text if len(text) <= _MAX_LENGTH else text[: _MAX_LENGTH - 1] + "…"
 
 
 def masking(credential: Credential | None) -> Callable[[str], str]:
-    """Takes every form of a credential that git or a server could repeat out of a text."""
-    forms = sorted({form for form in _forms(credential) if len(form) >= 4}, key=len, reverse=True)
+    """Return a function that removes every form of the credential that git or a server could repeat from a text."""
+    forms = sorted({form for form in _credential_forms(credential) if len(form) >= 4}, key=len, reverse=True)
     if not forms:
         return lambda text: text
     pattern = re.compile("|".join(re.escape(form) for form in forms))
     return lambda text: pattern.sub("***", text)
 
 
-def _forms(credential: Credential | None) -> Iterable[str]:
+def _credential_forms(credential: Credential | None) -> Iterable[str]:
     if credential is None:
         return
     if credential.token:

@@ -1,4 +1,4 @@
-"""What every operation stands on: the rows, the mirror, the way to the remote, and git in the sandbox."""
+"""Shared context of git operations: rows, mirror, access to the remote, and git in the sandbox."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ from sandyard.platform.settings import PlatformSettings
 
 SANDYARD = Identity("Sandyard", "sandyard@localhost")
 Opener = Callable[[Project], Awaitable[Credential | None]]
-"""Gives what opens a project's remote, as it is needed: it may have to be made first."""
+"""Returns the credential of a project's remote when it is needed; it may have to be created first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Repository:
-    """A project's repository, with all that is needed to speak with its remote."""
+    """A project's repository with everything needed to access its remote."""
 
     remote: Remote
     mirror: Mirror
@@ -68,7 +68,7 @@ class Ground:
         return row
 
     async def repository(self, project: Project) -> Repository:
-        """ConflictError when the project has none."""
+        """Return the project's repository. Raises ConflictError if it has none."""
         if project.repository is None:
             raise ConflictError(f"Project {project.name!r} has no repository. Add one in the project's settings.")
         credential = await self.opener(project)
@@ -77,7 +77,7 @@ class Ground:
         return Repository(remote, self.mirrors.of(project.id), credential)
 
     async def refresh(self, project: Project, repository: Repository, progress: Progress, *, since: float) -> None:
-        """Bring the mirror up to date, unless somebody has begun to do so after `since` (time.monotonic) and has done it."""
+        """Update the mirror, unless a refresh that started after `since` (time.monotonic) has completed."""
         if self._refreshed.get(project.id, 0.0) > since:
             return
         begun = time.monotonic()
@@ -87,7 +87,7 @@ class Ground:
 
     @contextlib.asynccontextmanager
     async def connecting(self, project: Project) -> AsyncIterator[None]:
-        """Around what needs the remote: the project is marked when it cannot be used, and no longer when it can."""
+        """Wrap access to the remote: marks the project if the remote cannot be used, and clears the mark if it can."""
         try:
             yield
         except (RemoteRefusedError, RemoteMissingError, RemoteUnreachableError) as error:
@@ -116,18 +116,18 @@ class Ground:
 
     @contextlib.contextmanager
     def transfer(self) -> Iterator[Path]:
-        """A place for a file that is on its way, gone afterwards."""
+        """Yield a path for a file in transfer, which is deleted at the end."""
         with tempfile.TemporaryDirectory(prefix="transfer-", dir=self.settings.git_dir) as folder:
             yield Path(folder) / "bundle"
 
     def sweep(self) -> None:
-        """What a crash has left on its way. Blocks for a moment; only while nothing is under way."""
+        """Delete transfer files that a crash left behind. Blocks briefly; call only while no transfer is in progress."""
         for folder in self.settings.git_dir.glob("transfer-*"):
             shutil.rmtree(folder, ignore_errors=True)
 
     @contextlib.asynccontextmanager
     async def inside(self, sandbox: Sandbox, folder: str = FOLDER) -> AsyncIterator[Guest]:
-        """Git in a sandbox that runs, woken for this if need be."""
+        """Yield git in the sandbox, which is resumed if necessary."""
         async with self.lifecycle.using(sandbox) as engine_id:
             try:
                 yield self.guest(engine_id, folder)
@@ -140,12 +140,12 @@ class Ground:
 
 
 def shown(remote: Remote) -> str:
-    """Its address as a sandbox may know it."""
+    """Return the remote's URL as a sandbox may see it."""
     return f"sandyard://{remote.name}" if remote.kind == "local" else remote.url
 
 
 def compare_url(settings: PlatformSettings, project_id: str, base: str, head: str) -> str:
-    """Where the platform shows what a branch has that another has not."""
+    """Return the platform's URL for comparing two branches."""
     return f"{settings.url}/api/v1/projects/{project_id}/compare?{urlencode({'base': base, 'head': head})}"
 
 
@@ -158,7 +158,7 @@ def committer_of(project: Project) -> Identity:
 
 
 def co_authors_of(project: Project, agent: str | None) -> tuple[Identity, ...]:
-    """The agent, if one works here."""
+    """Return the configured co-author, else the sandbox's agent, if there is one."""
     named = _identity(ProjectSettings.of(project).git.co_author)
     if named is not None:
         return (named,)

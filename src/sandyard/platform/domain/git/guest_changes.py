@@ -1,4 +1,4 @@
-"""What is done to a checkout by hand: stage, discard, commit, branch, tag."""
+"""Stage, discard, commit, branch and tag in a checkout."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from sandyard.platform.domain.git.model import CommitDraft, Identity
 from sandyard.platform.domain.git.raw import parsed, shown
 
 COMMIT_S = 300.0
-"""With the hooks of the checkout."""
+"""Time limit of a commit, which includes the hooks of the checkout."""
 DISCARDED = 10_000
-"""As many are told."""
-_PATHS = 1 << 20
-_MESSAGE = 64 << 10
+"""Maximum number of discarded paths to return."""
+_MAX_PATHS_BYTES = 1 << 20
+_MAX_MESSAGE_BYTES = 64 << 10
 _NOTHING, _MARKERS, _REFUSED, _EXISTS, _NO_START = 92, 93, 94, 92, 93
 
 _STAGE = script('g add -A -- "$@"')
@@ -28,7 +28,7 @@ if [ -n "$everything" ]; then g reset -q --hard && g clean -fdq; exit; fi
 g reset -q -- "$@" && g clean -fdq -- "$@" || exit 1
 g ls-files -z --modified --deleted -- "$@" | g checkout-index -f -u -z --stdin
 """)
-# The hooks write into a file: what one of them leaves running would else be waited for.
+# Hooks write to a file: with a pipe, git would wait for background processes that a hook leaves running.
 _COMMIT = script(f"""how=$1 message=$2
 shift 2
 left=$(g diff --name-only --diff-filter=U -z | xargs -0 -r grep -lE '^(<<<<<<<|>>>>>>>) ' -- 2>/dev/null)
@@ -70,26 +70,26 @@ g rev-parse 'HEAD^{{commit}}'
 
 
 async def stage(runner: Runner, paths: Sequence[str], *, unstage: bool) -> None:
-    _check(paths)
+    _check_paths(paths)
     if paths:
         await runner.script(_UNSTAGE if unstage else _STAGE, *paths)
 
 
 async def discard(runner: Runner, paths: Sequence[str], *, everything: bool) -> list[str]:
-    _check(paths)
+    _check_paths(paths)
     if not paths and not everything:
         return []
     ran = await runner.script(_DISCARD, "yes" if everything else "", *([] if everything else paths))
-    return await parsed(ran.stdout, lambda told: [shown(entry[3:]) for entry in told.split(b"\0", DISCARDED)[:-1]])
+    return await parsed(ran.stdout, lambda output: [shown(entry[3:]) for entry in output.split(b"\0", DISCARDED)[:-1]])
 
 
 async def commit(runner: Runner, draft: CommitDraft) -> str:
-    _check(draft.paths)
+    _check_paths(draft.paths)
     message = messages.with_trailers(draft.message, draft.co_authors)
     if not message.strip():
         raise InvalidInputError("A commit needs a message.")
-    if len(message.encode()) > _MESSAGE:
-        raise InvalidInputError(f"The commit message is longer than {_MESSAGE >> 10} KiB.")
+    if len(message.encode()) > _MAX_MESSAGE_BYTES:
+        raise InvalidInputError(f"The commit message is longer than {_MAX_MESSAGE_BYTES >> 10} KiB.")
     how = "paths" if draft.paths else "everything" if draft.everything else "staged"
     ran = await runner.script(
         _COMMIT,
@@ -122,8 +122,8 @@ async def tag(runner: Runner, name: str, message: str | None, identity: Identity
     return ran.stdout.decode("ascii", "replace").strip()
 
 
-def _check(paths: Sequence[str]) -> None:
+def _check_paths(paths: Sequence[str]) -> None:
     if any(not path for path in paths):
         raise InvalidInputError("A path must not be empty.")
-    if sum(len(path.encode(errors="surrogateescape")) + 9 for path in paths) > _PATHS:
+    if sum(len(path.encode(errors="surrogateescape")) + 9 for path in paths) > _MAX_PATHS_BYTES:
         raise InvalidInputError("Too many paths for one request. Name their folders instead.")

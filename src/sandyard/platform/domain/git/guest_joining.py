@@ -1,4 +1,4 @@
-"""Two lines of commits become one: merge and rebase in a checkout, with their conflicts file by file."""
+"""Merge and rebase in a checkout, with conflicts reported per file."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from sandyard.platform.domain.git.errors import ConflictsError, GitFailedError
 from sandyard.platform.domain.git.guest_run import Runner, script, signed, words
 from sandyard.platform.domain.git.model import Conflict, Identity
 
-_MOST, _SAID = 1000, 256 << 10
-"""Of the files in conflict that are told, and of git's words about them."""
+_MAX_CONFLICTS, _MAX_MESSAGE_BYTES = 1000, 256 << 10
+"""Maximum number of conflicts to report, and maximum size of git's messages about them."""
 JOIN_S = 300.0
 _UNDER_WAY, _CONFLICTS, _STUCK = 92, 93, 94
 _BUSY = f"""busy() {{ [ -e "$d/MERGE_HEAD" ] || [ -d "$d/rebase-merge" ] || [ -d "$d/rebase-apply" ]; }}
@@ -18,7 +18,7 @@ _BUSY = f"""busy() {{ [ -e "$d/MERGE_HEAD" ] || [ -d "$d/rebase-merge" ] || [ -d
 t=$(mktemp -d) || exit 1
 trap 'rm -rf -- "$t"' EXIT
 """
-# Everything is put back before anything is told: whoever reads may stop reading.
+# The work tree is restored before anything is printed, because the reader may stop reading.
 _MERGE = script(f"""leave=$1 other=$2 message=$3
 {_BUSY}
 other=$(g rev-parse -q --verify --end-of-options "$other^{{commit}}") || {{ echo "there is no commit $2" >&2; exit 1; }}
@@ -62,17 +62,17 @@ elif [ -e "$d/REVERT_HEAD" ]; then g revert --abort || exit 1
 else exit 0; fi
 echo ended
 """)
-_LINE = re.compile(r"CONFLICT \(([^)]{1,60})\): (.{0,4096})")
-_SPACES = 30
-"""In a path at the end of a sentence of git's."""
-_STAGES = {
-    "123": ("content", "Both sides have changed it."),
-    "23": ("add/add", "Both sides have added it, each in its own way."),
-    "12": ("modify/delete", "Ours has changed it, theirs has deleted it."),
-    "13": ("modify/delete", "Ours has deleted it, theirs has changed it."),
-    "1": ("rename/rename", "Both sides have renamed it, each in its own way."),
-    "2": ("rename/rename", "It has this name on our side only."),
-    "3": ("rename/rename", "It has this name on their side only."),
+_CONFLICT_LINE = re.compile(r"CONFLICT \(([^)]{1,60})\): (.{0,4096})")
+_MAX_SPACES = 30
+"""Maximum number of spaces in a path at the end of one of git's sentences."""
+_CONFLICT_BY_STAGES = {
+    "123": ("content", "Both sides changed it."),
+    "23": ("add/add", "Both sides added it with different content."),
+    "12": ("modify/delete", "Our side changed it, their side deleted it."),
+    "13": ("modify/delete", "Our side deleted it, their side changed it."),
+    "1": ("rename/rename", "Both sides renamed it differently."),
+    "2": ("rename/rename", "Only our side has this name."),
+    "3": ("rename/rename", "Only their side has this name."),
 }
 
 
@@ -86,7 +86,7 @@ async def merge(
         ok=(0, 1, _UNDER_WAY, _CONFLICTS, _STUCK),
         timeout_s=JOIN_S,
     )
-    conflicts = _outcome(ran.exit_code, ran.stdout, ran.stderr, "merge")
+    conflicts = _interpret_result(ran.exit_code, ran.stdout, ran.stderr, "merge")
     if conflicts and not leave_conflicts:
         raise ConflictsError(conflicts)
     return conflicts
@@ -94,7 +94,7 @@ async def merge(
 
 async def rebase(runner: Runner, onto: str) -> None:
     ran = await runner.script(_REBASE, onto, ok=(0, 1, _UNDER_WAY, _CONFLICTS, _STUCK), timeout_s=JOIN_S)
-    conflicts = _outcome(ran.exit_code, ran.stdout, ran.stderr, "rebase")
+    conflicts = _interpret_result(ran.exit_code, ran.stdout, ran.stderr, "rebase")
     if conflicts:
         raise ConflictsError(conflicts, ("merge", "agent", "give_up"))
 
@@ -103,7 +103,7 @@ async def abort(runner: Runner) -> bool:
     return b"ended" in (await runner.script(_ABORT)).stdout
 
 
-def _outcome(code: int, stdout: bytes, stderr: str, what: str) -> list[Conflict]:
+def _interpret_result(code: int, stdout: bytes, stderr: str, what: str) -> list[Conflict]:
     said = words(stderr)
     if code == _UNDER_WAY:
         raise GitFailedError("A merge or rebase is in progress in the sandbox. Finish or abort it first.")
@@ -121,24 +121,24 @@ def _outcome(code: int, stdout: bytes, stderr: str, what: str) -> list[Conflict]
     return parse_conflicts(stdout) if code == _CONFLICTS else []
 
 
-def _paths_in(sentence: str) -> Iterator[str]:
-    """All that may be a path in it: each word, and what it ends with, for a path may have spaces."""
+def _candidate_paths(sentence: str) -> Iterator[str]:
+    """Yield everything in the sentence that may be a path: each word, and each ending, because paths may contain spaces."""
     yield from re.split(r"[\s,;:]+", sentence.rstrip("."))
     end = len(sentence)
-    for _ in range(_SPACES):
+    for _ in range(_MAX_SPACES):
         end = sentence.rfind(" ", 0, end)
         if end < 0:
             return
         yield sentence[end + 1 :]
 
 
-def parse_conflicts(told: bytes) -> list[Conflict]:
-    """Of what git said, a zero byte, and its unmerged entries."""
-    said, _, listed = told.partition(b"\0")
-    lines = _LINE.findall(said[:_SAID].decode(errors="replace"))[:_MOST]
+def parse_conflicts(output: bytes) -> list[Conflict]:
+    """Parse git's messages, a NUL byte, and the unmerged index entries."""
+    said, _, listed = output.partition(b"\0")
+    lines = _CONFLICT_LINE.findall(said[:_MAX_MESSAGE_BYTES].decode(errors="replace"))[:_MAX_CONFLICTS]
     stages: dict[str, str] = {}
     gitlinks: set[str] = set()
-    for entry in listed.split(b"\0", 3 * _MOST)[: 3 * _MOST]:
+    for entry in listed.split(b"\0", 3 * _MAX_CONFLICTS)[: 3 * _MAX_CONFLICTS]:
         if not entry:
             continue
         about, _, name = entry.partition(b"\t")
@@ -149,12 +149,12 @@ def parse_conflicts(told: bytes) -> list[Conflict]:
             gitlinks.add(path)
     said_of: dict[str, tuple[str, str]] = {}
     for named, sentence in lines:
-        for path in _paths_in(sentence):
+        for path in _candidate_paths(sentence):
             if path in stages:
                 said_of.setdefault(path, (named, sentence))
     conflicts = []
     for path, found in stages.items():
-        kind, detail = _STAGES.get(found, ("content", ""))
+        kind, detail = _CONFLICT_BY_STAGES.get(found, ("content", ""))
         kind = "submodule" if path in gitlinks else kind
         kind, detail = said_of.get(path, (kind, detail))
         conflicts.append(Conflict(path, kind, detail))

@@ -1,4 +1,4 @@
-"""A checkout that is made once, kept in a snapshot, and becomes that of every sandbox made of it."""
+"""Prepare a checkout once for a snapshot, and adopt it in every sandbox created from that snapshot."""
 
 from __future__ import annotations
 
@@ -11,14 +11,17 @@ from sandyard.platform.domain.git.model import PREPARED, Bundle, Identity
 from sandyard.platform.domain.git.raw import parsed, shown
 
 NAMED = 20
-"""As many files are told of."""
+"""Maximum number of files to report."""
 _OTHER = 92
 
 
 @dataclass(frozen=True, slots=True)
 class Sealed:
-    """`restored`: tracked files that were not as the commit has them, and are again. `ignored`: what is not tracked and was not
-    ignored, and is from now on. Of both at most NAMED are told, and how many there are."""
+    """Result of sealing a checkout.
+
+    `restored`: tracked files that differed from the commit and were restored. `ignored`: untracked files that were not
+    ignored and are ignored now. Both list at most NAMED files; the counts include all.
+    """
 
     restored: tuple[str, ...]
     restored_count: int
@@ -26,7 +29,7 @@ class Sealed:
     ignored_count: int
 
 
-# a name with a newline in it cannot stand in a file of patterns
+# a name that contains a newline cannot be written to a file of patterns
 _SEAL = script(f"""commit=$1
 mkdir -p "$d/info" || exit 1
 t=$(mktemp -d) || exit 1
@@ -45,7 +48,7 @@ for list in restored ignored; do
 done
 """)
 
-# Every git is a process in the sandbox, and this is what a session waits for: what is right already is not written again.
+# Sessions wait for this, and each git command is a process in the sandbox: what is set already is not written again.
 _ADOPT = script(f"""bundle=$1 commit=$2 base=$3 branch=$4 name=$5 email=$6 origin=$7 shallow=$8
 [ -z "$bundle" ] || trap 'rm -f -- "$bundle"' EXIT
 declare -A is
@@ -75,9 +78,9 @@ async def seal(runner: Runner, commit: str) -> Sealed:
     return await parsed(ran.stdout, _parse)
 
 
-def _parse(told: bytes) -> Sealed:
+def _parse(output: bytes) -> Sealed:
     lists: list[tuple[int, tuple[str, ...]]] = []
-    rest = told
+    rest = output
     for _ in range(2):
         count, _, rest = rest.partition(b"\0")
         names = []

@@ -1,7 +1,7 @@
-"""How git is run in a sandbox: always with the same options, and its refusals as errors of ours.
+"""Run git in a sandbox with fixed options and translate its failures to our errors.
 
-What takes several steps is one constant script, because each run costs a login shell. A script gets its values as
-arguments and never as part of its text.
+An operation of several steps is one constant script, because each run costs a login shell. A script receives its values
+as arguments, never as part of its text.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from sandyard.platform.domain.sandboxes.e2b.programs import STDERR_LIMIT, storab
 TIMEOUT_S = 120.0
 LIMIT = 8 << 20
 NO_GIT, NO_CHECKOUT = 90, 91
-"""Exit codes of scripts. Those of their own begin at 92; 1 and all others are git's."""
-_SAID = 2000
+"""Exit codes of all scripts. A script's own codes start at 92; 1 and all others are git's."""
+_MAX_MESSAGE_CHARS = 2000
 
-# What an agent has configured is its own business, except where the platform would be misled, or would wait for somebody.
+# An agent may configure git as it likes, except where that would mislead the platform or make it wait for input.
 _OPTIONS = (
     "core.fsmonitor=false core.quotePath=true color.ui=false core.pager=cat advice.addEmbeddedRepo=false gc.auto=0 "
     "maintenance.auto=false commit.gpgSign=false tag.gpgSign=false tag.forceSignAnnotated=false rerere.enabled=false "
@@ -36,7 +36,7 @@ _OPTIONS = (
 )
 _GIT = ["git", "--no-pager", *(word for pair in _OPTIONS.split() for word in ("-c", pair))]
 GIT = (*_GIT, "--literal-pathspecs", "-c", "core.hooksPath=/dev/null")
-"""Git without the checkout's hooks."""
+"""The git command without the checkout's hooks."""
 
 _FUNCTIONS = f"""set -u
 g() {{ {shlex.join(GIT)} "$@"; }}
@@ -60,14 +60,17 @@ _ENVIRONMENT = {
 
 
 def script(body: str, *, inside: bool = True) -> str:
-    """A whole script of a body. `inside`: its first argument is the folder of a checkout, where it begins with the others, `d`
-    being the folder of the repository. `g` is git; `hooked` is git with the checkout's hooks, `patterned` is git to which a
-    path may be a pattern."""
+    """Return a complete script for this body.
+
+    With `inside`, the first argument is the folder of a checkout. The body runs in that folder with the remaining
+    arguments, and `d` is the repository's folder. `g` is git, `hooked` is git with the checkout's hooks, and
+    `patterned` is git that accepts patterns as paths.
+    """
     return _FUNCTIONS + (_INSIDE if inside else "") + body
 
 
 def signed(author: Identity, committer: Identity | None = None) -> dict[str, str]:
-    """Variables that make git sign with these names."""
+    """Return the environment variables that set git's author and committer."""
     committer = committer or author
     return {
         "GIT_AUTHOR_NAME": author.name,
@@ -78,7 +81,7 @@ def signed(author: Identity, committer: Identity | None = None) -> dict[str, str
 
 
 class Runner:
-    """Git in one sandbox, in one folder."""
+    """Runs git in one folder of one sandbox."""
 
     def __init__(self, engine: SandboxEngine, engine_id: str, folder: str) -> None:
         self.engine = engine
@@ -95,13 +98,15 @@ class Runner:
         timeout_s: float = TIMEOUT_S,
         limit: int = LIMIT,
     ) -> Ran:
-        """`reads`: it changes nothing, takes no lock, and may be repeated when the line breaks. An exit code that is not `ok`
-        is raised as what it means."""
+        """Run a script and return its result. Exit codes that are not in `ok` are raised as errors.
+
+        `reads`: the script changes nothing, takes no locks, and may be repeated if the connection breaks.
+        """
         argv = ["bash", "-c", text, "sandyard", self.folder, *arguments]
         return await self._run(argv, envs=envs or {}, ok=ok, reads=reads, timeout_s=timeout_s, limit=limit, cwd=None)
 
     async def read(self, *arguments: str, limit: int = LIMIT, timeout_s: float = TIMEOUT_S) -> tuple[bytes, bool]:
-        """Plain git, for reading."""
+        """Run a read-only git command. Return its output and whether it was truncated."""
         ran = await self._run(
             [*GIT, *arguments], envs={}, ok=(0,), reads=True, timeout_s=timeout_s, limit=limit, cwd=self.folder
         )
@@ -144,7 +149,7 @@ class Runner:
 
 
 def refusal(ran: Ran) -> Exception:
-    """What git's exit code and words mean."""
+    """Return the error that git's exit code and messages stand for."""
     said = words(ran.stderr)
     if "No space left on device" in said or "Disk quota exceeded" in said:
         return NotEnoughSpaceError()
@@ -163,7 +168,7 @@ def refusal(ran: Ran) -> Exception:
 
 
 def words(stderr: str) -> str:
-    """What git said, fit for a sentence and for the database: the end of it, without its hints."""
+    """Return the end of git's messages without its hints, safe for an error message and for the database."""
     said = storable(stderr[-STDERR_LIMIT:])
     lines = [line for line in said.splitlines() if line.strip() and not line.startswith("hint:")]
-    return "\n".join(lines).strip()[-_SAID:]
+    return "\n".join(lines).strip()[-_MAX_MESSAGE_CHARS:]

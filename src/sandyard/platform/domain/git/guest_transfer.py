@@ -1,4 +1,4 @@
-"""Commits into a sandbox and out of it, as bundles in files."""
+"""Transfer commits into and out of a sandbox, as bundle files."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from sandyard.platform.domain.git.guest_run import LIMIT, Runner, script
 from sandyard.platform.domain.git.model import Bundle, Identity
 
 SENT = "refs/sandyard/sent"
-"""The name of what was asked for, in every bundle that comes out of a sandbox."""
+"""The name of the requested ref in every bundle that comes from a sandbox."""
 TRANSFER_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """What came out of a sandbox: the commit it ends at, and its name in the bundle, if there is one."""
+    """What a sandbox sent: its newest commit, and the name of that commit in the bundle, if there is a bundle."""
 
     commit: str
     ref: str = SENT
 
 
 _CHUNK = 1 << 20
-_SENT_FROM = re.compile(r"/tmp/\.sandyard-send-[A-Za-z0-9]{16}")  # noqa: S108 - in the sandbox
+_SEND_FOLDER = re.compile(r"/tmp/\.sandyard-send-[A-Za-z0-9]{16}")  # noqa: S108 - in the sandbox
 _OID = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _FOUND, _OTHER, _NOT_EMPTY, _NO_REF, _TOO_MUCH = "found", 92, 93, 92, 93
 
-# A checkout is whole when sandyard-begun is gone; one that is not whole is nobody's work, and may go.
+# A checkout is complete when sandyard-begun is gone. An incomplete one holds no work and may be deleted.
 _BEGIN = script(
     f"""mkdir -p -- "$1" && cd -- "$1" || exit 1
 if [ -e .git/sandyard-begun ] || {{ [ -d .git ] && [ -z "$(ls -A .git)" ]; }}; then find . -mindepth 1 -delete || exit 1; fi
@@ -48,8 +48,8 @@ fi
     inside=False,
 )
 
-# `bundle unbundle` and not `fetch`, and neither where the index of its pack came along with the pack alone: what our own mirror has
-# made need not be walked through again
+# Uses `bundle unbundle` instead of `fetch`, or neither if the pack comes with its index: what our own mirror has
+# created need not be checked again.
 _CHECKOUT = script(
     """bundle=$2 commit=$3 base=$4 branch=$5 name=$6 email=$7 origin=$8 shallow=$9
 cd -- "$1" || exit 1
@@ -104,7 +104,7 @@ ADD_SHALLOW = """if [ -n "$shallow" ]; then
   done >>"$boundary" || exit 1
 fi
 """
-"""Where the history of a bundle ends that the checkout has not."""
+"""Adds the shallow boundary of a bundle, as far as the checkout lacks those commits."""
 
 _RECEIVE = script(f"""bundle=$1 shallow=$2
 shift 2
@@ -121,8 +121,8 @@ done
 printf '%s\\0' "${{updates[@]}}" | g update-ref --no-deref -z --stdin
 """)
 
-# The bundle is made in a repository of its own that borrows the checkout's objects: what is sent has a fixed name and
-# cannot move under way, and no ref of the checkout is touched.
+# The bundle is created in a separate repository that borrows the checkout's objects: the sent commit has a fixed name
+# and cannot change meanwhile, and no ref of the checkout is touched.
 _SEND = script(f"""ref=$1 limit=$2
 shift 2
 object=$(g rev-parse -q --verify --end-of-options "$ref^{{object}}") || exit {_NO_REF}
@@ -206,35 +206,36 @@ async def send(runner: Runner, into: Path, *, ref: str, have: Sequence[str], lim
     if ran.exit_code == _NO_REF:
         raise GitFailedError(f"The checkout in the sandbox has no commit {ref!r}.")
     if ran.exit_code == _TOO_MUCH:
-        raise _too_much(limit)
+        raise _too_much_error(limit)
     said = ran.stdout.decode("ascii", "replace").split()
     if len(said) != 3 or not _OID.fullmatch(said[0]):
         raise UnsafeBundleError
     commit, _, folder = said
     if folder == "-":
         return Sent(commit)
-    if not _SENT_FROM.fullmatch(folder):
+    if not _SEND_FOLDER.fullmatch(folder):
         raise UnsafeBundleError
     try:
         await _download(runner, f"{folder}/bundle", into, limit)
     finally:
-        await _removed(runner, folder)
+        await _remove_in_sandbox(runner, folder)
     return Sent(commit)
 
 
 async def upload(runner: Runner, file: str, offset: int = 0) -> str:
-    """Where it is in the sandbox, from that byte on: under a name nobody could have put something else before."""
+    """Upload the file from that offset on and return its path in the sandbox, which is unguessable so that it cannot be
+    occupied."""
     path = f"/tmp/.sandyard-bundle-{random_id()}"  # noqa: S108 - in the sandbox
     try:
-        await runner.engine.write_file(runner.engine_id, path, _chunks(Path(file), offset))
+        await runner.engine.write_file(runner.engine_id, path, _read_chunks(Path(file), offset))
     except BaseException:
-        await _removed(runner, path)
+        await _remove_in_sandbox(runner, path)
         raise
     return path
 
 
 async def _download(runner: Runner, path: str, into: Path, limit: int) -> None:
-    """No more than `limit` bytes, whatever the sandbox says and sends. Nothing is left where it fails."""
+    """Download at most `limit` bytes, whatever size the sandbox reports. Leaves no file if it fails."""
     _, chunks = await runner.engine.read_file(runner.engine_id, path)
     taken = 0
     try:
@@ -243,7 +244,7 @@ async def _download(runner: Runner, path: str, into: Path, limit: int) -> None:
             async for chunk in chunks:
                 taken += len(chunk)
                 if taken > limit:
-                    raise _too_much(limit)
+                    raise _too_much_error(limit)
                 await asyncio.to_thread(file.write, chunk)
         finally:
             await asyncio.to_thread(file.close)
@@ -254,13 +255,13 @@ async def _download(runner: Runner, path: str, into: Path, limit: int) -> None:
         await chunks.aclose()  # type: ignore[attr-defined] # it is a generator
 
 
-async def _removed(runner: Runner, path: str) -> None:
-    """Also when whoever waited has left. A sandbox that is gone has taken it along."""
+async def _remove_in_sandbox(runner: Runner, path: str) -> None:
+    """Remove a file in the sandbox, even if the caller is cancelled. If the sandbox is gone, so is the file."""
     with contextlib.suppress(Exception):
         await asyncio.shield(asyncio.ensure_future(runner.engine.remove(runner.engine_id, path)))
 
 
-async def _chunks(path: Path, offset: int) -> AsyncIterator[bytes]:
+async def _read_chunks(path: Path, offset: int) -> AsyncIterator[bytes]:
     file = await asyncio.to_thread(path.open, "rb")
     try:
         file.seek(offset)
@@ -270,7 +271,7 @@ async def _chunks(path: Path, offset: int) -> AsyncIterator[bytes]:
         await asyncio.to_thread(file.close)
 
 
-def _too_much(limit: int) -> TooMuchError:
+def _too_much_error(limit: int) -> TooMuchError:
     return TooMuchError(
         f"There is more than {limit / (1 << 20):g} MiB to transfer from the sandbox. Check the changes for large files, and "
         "ignore or remove them."

@@ -1,5 +1,8 @@
-"""A whole work tree in one commit, and back again. The shape is that of git-stash: the commit's tree has every file, its
-first parent is HEAD, its second one a commit of the index."""
+"""Store a whole work tree as one commit, and restore it.
+
+The commit has the shape of a git-stash commit: its tree has every file, its first parent is HEAD and its second parent
+is a commit of the index.
+"""
 
 from __future__ import annotations
 
@@ -11,24 +14,24 @@ from sandyard.platform.domain.git.model import Identity, Undone, WorkTree
 from sandyard.platform.domain.git.raw import parsed, shown
 
 LARGEST_MIB = 100
-"""An untracked file that is larger is not kept: no forge takes one either."""
+"""Larger untracked files are not saved; no forge accepts them either."""
 SKIPPED = 1000
-"""As many are told."""
+"""Maximum number of skipped files to report."""
 NAMED = 20
-"""As many files that were undone are told."""
+"""Maximum number of reverted files to report."""
 WORK_S = 300.0
-_NOT_ONE = 92
+_NOT_A_WORK_TREE = 92
 _OID = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
-_US = Identity("Sandyard", "sandyard@localhost")
-# with a fixed date the same work tree is the same commit, and needs to be sent but once
+_PLATFORM = Identity("Sandyard", "sandyard@localhost")
+# a fixed date makes the same work tree the same commit, so that it is sent only once
 _SIGNED = {
-    **signed(_US),
+    **signed(_PLATFORM),
     "GIT_AUTHOR_DATE": "1700000000 +0000",
     "GIT_COMMITTER_DATE": "1700000000 +0000",
 }
 
-# The index used is a copy: with it come the dates and sizes of all files, so that only what was changed is read again.
-_KEEP = f"""t=$(mktemp -d) || exit 1
+# Works on a copy of the index, which has the dates and sizes of all files, so that only changed files are read again.
+_STORE_WORK_TREE = f"""t=$(mktemp -d) || exit 1
 trap 'rm -rf -- "$t"' EXIT
 branch=$(g symbolic-ref -q --short HEAD) || branch=
 unborn=
@@ -63,19 +66,19 @@ printf -v message 'sandyard: work tree\\n\\nbranch: %s\\nunborn: %s\\n' "$branch
 at=$(g commit-tree -p "$head" -m 'sandyard: index' "$staged") || exit 1
 commit=$(g commit-tree -p "$head" -p "$at" -m "$message" "$tree") || exit 1
 """
-_WORK_TREE = script(f"""{_KEEP}
+_WORK_TREE = script(f"""{_STORE_WORK_TREE}
 changed=$(g diff-tree -r -z --name-only --no-renames "$head" "$commit" | tr -cd '\\000' | wc -c)
 g diff-tree -r -z --no-renames --diff-filter=AM "$head" "$commit" | sed -nz '/^:[0-7]* 160000 /{{n;p}}' >>"$skipped"
 printf '%s\\0%s\\0%s\\0%s\\0' "$commit" "$head" "$branch" "$((changed))"
 cat "$skipped"
 """)
 
-_KEPT = f"""kind=$(g log -1 --format='%P%n%B' --end-of-options "$1" -- 2>/dev/null) || exit {_NOT_ONE}
+_READ_STORED = f"""kind=$(g log -1 --format='%P%n%B' --end-of-options "$1" -- 2>/dev/null) || exit {_NOT_A_WORK_TREE}
 {{ read -r head index more; read -r first; }} <<<"$kind"
-[ "$first" = 'sandyard: work tree' ] && [ -n "$index" ] && [ -z "$more" ] || exit {_NOT_ONE}
+[ "$first" = 'sandyard: work tree' ] && [ -n "$index" ] && [ -z "$more" ] || exit {_NOT_A_WORK_TREE}
 """
 _RESTORE = script(f"""commit=$1
-{_KEPT}
+{_READ_STORED}
 branch= unborn=
 while read -r name value; do
   case $name in branch:) branch=$value ;; unborn:) unborn=$value ;; esac
@@ -92,12 +95,13 @@ g update-index -q --refresh
 exit 0
 """)
 
-# What was ignored before is none of the program's files, whatever rules it has changed since, or added to the index: the rules of
-# before are looked up in a folder that has nothing else. Read-only folders are made writable: some tools write their caches so.
+# Files that were ignored before do not count as the program's, even if it has changed the ignore rules or added files
+# to the index since: the earlier rules are evaluated in a folder that contains nothing else. Read-only folders are made
+# writable, because some tools create their caches read-only.
 _UNDO = script(f"""before=$1
-{_KEPT}
+{_READ_STORED}
 was_head=$head was_index=$index
-{_KEEP}
+{_STORE_WORK_TREE}
 unset GIT_INDEX_FILE
 if [ "$head" != "$was_head" ]; then printf '%s\\0' "$commit" 0 ''; exit 0; fi
 g diff-tree -r -z --no-renames --diff-filter=A --name-only "$before" "$commit" >"$t/added" || exit 1
@@ -138,8 +142,8 @@ async def work_tree(runner: Runner) -> WorkTree:
     return await parsed(ran.stdout, _parse)
 
 
-def _parse(told: bytes) -> WorkTree:
-    fields = [shown(field) for field in told.split(b"\0", 4 + SKIPPED)]
+def _parse(output: bytes) -> WorkTree:
+    fields = [shown(field) for field in output.split(b"\0", 4 + SKIPPED)]
     if len(fields) < 5 or not all(map(_OID.fullmatch, fields[:2])) or not re.fullmatch("[0-9]{1,9}", fields[3]):
         raise GuestGitError
     commit, head, branch, changed, *skipped = fields[:-1]
@@ -147,27 +151,27 @@ def _parse(told: bytes) -> WorkTree:
 
 
 async def restore(runner: Runner, commit: str) -> None:
-    ran = await runner.script(_RESTORE, commit, ok=(0, _NOT_ONE), timeout_s=WORK_S)
-    if ran.exit_code == _NOT_ONE:
+    ran = await runner.script(_RESTORE, commit, ok=(0, _NOT_A_WORK_TREE), timeout_s=WORK_S)
+    if ran.exit_code == _NOT_A_WORK_TREE:
         raise GitFailedError(f"{commit[:12]} is not in the checkout, or is not a saved work tree.")
 
 
 async def undo(runner: Runner, before: str) -> Undone | None:
-    ran = await runner.script(_UNDO, before, envs=_SIGNED, ok=(0, _NOT_ONE), timeout_s=WORK_S)
-    if ran.exit_code == _NOT_ONE:
+    ran = await runner.script(_UNDO, before, envs=_SIGNED, ok=(0, _NOT_A_WORK_TREE), timeout_s=WORK_S)
+    if ran.exit_code == _NOT_A_WORK_TREE:
         return None
     undone, again = await parsed(ran.stdout, _parse_undone)
     if not again:
         return undone
-    # what the program's own rules had hidden is seen by now
+    # files that the program's own ignore rules had hidden are visible now
     ran = await runner.script(_UNDO, before, envs=_SIGNED, timeout_s=WORK_S)
     rest, _ = await parsed(ran.stdout, _parse_undone)
     return Undone(undone.commit, count=undone.count + rest.count, paths=(*undone.paths, *rest.paths)[:NAMED])
 
 
-def _parse_undone(told: bytes) -> tuple[Undone, bool]:
-    """And whether it has to be done again, because rules of what is ignored were undone."""
-    fields = [shown(field) for field in told.split(b"\0", 3 + NAMED)[:-1]]
+def _parse_undone(output: bytes) -> tuple[Undone, bool]:
+    """Also return whether to undo a second time, because ignore rules were reverted."""
+    fields = [shown(field) for field in output.split(b"\0", 3 + NAMED)[:-1]]
     if len(fields) < 3 or not _OID.fullmatch(fields[0]) or not re.fullmatch("[0-9]{1,9}", fields[1]):
         raise GuestGitError
     commit, count, again, *paths = fields

@@ -1,7 +1,8 @@
-"""The surroundings git gets on the platform's machine: nothing of the user's or the system's, and a credential nobody else sees.
+"""Environment of git on the platform's machine: no configuration of the user or system, and a credential that nobody
+else sees.
 
-Configuration, token and SSH key live in memory files that only this process and the git it starts can open; none of them is ever in a
-command line, an environment variable, an address or a file on disk.
+Configuration, token and SSH key are in memory files that only this process and the git it starts can open. None of them
+is ever in a command line, an environment variable, a URL or a file on disk.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from sandyard.platform.domain.git.model import Credential
 from sandyard.platform.domain.git.remote import Remote
 
 HARMLESS = ("zeroPaddedFilemode", "missingSpaceBeforeDate", "badTimezone")
-"""Faults that old, honest histories have, and that no reader trips over. Forges let them pass too."""
+"""Defects of old but honest histories that are harmless to readers. Forges accept them too."""
 
-_PASSED_ON = ("PATH", "TMPDIR", "SSL_CERT_FILE", "SSL_CERT_DIR", "GIT_SSL_CAINFO")
+_INHERITED = ("PATH", "TMPDIR", "SSL_CERT_FILE", "SSL_CERT_DIR", "GIT_SSL_CAINFO")
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
 
 _CONFIG = """\
@@ -76,12 +77,13 @@ _CONFIG = """\
 """ + "".join(f'[fetch "fsck"]\n    {name} = ignore\n' for name in HARMLESS)
 
 _LOCAL = "[pack]\n    window = 0\n"
-"""For both ends: to look for better deltas takes longer than anything else, and what does not leave the machine need not be smaller."""
+"""For both ends: searching for better deltas takes longer than anything else, and data that stays on the machine need
+not be smaller."""
 
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What to start git with. Good until the context that gave it ends."""
+    """Environment and file descriptors for starting git. Valid until the context ends."""
 
     environment: dict[str, str]
     descriptors: tuple[int, ...]
@@ -96,27 +98,32 @@ def surroundings(
     only: Sequence[str] | None = None,
     local: str | None = None,
 ) -> Iterator[Surroundings]:
-    """`folder`: the platform's git folder, which stands for a home folder. Without a `remote`, git can reach none. `only`: the
-    addresses of its host that git may connect to, and none that the host sends it to; empty: those that a proxy knows. None: any.
-    `local`: the name of the socket that serves repositories of this machine which the platform's user can't read.
+    """Prepare the environment of a git process.
 
-    Raises RepositoryInvalidError when the credential would go over a line that others can read.
+    `folder` is the platform's git folder, which replaces the home folder. Without a `remote`, git can reach none.
+    `only` lists the addresses of its host that git may connect to, without following redirects to others; empty:
+    connect through a proxy; None: any. `local` is the name of the socket that serves repositories of this machine which
+    the platform's user cannot read.
+
+    Raises RepositoryInvalidError if the credential would be sent over a connection that others can read.
     """
     descriptors: list[int] = []
     try:
         config = _CONFIG
         if remote is not None and remote.kind == "http" and credential is not None and credential.token:
-            config += _helper(credential, remote, descriptors)
-        served = local is not None and remote is not None and remote.kind == "local" and _is_others(folder, remote)
+            config += _credential_helper_config(credential, remote, descriptors)
+        served = (
+            local is not None and remote is not None and remote.kind == "local" and _is_outside_platform(folder, remote)
+        )
         if served and remote is not None:
-            config += _instead(remote)
+            config += _local_url_config(remote)
         if remote is not None and remote.kind == "local":
             config += _LOCAL
         if remote is not None and remote.kind == "http" and only is not None:
-            config += _pinned(remote, only)
+            config += _pinned_config(remote, only)
         settings = memory_file("git-config", config.encode())
         descriptors.append(settings)
-        environment = {name: os.environ[name] for name in (*_PASSED_ON, *_PROXIES) if name in os.environ} | {
+        environment = {name: os.environ[name] for name in (*_INHERITED, *_PROXIES) if name in os.environ} | {
             "LC_ALL": "C",
             "HOME": str(folder),
             "GIT_CONFIG_NOSYSTEM": "1",
@@ -126,12 +133,14 @@ def surroundings(
             "GIT_ASKPASS": "",
             "GIT_OPTIONAL_LOCKS": "0",
             "GIT_NO_REPLACE_OBJECTS": "1",
-            "GIT_ALLOW_PROTOCOL": "ssh" if served else _protocols(remote),
+            "GIT_ALLOW_PROTOCOL": "ssh" if served else _allowed_protocols(remote),
             "GIT_SSH_VARIANT": "ssh",
             "GIT_SSH_COMMAND": "false",
         }
         if remote is not None and remote.kind == "ssh":
-            environment["GIT_SSH_COMMAND"] = _ssh(folder, credential, descriptors, _pinned_ssh(remote, only))
+            environment["GIT_SSH_COMMAND"] = _ssh_command(
+                folder, credential, descriptors, _pinned_ssh_options(remote, only)
+            )
         if served and local is not None:
             environment["GIT_SSH_COMMAND"] = shlex.join(bare_python_command(local_client.__file__, local))
         yield Surroundings(environment, tuple(descriptors))
@@ -141,7 +150,7 @@ def surroundings(
 
 
 def memory_file(name: str, content: bytes) -> int:
-    """A file without a place on any disk, open for reading from its start and for its owner alone."""
+    """Create a file in memory only, open for reading from its start and accessible only to its owner."""
     descriptor = os.memfd_create(name)
     try:
         os.fchmod(descriptor, 0o600)
@@ -155,28 +164,29 @@ def memory_file(name: str, content: bytes) -> int:
     return descriptor
 
 
-def _protocols(remote: Remote | None) -> str:
+def _allowed_protocols(remote: Remote | None) -> str:
     if remote is None:
         return ""
     return "http:https" if remote.scheme == "http" else remote.scheme
 
 
-def _is_others(folder: Path, remote: Remote) -> bool:
-    """Not one of the platform's own, such as the samples: those lie beside its git folder."""
+def _is_outside_platform(folder: Path, remote: Remote) -> bool:
+    """Return whether the repository is not one of the platform's own, such as the samples, which are next to its git
+    folder."""
     return not Path(remote.path).is_relative_to(folder.parent)
 
 
-def _instead(remote: Remote) -> str:
-    """Git speaks with a repository of this machine as with one behind ssh, for which `local_client.py` stands."""
+def _local_url_config(remote: Remote) -> str:
+    """Make git access a repository of this machine as over SSH, with `local_client.py` in place of ssh."""
     path = remote.url.replace("\\", "\\\\").replace('"', '\\"')
     return f'[url "ssh://sandyard{quote(remote.url)}"]\n    insteadOf = "{path}"\n'
 
 
-def _helper(credential: Credential, remote: Remote, descriptors: list[int]) -> str:
-    """A credential helper for this remote's origin alone.
+def _credential_helper_config(credential: Credential, remote: Remote, descriptors: list[int]) -> str:
+    """Configure a credential helper for this remote's origin only.
 
-    An `http.extraHeader` would be simpler, but git goes on sending it after a redirect to another host; a helper is asked anew, by
-    the name of the host that wants to know.
+    `http.extraHeader` would be simpler, but git keeps sending it after a redirect to another host. A helper is asked
+    again with the name of the new host.
     """
     if not remote.private_line:
         raise RepositoryInvalidError(
@@ -192,37 +202,37 @@ def _helper(credential: Credential, remote: Remote, descriptors: list[int]) -> s
     return f'[credential "{remote.origin}"]\n    helper = "{script}"\n'
 
 
-def _pinned(remote: Remote, only: Sequence[str]) -> str:
-    """Git's configuration for a remote of which only these addresses may be reached. A redirect could lead anywhere else."""
+def _pinned_config(remote: Remote, only: Sequence[str]) -> str:
+    """Configure git to reach only these addresses. Redirects are off, because they could lead anywhere else."""
     config = "[http]\n    followRedirects = false\n"
     if not only or remote.host in only:
-        return config  # a proxy connects; or the address is what the remote is called
+        return config  # a proxy connects, or the URL contains the address itself
     addresses = ",".join(f"[{one}]" if ":" in one else one for one in only)
     return f'{config}    curloptResolve = "{remote.host}:{remote.port}:{addresses}"\n'
 
 
-def _pinned_ssh(remote: Remote, only: Sequence[str] | None) -> dict[str, str]:
-    """Ssh connects to the address, and knows the host's key by the host's name."""
+def _pinned_ssh_options(remote: Remote, only: Sequence[str] | None) -> dict[str, str]:
+    """Make ssh connect to the address and look up the host key by the host's name."""
     if not only or remote.host in only:
         return {}
     alias = str(remote.host) if remote.port == 22 else f"[{remote.host}]:{remote.port}"
     return {"HostName": only[0], "HostKeyAlias": alias, "CheckHostIP": "no"}
 
 
-def _ssh(folder: Path, credential: Credential | None, descriptors: list[int], pinned: Mapping[str, str]) -> str:
+def _ssh_command(folder: Path, credential: Credential | None, descriptors: list[int], pinned: Mapping[str, str]) -> str:
     program = shutil.which("ssh")
     if program is None:
         raise RepositoryInvalidError(
             "`ssh` is not installed on the platform's machine. Install it, or use an https:// URL."
         )
-    key = "none"  # not the keys of the user the platform runs as
+    key = "none"  # not the keys of the user that runs the platform
     if credential is not None and credential.ssh_key:
         text = credential.ssh_key.reveal().replace("\r\n", "\n").strip() + "\n"
-        if _is_locked(text):
-            raise RemoteRefusedError(KEY_UNREADABLE)  # ssh would try, and only say that it was not let in
+        if _needs_passphrase(text):
+            raise RemoteRefusedError(KEY_UNREADABLE)  # ssh would try, and report only that access was denied
         descriptor = memory_file("ssh-key", text.encode())
         descriptors.append(descriptor)
-        # ssh closes what it inherits, so that /dev/fd would not do; the key is there for as long as this process holds it open
+        # ssh closes inherited descriptors, so /dev/fd does not work; the key exists while this process holds it open
         key = f"/proc/{os.getpid()}/fd/{descriptor}"
     known = str(folder / "known_hosts").replace('"', "")
     options = {
@@ -249,8 +259,9 @@ def _ssh(folder: Path, credential: Credential | None, descriptors: list[int], pi
     return shlex.join(words)
 
 
-def _is_locked(key: str) -> bool:
-    """Whether a private key needs a passphrase: PEM says so in words, OpenSSH's own format names its cipher."""
+def _needs_passphrase(key: str) -> bool:
+    """Return whether a private key needs a passphrase. PEM states it in its header, the OpenSSH format by the name of
+    its cipher."""
     if "ENCRYPTED" in key:
         return True
     body = "".join(line for line in key.splitlines() if not line.startswith("-----"))

@@ -1,4 +1,4 @@
-"""Git on the platform's own machine: the only git that ever sees a remote or a credential."""
+"""Run git on the platform's machine. Only this git ever connects to a remote or sees a credential."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ from sandyard.platform.domain.git.remote import Remote
 
 OUTPUT_LIMIT = 64 << 20
 MEMORY = 4 << 30
-"""Bytes of memory for one git process. Fetching and packing need some hundred of them for each object of a repository."""
+"""Memory limit of one git process, in bytes. Fetching and packing need about a hundred bytes per object of a repository."""
 AT_ONCE = 8
-"""Git processes of one platform that run at the same time, those that speak with a remote apart."""
+"""Maximum number of concurrent git processes of one platform, not counting those that talk to a remote."""
 _STDERR_LIMIT = 64 << 10
 _LINE_LIMIT = 4 << 10
 _CHUNK = 64 << 10
 _STDERR_CHUNK = 4 << 10  # lines cost more than bytes, and a remote may send empty ones
-_STDERR_READ = 4 << 20  # what comes after so much is not looked at
-_BLOCK = 512  # of `ulimit -f`
-_NOT_FOUND = 127  # what a shell ends with when there is no such program
+_STDERR_READ = 4 << 20  # output beyond this is ignored
+_BLOCK = 512  # unit of `ulimit -f`
+_NOT_FOUND = 127  # exit code of a shell if there is no such program
 _GRACE_S = 2.0  # for git to remove its lock files after SIGTERM
 
 _LINE_END = re.compile(rb"[\r\n]+")
@@ -50,16 +50,19 @@ _PERCENT = re.compile(r"^(?:remote: )?(?P<what>[A-Z][A-Za-z /-]+):\s+(?P<percent
 _COUNTED = re.compile(r"^(?:remote: )?[A-Z][A-Za-z /-]+: \d+(, done\.)?$")
 
 NEEDED = (2, 38)
-"""Of git: the first that can merge without a work tree."""
+"""Minimum version of git: the first that can merge without a work tree."""
 
 Stdin = bytes | Path | IO[bytes] | None
-"""A file is read from where it stands."""
+"""Input of a process. An open file is read from its current position."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """`truncated`: there was more than the limit on stdout, and git was stopped there; `code` then says nothing. `took_s`: how long git
-    ran, without the time it waited for its turn."""
+    """Result of a git process.
+
+    `truncated`: stdout exceeded the limit and git was stopped; `code` is then meaningless. `took_s` is the run time of
+    git without the time spent waiting for a slot.
+    """
 
     code: int
     stdout: bytes
@@ -69,12 +72,16 @@ class Finished:
 
 
 class Git:
-    """Runs git, one process (group) per call, with nothing of this machine's or user's configuration."""
+    """Runs git, one process group per call, without the configuration of this machine or user."""
 
     def __init__(
         self, folder: Path, *, timeout_s: float, destinations: Destinations | None = None, local: str | None = None
     ) -> None:
-        """`destinations`: where remotes may be that no administrator answers for; None: anywhere. `local`: see `surroundings`."""
+        """Create a runner.
+
+        `destinations` limits the hosts of remotes that no administrator has approved. None: any host. `local`: see
+        `surroundings`.
+        """
         self.folder = folder
         self._timeout_s = timeout_s
         self._destinations = destinations
@@ -97,25 +104,28 @@ class Git:
         writes: int | None = None,
         memory: int | None = None,
     ) -> Finished:
-        """Runs `git arguments…` in `cwd` (the git folder when None) until it ends.
+        """Run `git arguments…` in `cwd` (the git folder if None) until it exits.
 
-        It can speak with `remote` alone, and with none when that is None. `objects`: new objects go there instead of into the
-        repository. `largest`: git may not ask for more memory than this at once. `writes`: no file it writes may be larger than
-        this; TooMuchError when one would be. `memory`: what git, and each process it starts, may have in all (MEMORY when None);
-        TooMuchError when it needs more. Packs do not count: they are mapped from the disk.
+        Git can connect only to `remote`, or to none if that is None. Limits and options:
 
-        Waits while AT_ONCE others run, and does not count that as time git takes. Conversations with a remote do not wait: a remote
-        decides how long each one takes, and would keep everybody else from their own.
+        - `objects`: folder for new objects, instead of the repository.
+        - `largest`: maximum size of one memory allocation by git.
+        - `writes`: maximum size of a file that git writes. Raises TooMuchError if exceeded.
+        - `memory`: maximum memory of git and of each process it starts (MEMORY if None). Raises TooMuchError if exceeded. Packs do not
+          count, because they are mapped from disk.
 
-        Raises RepositoryInvalidError when the remote is in a private network and may not be, GitFailedError or one of its more exact
-        kin when git's exit code is not among `ok`, GitTimeoutError when it takes
-        longer than `timeout_s`. On a timeout and on cancellation git and all it has started are gone when this returns. No text
-        that leaves here holds the credential.
+        Waits while AT_ONCE others run, which does not count towards the timeout. Commands with a remote do not wait,
+        because a remote decides how long they take and could block everyone else.
+
+        Raises RepositoryInvalidError if the remote is in a private network and may not be, GitFailedError or a more
+        specific error if the exit code is not in `ok`, and GitTimeoutError after `timeout_s`. On a timeout or
+        cancellation, git and everything it started have ended when this returns. No text that is returned or raised
+        contains the credential.
         """
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         where = cwd or self.folder
         mask = masking(credential)
-        only = await self._addresses(remote) if remote is not None else None
+        only = await self._allowed_addresses(remote) if remote is not None else None
         async with AsyncExitStack() as stack:
             if remote is None:
                 await stack.enter_async_context(self._slots)
@@ -126,13 +136,13 @@ class Git:
             if largest is not None:
                 environment["GIT_ALLOC_LIMIT"] = str(largest)
             try:
-                limits = _bounded(MEMORY if memory is None else memory, writes)
-                # hooks not in the configuration: a local remote's own are its rules
+                limits = _limit_command(MEMORY if memory is None else memory, writes)
+                # not in the configuration: hooks of a local remote are its own rules and must run
                 process = processes.start(
                     [*limits, "git", "-c", "core.hooksPath=/dev/null", *arguments],
                     cwd=where,
                     env=environment,
-                    stdin=_opened(stdin, stack),
+                    stdin=_open_stdin(stdin, stack),
                     pass_fds=around.descriptors,
                 )
             except FileNotFoundError as missing:
@@ -141,7 +151,7 @@ class Git:
             started = time.monotonic()
             try:
                 async with asyncio.timeout(patience):
-                    listening = asyncio.create_task(_listen(process.stderr, mask, progress))
+                    listening = asyncio.create_task(_read_stderr(process.stderr, mask, progress))
                     try:
                         stdout, truncated = await _collect(process.stdout, limit)
                         if truncated:
@@ -153,18 +163,18 @@ class Git:
                         await end_tasks(listening)
             except TimeoutError:
                 raise GitTimeoutError(
-                    f"Git took longer than {patience:g} seconds ({_verb(arguments)}) and was stopped. Try again."
+                    f"Git took longer than {patience:g} seconds ({_subcommand(arguments)}) and was stopped. Try again."
                 ) from None
             finally:
-                await _end(process)
+                await _terminate(process)
         if code == _NOT_FOUND:
             raise GitFailedError("Git is not installed on the platform's machine.")
         if code not in ok and not truncated:
-            raise translated(stderr, _verb(arguments))
+            raise translated(stderr, _subcommand(arguments))
         return Finished(code, stdout, stderr, truncated, time.monotonic() - started)
 
-    async def _addresses(self, remote: Remote) -> Sequence[str] | None:
-        """Those that git may connect to; none: through a proxy. None: it is not looked at."""
+    async def _allowed_addresses(self, remote: Remote) -> Sequence[str] | None:
+        """Return the addresses that git may connect to. Empty: connect through a proxy. None: any address."""
         if self._destinations is None or remote.vouched or remote.host is None:
             return None
         try:
@@ -178,12 +188,12 @@ class Git:
             raise RemoteUnreachableError(NO_HOST) from None
 
 
-def _bounded(memory: int, writes: int | None) -> tuple[str, ...]:
-    """Return the words before a command that keep it, and all it starts, from using more memory or writing a larger file.
+def _limit_command(memory: int, writes: int | None) -> tuple[str, ...]:
+    """Return a command prefix that limits the memory and the file size of a command and of everything it starts.
 
-    A shell, because it sets the limits before git is there: from outside they would come after git has started others. The signal
-    is off, so that git can say what was wrong instead of being killed. The memory is RLIMIT_DATA: what is allocated, and not the
-    packs that git maps.
+    Uses a shell, because it sets the limits before git starts; set from outside, they would come after git has started
+    others. The signal is ignored, so that git can report the problem instead of being killed. The memory limit is
+    RLIMIT_DATA, which counts allocations but not the packs that git maps.
     """
     _, most = resource.getrlimit(resource.RLIMIT_DATA)
     memory = memory if most == resource.RLIM_INFINITY else min(memory, most)
@@ -193,7 +203,7 @@ def _bounded(memory: int, writes: int | None) -> tuple[str, ...]:
     return ("/bin/sh", "-c", f'{limits} && exec "$@"', "sh")
 
 
-def _opened(stdin: Stdin, stack: AsyncExitStack) -> int | IO[bytes]:
+def _open_stdin(stdin: Stdin, stack: AsyncExitStack) -> int | IO[bytes]:
     if stdin is None:
         return subprocess.DEVNULL
     if isinstance(stdin, bytes):
@@ -203,8 +213,8 @@ def _opened(stdin: Stdin, stack: AsyncExitStack) -> int | IO[bytes]:
     return stack.enter_context(stdin.open("rb")) if isinstance(stdin, Path) else stdin
 
 
-def _verb(arguments: tuple[str, ...]) -> str:
-    """What git was asked to do: the first argument that is neither an option nor the value of `-c`."""
+def _subcommand(arguments: tuple[str, ...]) -> str:
+    """Return the git subcommand: the first argument that is neither an option nor the value of `-c`."""
     previous = ""
     for argument in arguments:
         if not argument.startswith("-") and previous not in ("-c", "-C"):
@@ -214,7 +224,7 @@ def _verb(arguments: tuple[str, ...]) -> str:
 
 
 async def _collect(stream: Output, limit: int) -> tuple[bytes, bool]:
-    """What is on stdout, no more than `limit` bytes of it; whether there was more."""
+    """Read stdout up to `limit` bytes. Return it and whether there was more."""
     held = bytearray()
     while chunk := await stream.read(_CHUNK):
         held += chunk
@@ -224,13 +234,14 @@ async def _collect(stream: Output, limit: int) -> tuple[bytes, bool]:
 
 
 async def _drain(stream: Output) -> None:
-    """Nobody wants the rest, but its end tells that all who could write there are gone."""
+    """Discard the rest of the stream. Its end shows that every process that could write to it has ended."""
     while await stream.read(_CHUNK):
         pass
 
 
-async def _listen(stream: Output, mask: Callable[[str], str], progress: Progress) -> str:
-    """The last lines of stderr that are not progress, of its first _STDERR_READ bytes; progress is told as it comes."""
+async def _read_stderr(stream: Output, mask: Callable[[str], str], progress: Progress) -> str:
+    """Return the last lines of stderr that are not progress, out of its first _STDERR_READ bytes. Reports progress as
+    it arrives."""
     kept: list[str] = []
     size = 0
     told: tuple[str, int] | None = None
@@ -247,7 +258,7 @@ async def _listen(stream: Output, mask: Callable[[str], str], progress: Progress
         if len(rest) > _LINE_LIMIT:
             lines, rest = [*lines, rest], b""
         for raw in lines:
-            # cleaned first: what hides a token from the mask would be gone after it
+            # cleaned first: control characters could hide a token from the mask
             line = mask(storable(raw.decode(errors="replace"))).rstrip()[:_LINE_LIMIT]
             if match := _PERCENT.match(line):
                 now = (match["what"], min(100, int(match["percent"])))
@@ -263,29 +274,29 @@ async def _listen(stream: Output, mask: Callable[[str], str], progress: Progress
             return "\n".join(kept)
 
 
-async def _end(process: Process) -> None:
-    """Nothing of the process group is left afterwards, however this is left."""
+async def _terminate(process: Process) -> None:
+    """End the whole process group, also if this is cancelled."""
     try:
         try:
             if process.returncode is None:
                 process.signal_all(signal.SIGTERM)
                 with suppress(TimeoutError):
                     async with asyncio.timeout(_GRACE_S):
-                        await _gone(process)
+                        await _wait_until_closed(process)
         finally:
             process.signal_all(signal.SIGKILL)
         if process.returncode is None:
-            await _gone(process)
+            await _wait_until_closed(process)
     finally:
         process.close()
 
 
-async def _gone(process: Process) -> None:
+async def _wait_until_closed(process: Process) -> None:
     await asyncio.gather(process.wait(), _drain(process.stdout), _drain(process.stderr))
 
 
 def lacking() -> str | None:
-    """What is wrong with the git of this machine, as a sentence; None: nothing. Blocks for a moment."""
+    """Return what is wrong with this machine's git, as a sentence, or None. Blocks briefly."""
     wanted = ".".join(str(number) for number in NEEDED)
     try:
         told = subprocess.run(["git", "--version"], capture_output=True, text=True, timeout=10, check=True).stdout

@@ -1,9 +1,11 @@
-"""In the place of ssh, for repositories of this machine that the platform's user may not read: whoever started the platform runs git
-there as their owner, without their hooks, and git talks with it as with any remote.
+"""SSH replacement for local repositories that the platform's user cannot read.
+
+The process that started the platform runs git there as the owner, without hooks, and git talks to it as to any remote:
 
     python3 -I -S local_client.py SOCKET [OPTION…] HOST "git-upload-pack '/path'"
 
-Hands its three standard files over and waits. Standard library only: it is run as a file, for every conversation.
+Passes its three standard file descriptors to that process and waits. Standard library only: it is started as a file for
+every connection.
 """
 
 from __future__ import annotations

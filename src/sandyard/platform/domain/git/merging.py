@@ -1,4 +1,4 @@
-"""Merging two commits in thought: what would conflict, without a work tree and without a trace."""
+"""Merge two commits without a work tree, to find conflicts or to write the merged tree."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ from sandyard.platform.domain.git.bare import READ_TIMEOUT_S, Bare
 from sandyard.platform.domain.git.model import Conflict, Conflicts
 
 MOST = 1000
-"""Files that are told of. Two small packs can make some hundred thousand."""
+"""Maximum number of conflicting files in a result. Two small packs can produce several hundred thousand."""
 _FIELDS = 20 * MOST
-"""Of git's messages that are read. One of a file in conflict has four."""
+"""Maximum number of message fields to parse. A message about one file in conflict has four."""
 _KIND = re.compile(r"CONFLICT \(([^)]+)\)")
 
 
 async def conflicts(bare: Bare, ours: str, theirs: str) -> Conflicts:
-    """The files that a person would have to look at, in git's order. GitFailedError for histories with nothing in common."""
+    """Return the files that need manual resolution, in git's order. Leaves nothing in the repository.
+
+    Raises GitFailedError if the histories are unrelated.
+    """
     with bare.quarantine() as objects:
         arguments = ("merge-tree", "--write-tree", "--messages", "--name-only", "-z", ours, theirs)
         done = await bare.run(*arguments, ok=(0, 1), objects=objects, timeout_s=READ_TIMEOUT_S)
@@ -24,7 +27,7 @@ async def conflicts(bare: Bare, ours: str, theirs: str) -> Conflicts:
 
 
 async def merged_tree(bare: Bare, ours: str, theirs: str) -> str | Conflicts:
-    """The tree of the merge, which is in the repository from now on; or what conflicts."""
+    """Write the merged tree to the repository and return its id, or return the conflicts."""
     async with bare.writing():
         arguments = ("merge-tree", "--write-tree", "--messages", "--name-only", "-z", ours, theirs)
         done = await bare.run(*arguments, ok=(0, 1), timeout_s=READ_TIMEOUT_S)
@@ -34,12 +37,17 @@ async def merged_tree(bare: Bare, ours: str, theirs: str) -> str | Conflicts:
 
 
 def parse(listing: bytes) -> Conflicts:
-    """Of `merge-tree --write-tree --messages --name-only -z`: the tree, the files in conflict, an empty one, and then messages, each
-    with the number of its files, the files, a short type and a sentence."""
+    """Parse the output of `merge-tree --write-tree --messages --name-only -z`.
+
+    It holds the tree, the files in conflict, an empty field, and then the messages. Each message has the number of its
+    files, the files, a short type and a sentence.
+    """
     end = listing.index(b"\0\0")
     total = listing.count(b"\0", 0, end)
-    found: dict[str, Conflict | None] = dict.fromkeys(_texts(listing[:end].split(b"\0", MOST + 1)[1 : MOST + 1]))
-    fields = iter(_texts(listing[end + 2 :].split(b"\0", _FIELDS)[:_FIELDS]))
+    found: dict[str, Conflict | None] = dict.fromkeys(
+        _decode_fields(listing[:end].split(b"\0", MOST + 1)[1 : MOST + 1])
+    )
+    fields = iter(_decode_fields(listing[end + 2 :].split(b"\0", _FIELDS)[:_FIELDS]))
     for number in fields:
         if not number.strip():
             break
@@ -49,7 +57,7 @@ def parse(listing: bytes) -> Conflicts:
         *files, kind, detail = message
         if not kind.startswith("CONFLICT"):
             continue
-        named = _KIND.match(detail) or _KIND.match(kind)  # the sentence is more exact: it knows add/add
+        named = _KIND.match(detail) or _KIND.match(kind)  # the sentence is more precise: it distinguishes add/add
         for file in files:
             is_listed = file in found or (file == files[0] and total <= MOST)
             if is_listed and found.get(file) is None:
@@ -58,5 +66,5 @@ def parse(listing: bytes) -> Conflicts:
     return Conflicts(shown[:MOST], max(total, len(shown)))
 
 
-def _texts(fields: list[bytes]) -> list[str]:
+def _decode_fields(fields: list[bytes]) -> list[str]:
     return [field.decode(errors="replace") for field in fields]

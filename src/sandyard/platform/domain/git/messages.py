@@ -1,7 +1,7 @@
-"""What commits say: conventional subjects, a correction for every other one, and trailers.
+"""Commit messages: check subjects against Conventional Commits, suggest corrections, and handle trailers.
 
-A subject here is what git makes of a message: the lines of its first paragraph, joined. So a message that passes when it is
-committed passes again when it is pushed.
+A subject is what git derives from a message: the lines of its first paragraph, joined. A message that passes the check
+when it is committed therefore passes again when it is pushed.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from sandyard.platform.domain.git.errors import CommitMessageError
 from sandyard.platform.domain.git.model import Commit, Identity
 
 TYPES = ("feat", "fix", "docs", "style", "refactor", "perf", "test", "build", "ci", "chore", "revert")
-_LONGEST_TRAILER = 500
+_MAX_TRAILER_LENGTH = 500
 LONGEST = 100
-"""Of the description, in characters."""
+"""Maximum length of the description, in characters."""
 
 CONVENTIONAL = re.compile(rf"^({'|'.join(TYPES)})(\(.+\))?!?: .{{1,{LONGEST}}}$")
 
@@ -24,10 +24,10 @@ _LOOSE = re.compile(
     r"\[?\s*(?P<type>[A-Za-z]{2,20})\s*\]?\s*(?:\((?P<scope>[^()]*)\))?\s*(?P<breaking>!?)\s*(?P<end>[:\u2013\u2014-]|\])?\s*(?P<rest>.*)"
 )
 _TRAILER = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]*: \S.*")
-_NAMED = 10
-_EXAMPLE = "update"
+_MAX_NAMED = 10
+_PLACEHOLDER = "update"
 
-# other names people give to the types
+# other names that people use for the types
 _ALIASES = {
     **dict.fromkeys("feature features enhancement enhance improvement".split(), "feat"),
     **dict.fromkeys("bug bugfix hotfix fixes fixed bugs patch".split(), "fix"),
@@ -41,7 +41,7 @@ _ALIASES = {
     **dict.fromkeys("chores misc maintenance wip".split(), "chore"),
     **{word: word for word in TYPES},
 }
-# what a sentence is about, by the word it begins with
+# the type of a subject, by its first word
 _VERBS = {
     **dict.fromkeys("add adds added implement implements implemented introduce support allow enable".split(), "feat"),
     **dict.fromkeys("create creates created make provide".split(), "feat"),
@@ -57,7 +57,7 @@ _VERBS = {
 
 
 def subject_of(message: str) -> str:
-    """As `git log --format=%s` shows it."""
+    """Return the subject as `git log --format=%s` shows it."""
     lines = [line.rstrip(" \t\r") for line in message.split("\n")]
     while lines and not lines[0]:
         lines.pop(0)
@@ -66,23 +66,23 @@ def subject_of(message: str) -> str:
 
 
 def check(message: str) -> None:
-    """CommitMessageError says what is wrong and has the whole message corrected, nothing of it lost."""
+    """Raise CommitMessageError with the problem and the whole corrected message, which keeps all of the text."""
     subject = subject_of(message)
     if CONVENTIONAL.fullmatch(subject) and not _UNPRINTABLE.search(message.replace("\r\n", "\n")):
         return
-    corrected = _corrected(message)
-    raise CommitMessageError(f"{_complaint(subject)} Example: {subject_of(corrected)}", corrected)
+    corrected = _correct_message(message)
+    raise CommitMessageError(f"{_describe_problem(subject)} Example: {subject_of(corrected)}", corrected)
 
 
 def check_pushed(commits: Sequence[Commit]) -> None:
-    """CommitMessageError names each commit whose subject does not follow the convention. Merges say what git has them say."""
+    """Raise CommitMessageError that names each commit with a non-conventional subject. Merge commits are exempt."""
     bad = [commit for commit in commits if len(commit.parents) < 2 and not CONVENTIONAL.fullmatch(commit.subject)]
     if not bad:
         return
     named = "; ".join(
-        f"{commit.id[:10]} “{_short(commit.subject)}” → {suggest(commit.subject)}" for commit in bad[:_NAMED]
+        f"{commit.id[:10]} “{_shorten(commit.subject)}” → {suggest(commit.subject)}" for commit in bad[:_MAX_NAMED]
     )
-    more = f"; and {len(bad) - _NAMED} more" if len(bad) > _NAMED else ""
+    more = f"; and {len(bad) - _MAX_NAMED} more" if len(bad) > _MAX_NAMED else ""
     which = "One commit does not follow" if len(bad) == 1 else f"{len(bad)} commits do not follow"
     raise CommitMessageError(
         f"{which} the message convention, and nothing was pushed. Reword: {named}{more}.", suggest(bad[0].subject)
@@ -90,22 +90,22 @@ def check_pushed(commits: Sequence[Commit]) -> None:
 
 
 def suggest(subject: str) -> str:
-    """The subject as it should be; one that is right already comes back as it is. The answer always passes the check."""
-    plain = _plain(subject)
+    """Return the corrected subject, or the same one if it is valid. The result always passes the check."""
+    plain = _normalize(subject)
     if CONVENTIONAL.fullmatch(plain):
         return plain
-    kind, scope, breaking, rest = _understood(plain)
+    kind, scope, breaking, rest = _parse_loosely(plain)
     scope = f"({scope})" if scope else ""
-    return f"{kind}{scope}{breaking}: {_cut(_tidy(rest)) or _EXAMPLE}"
+    return f"{kind}{scope}{breaking}: {_truncate(_tidy(rest)) or _PLACEHOLDER}"
 
 
 def with_trailers(message: str, co_authors: Iterable[Identity]) -> str:
-    """The message with a line for each co-author at its end. One who is named already is not named again."""
+    """Append a trailer for each co-author who is not yet named in the message."""
     text = message.replace("\r\n", "\n").rstrip()
     there = text.lower()
     lines: list[str] = []
     for person in co_authors:
-        name, email = _bare(person.name), _bare(person.email)
+        name, email = _strip_brackets(person.name), _strip_brackets(person.email)
         if f"<{email.lower()}>" not in "".join(_co_author_lines(there)):
             lines.append(f"Co-authored-by: {name} <{email}>")
             there += "\n" + lines[-1].lower()
@@ -115,10 +115,10 @@ def with_trailers(message: str, co_authors: Iterable[Identity]) -> str:
 
 
 def co_authors(message: str) -> list[Identity]:
-    """Those whom its trailers name, in their order."""
+    """Return the co-authors named in the trailers, in order."""
     found = []
     for line in _co_author_lines(message):
-        person = line[:_LONGEST_TRAILER].partition(":")[2]
+        person = line[:_MAX_TRAILER_LENGTH].partition(":")[2]
         name, _, email = person[:-1].partition("<") if person.endswith(">") else ("", "", "")
         if name.strip() and email.split() == [email] and not {"<", ">"} & set(name + email):
             found.append(Identity(name.strip(), email))
@@ -129,53 +129,53 @@ def _co_author_lines(message: str) -> list[str]:
     return [line.strip() for line in message.splitlines() if line.lower().startswith("co-authored-by:")]
 
 
-def _complaint(subject: str) -> str:
+def _describe_problem(subject: str) -> str:
     if not subject:
         return "The commit has no message."
     kind, colon, _ = subject.partition(": ")
     if colon and CONVENTIONAL.fullmatch(f"{kind}: x"):
         if len(subject) > len(kind) + 2 + LONGEST:
-            return f"The description after “{_short(kind)}:” has more than {LONGEST} characters. Put the rest into the message body."
+            return f"The description after “{_shorten(kind)}:” has more than {LONGEST} characters. Put the rest into the message body."
         return "The commit message contains unprintable characters."
     return (
-        f"The commit subject “{_short(subject)}” does not follow the convention: a type ({', '.join(TYPES)}), an optional "
+        f"The commit subject “{_shorten(subject)}” does not follow the convention: a type ({', '.join(TYPES)}), an optional "
         f"scope in parentheses, a colon, a space, and a description of at most {LONGEST} characters."
     )
 
 
-def _corrected(message: str) -> str:
+def _correct_message(message: str) -> str:
     subject = subject_of(message)
     better = suggest(subject)
-    body = _UNPRINTABLE.sub("", _body(message).replace("\r\n", "\n")).strip("\n").rstrip()
-    whole = _plain(subject)
-    kept = [whole] if len(whole) > LONGEST and not better.endswith(_understood(whole)[3]) else []
+    body = _UNPRINTABLE.sub("", _extract_body(message).replace("\r\n", "\n")).strip("\n").rstrip()
+    whole = _normalize(subject)
+    kept = [whole] if len(whole) > LONGEST and not better.endswith(_parse_loosely(whole)[3]) else []
     return "\n\n".join([better, *kept, *([body] if body else [])])
 
 
-def _body(message: str) -> str:
+def _extract_body(message: str) -> str:
     lines = [line.rstrip(" \t\r") for line in message.split("\n")]
     while lines and not lines[0]:
         lines.pop(0)
     return "\n".join(lines[lines.index("") :]) if "" in lines else ""
 
 
-def _plain(text: str) -> str:
+def _normalize(text: str) -> str:
     return " ".join(_UNPRINTABLE.sub(" ", text.replace("\n", " ")).split())
 
 
-def _understood(plain: str) -> tuple[str, str, str, str]:
-    """Its type, scope, "!" and description, as far as they can be made out."""
+def _parse_loosely(plain: str) -> tuple[str, str, str, str]:
+    """Return the type, scope, "!" and description, as far as they can be recognized."""
     match = _LOOSE.fullmatch(plain)
     if match is None:
-        return _guessed(plain), "", "", plain
+        return _guess_type(plain), "", "", plain
     word = match["type"].lower()
     marked = bool(match["end"] or match["scope"] is not None or plain.startswith("["))
     if marked and word in _ALIASES:
         return _ALIASES[word], " ".join((match["scope"] or "").split())[:40].strip(), match["breaking"], match["rest"]
-    return _guessed(plain), "", "", plain
+    return _guess_type(plain), "", "", plain
 
 
-def _guessed(plain: str) -> str:
+def _guess_type(plain: str) -> str:
     words = [word for word in re.split(r"[^a-z]+", plain.lower()) if word]
     first = words[0] if words else ""
     if first in _VERBS and not ({"test", "tests"} & set(words[1:4])):
@@ -196,19 +196,19 @@ def _tidy(rest: str) -> str:
     return first + space + others
 
 
-def _cut(text: str) -> str:
+def _truncate(text: str) -> str:
     if len(text) <= LONGEST:
         return text
     whole = text[: LONGEST + 1].rpartition(" ")[0]
     return (whole if len(whole) > LONGEST // 2 else text[:LONGEST]).rstrip(" ,;:.-")
 
 
-def _short(text: str) -> str:
-    plain = _plain(text)
+def _shorten(text: str) -> str:
+    plain = _normalize(text)
     return plain if len(plain) <= 72 else plain[:71] + "…"
 
 
-def _bare(text: str) -> str:
+def _strip_brackets(text: str) -> str:
     return " ".join(re.sub(r"[<>]", "", _UNPRINTABLE.sub("", text)).split())
 
 

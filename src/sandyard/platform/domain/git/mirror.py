@@ -1,6 +1,7 @@
-"""Mirrors: the platform's own full copy of each project's repository, which sandboxes get their commits from and bring them to.
+"""Mirrors: the platform's full copy of each project's repository. Sandboxes get their commits from it and send commits
+to it.
 
-`refs/remotes/origin/*` and `refs/tags/*` are the remote's; `refs/sandyard/…` is what came out of sandboxes.
+`refs/remotes/origin/*` and `refs/tags/*` mirror the remote; `refs/sandyard/…` holds what came from sandboxes.
 """
 
 from __future__ import annotations
@@ -26,16 +27,16 @@ from sandyard.platform.settings import PlatformSettings
 
 HEADS, ORIGIN, TAGS = "refs/heads/", "refs/remotes/origin/", "refs/tags/"
 OWN_TAGS = "refs/sandyard/tags/"
-_MANY_PACKS = 20
-_TAKEN_AT_ONCE = 4
-"""Of all mirrors: what came out of a sandbox can cost as much time and memory as it is allowed."""
+_MAX_PACKS = 20
+_MAX_CONCURRENT_TAKES = 4
+"""Limit across all mirrors: data from a sandbox may use all the time and memory it is allowed."""
 _PROJECT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 _SUBMODULES = "The repository has submodules, which are not checked out: their folders are empty."
 _LFS = "The repository uses Git LFS: large files are not fetched, only their pointer files."
 
 
 class Mirrors:
-    """One for a platform: it keeps one Mirror per project, whose locks hold only within this process."""
+    """The mirrors of a platform, one per project. Their locks are valid only within this process."""
 
     def __init__(
         self,
@@ -45,32 +46,33 @@ class Mirrors:
         patience: Patience | None = None,
         owner_of: Callable[[str], Awaitable[str]] | None = None,
     ) -> None:
-        """`owner_of`: whose share of the platform's git a project uses. None: each project has a share of its own."""
+        """`owner_of` returns the owner whose share of git resources a project uses. None: each project has its own
+        share."""
         self._git = git
         self._owner_of = owner_of
         self._shares: dict[str, Share] = {}
         self._settings = settings
         self._patience = patience or Patience()
-        self._taking = asyncio.Semaphore(_TAKEN_AT_ONCE)
-        self._open: dict[str, Mirror] = {}
+        self._taking = asyncio.Semaphore(_MAX_CONCURRENT_TAKES)
+        self._mirrors: dict[str, Mirror] = {}
 
     def of(self, project_id: str) -> Mirror:
-        """The project's mirror, whether or not it has been made."""
-        if project_id not in self._open:
+        """Return the project's mirror, whether or not it exists on disk."""
+        if project_id not in self._mirrors:
             if not _PROJECT.fullmatch(project_id):
                 raise ValueError(f"{project_id!r} is not a project's id")
             folder = self._settings.git_dir / f"{project_id}.git"
-            self._open[project_id] = Mirror(
+            self._mirrors[project_id] = Mirror(
                 self._git,
                 folder,
-                self._share_of(project_id),
+                self._share_factory(project_id),
                 self._settings,
                 patience=self._patience,
                 taking=self._taking,
             )
-        return self._open[project_id]
+        return self._mirrors[project_id]
 
-    def _share_of(self, project_id: str) -> Callable[[], Awaitable[Share]]:
+    def _share_factory(self, project_id: str) -> Callable[[], Awaitable[Share]]:
         found: Share | None = None
 
         async def share() -> Share:
@@ -83,22 +85,22 @@ class Mirrors:
         return share
 
     def known(self) -> list[str]:
-        """The projects that have something of a mirror on the disk."""
+        """Return the ids of projects that have a complete or partial mirror on disk."""
         return sorted(folder.stem for folder in self._settings.git_dir.glob("*.git") if _PROJECT.fullmatch(folder.stem))
 
     async def remove(self, project_id: str) -> None:
-        """With all that was kept in it. Idempotent; one that was cut short is completed by the next."""
+        """Delete the mirror and everything in it. Idempotent; the next call completes an interrupted one."""
         mirror = self.of(project_id)
         async with mirror.alone():
             if mirror.folder.exists():
                 mirror.folder.rename(mirror.folder.with_name(f"{project_id}-{secrets.token_hex(4)}.removed"))
-            self._open.pop(project_id, None)
+            self._mirrors.pop(project_id, None)
         for folder in self._settings.git_dir.glob("*.removed"):
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
 
 class Mirror(Bare):
-    """A Place. Everything that changes it can be repeated after a crash in its middle."""
+    """A mirror, which is a Place. All changes can be repeated after a crash halfway through."""
 
     def __init__(
         self,
@@ -110,7 +112,7 @@ class Mirror(Bare):
         patience: Patience,
         taking: asyncio.Semaphore,
     ) -> None:
-        """`taking`: shared by all mirrors, and held while one takes what came out of a sandbox."""
+        """`taking` is shared by all mirrors and held while a mirror takes data that came from a sandbox."""
         super().__init__(git, folder, share)
         self._settings = settings
         self._patience = patience
@@ -122,17 +124,19 @@ class Mirror(Bare):
 
     @property
     def exists(self) -> bool:
-        """Whether it has been fetched wholly once."""
+        """Whether the repository has been fetched completely at least once."""
         return self._complete.exists()
 
-    # the remote --------------------------------------------------------------------------------------------------------
+    # the remote -------------------------------------------------------------------------------------------------------
 
     async def refresh(self, remote: Remote, credential: Credential | None, progress: Progress = no_progress) -> None:
-        """Brings it up to date, and makes it when there is none or only a part of one. Branches and tags that are gone from the
-        remote are gone here afterwards. Asks the remote once when nothing is new; tries again when the line is faulty.
+        """Update the mirror, and create it if it is missing or incomplete.
 
-        Branches and tags whose names are not UTF-8 are nowhere told of. Raises RemoteMissingError when the repository has no branch
-        yet, TooMuchError when it is larger than `git_repository_limit`, and what Git.run raises of remotes.
+        Branches and tags that were deleted on the remote are deleted here. If nothing has changed, this takes one
+        request. Retries on connection errors. Ignores branches and tags whose names are not UTF-8.
+
+        Raises RemoteMissingError if the repository has no branches yet, TooMuchError if it is larger than
+        `git_repository_limit`, and the errors of remotes that Git.run raises.
         """
 
         async def attempt() -> None:
@@ -143,13 +147,13 @@ class Mirror(Bare):
 
     async def _refresh(self, remote: Remote, credential: Credential | None, progress: Progress) -> None:
         progress("Contacting the remote")
-        default, wanted = await self._ask(remote, credential, "HEAD", f"{HEADS}*", f"{TAGS}*")
+        default, wanted = await self._list_refs(remote, credential, "HEAD", f"{HEADS}*", f"{TAGS}*")
         if not any(name.startswith(ORIGIN) for name in wanted):
             raise RemoteMissingError(
                 "The repository is empty: it has no branches yet. Push a first commit to it, then try again."
             )
         if not self.exists:
-            # what is there was cut short before it was ever whole: nothing has been kept in it
+            # an earlier fetch was interrupted before the mirror was complete, so nothing of value is stored in it
             await asyncio.to_thread(shutil.rmtree, self.folder, ignore_errors=True)
             await self.git.run("init", "--quiet", "--bare", "--template=", str(self.folder), cwd=None)
         if not self.exists or await self.refs(ORIGIN) | await self.refs(TAGS) != wanted:
@@ -158,30 +162,30 @@ class Mirror(Bare):
                 *("fetch", "--prune", "--no-tags", "--no-write-fetch-head", "--progress", "--", remote.url),
                 *(f"+{HEADS}*:{ORIGIN}*", f"+{TAGS}*:{TAGS}*"),
                 cwd=self.folder, remote=remote, credential=credential, progress=progress,
-                largest=OBJECT_LIMIT, writes=await self._room(),
+                largest=OBJECT_LIMIT, writes=await self._remaining_space(),
             )  # fmt: skip
         self.own.mkdir(exist_ok=True)
         (self.own / "default-branch").write_text(default or "", encoding="utf-8")
         self._complete.touch()
 
-    async def _room(self) -> int:
-        """How much may come. A fetch writes one pack, so that this is the limit of one file."""
+    async def _remaining_space(self) -> int:
+        """Return how many bytes may be fetched. A fetch writes one pack, so this is also the file size limit."""
         room = self._settings.git_repository_limit - await asyncio.to_thread(self.packs_size)
         if room <= 0:
             raise TooMuchError(TOO_LARGE)
         return room
 
     async def look(self, remote: Remote, credential: Credential | None) -> dict[str, str]:
-        """The remote's branches as it has them now. Writes nothing, and needs no mirror."""
-        _, found = await self._ask(remote, credential, f"{HEADS}*")
+        """Return the remote's current branches. Writes nothing and needs no mirror."""
+        _, found = await self._list_refs(remote, credential, f"{HEADS}*")
         return {name.removeprefix(ORIGIN): commit for name, commit in found.items()}
 
-    async def _ask(
+    async def _list_refs(
         self, remote: Remote, credential: Credential | None, *patterns: str
     ) -> tuple[str | None, dict[str, str]]:
-        """See `_advertised`."""
+        """List the remote's refs. See `_parse_listing`."""
         listing = await list_remote(self.git, remote, credential, *patterns, symref=True)
-        return await asyncio.to_thread(_advertised, listing)
+        return await asyncio.to_thread(_parse_listing, listing)
 
     async def remote_branch(self, remote: Remote, credential: Credential | None, branch: str) -> str | None:
         return await Line(self, remote, credential).at(HEADS + branch)
@@ -197,7 +201,7 @@ class Mirror(Bare):
         base: str | None = None,
         progress: Progress = no_progress,
     ) -> None:
-        """See `pushing.push`. Afterwards the mirror knows the remote's branch to be there."""
+        """Push a commit and record the remote's new branch position in the mirror. See `pushing.push`."""
         line = Line(self, remote, credential)
         await pushing.push(
             line, commit, branch, expected=expected, base=base, progress=progress, patience=self._patience
@@ -207,7 +211,7 @@ class Mirror(Bare):
     async def push_tag(
         self, remote: Remote, credential: Credential | None, name: str, progress: Progress = no_progress
     ) -> None:
-        """The tag that a sandbox brought to `refs/sandyard/tags/<name>`; see `pushing.push_tag`."""
+        """Push the tag that a sandbox stored in `refs/sandyard/tags/<name>`. See `pushing.push_tag`."""
         tag = (await self.refs(OWN_TAGS + name))[OWN_TAGS + name]
         line = Line(self, remote, credential)
         await pushing.push_tag(line, tag, name, progress=progress, patience=self._patience)
@@ -216,35 +220,36 @@ class Mirror(Bare):
     async def delete_remote_branch(
         self, remote: Remote, credential: Credential | None, branch: str, expected: str
     ) -> bool:
-        """See `pushing.delete_branch`."""
+        """Delete a branch on the remote and in the mirror. See `pushing.delete_branch`."""
         line = Line(self, remote, credential)
         gone = await pushing.delete_branch(line, branch, expected, progress=no_progress, patience=self._patience)
         if gone:
             await self.drop_ref(ORIGIN + branch)
         return gone
 
-    # what it has -------------------------------------------------------------------------------------------------------
+    # contents ---------------------------------------------------------------------------------------------------------
 
     async def branches(self) -> dict[str, str]:
-        """The remote's, as of the last refresh."""
+        """Return the remote's branches as of the last refresh."""
         return {name.removeprefix(ORIGIN): commit for name, commit in (await self.refs(ORIGIN)).items()}
 
     async def default_branch(self) -> str | None:
-        """As the remote said at the last refresh. None when it says nothing, or names one that is not there."""
+        """Return the remote's default branch as of the last refresh. None if the remote names none or one that does not
+        exist."""
         try:
             return (self.own / "default-branch").read_text(encoding="utf-8") or None
         except FileNotFoundError:
             return None
 
     async def on_remote(self, commit: str) -> bool:
-        """Whether one of the remote's branches or tags has this commit: if not, it came out of a sandbox."""
+        """Return whether a branch or tag of the remote contains this commit. If not, it came from a sandbox."""
         if not await self.has(commit):
             return False
         done = await self.run("for-each-ref", f"--contains={commit}", "--count=1", "--format=x", ORIGIN, TAGS)
         return bool(done.stdout)
 
     async def features(self, commit: str) -> list[str]:
-        """What a checkout of it will lack, in sentences."""
+        """Return what a checkout of this commit will lack, one sentence each."""
         found = []
         if (await self.run("ls-tree", commit, "--", ".gitmodules")).stdout:
             found.append(_SUBMODULES)
@@ -255,13 +260,13 @@ class Mirror(Bare):
         return found
 
     async def conflicts(self, ours: str, theirs: str) -> Conflicts:
-        """What a merge of the two would stumble over. Changes nothing."""
+        """Return the conflicts that merging the two commits would cause. Changes nothing."""
         return await merging.conflicts(self, ours, theirs)
 
     async def large(self) -> bool:
         return await asyncio.to_thread(self.packs_size) > self._settings.git_shallow_over
 
-    # in and out of sandboxes -------------------------------------------------------------------------------------------
+    # transfer to and from sandboxes -----------------------------------------------------------------------------------
 
     async def bundle(
         self,
@@ -272,36 +277,44 @@ class Mirror(Bare):
         depth: int | None = None,
         shallow: Sequence[str] = (),
     ) -> Bundle:
-        """A file with `commit` under the name `ref`, to be given back with `release`.
+        """Write a bundle with `commit` under the name `ref`. Pass it to `release` when done.
 
-        Without `have` it holds the history, of `depth` generations or all of it; it is kept for whoever wants the same. With `have`
-        it holds what those commits lack; `shallow` must then say where the receiver's own history ends, if it is not whole. What
-        of `have` the mirror does not know is left aside. TooMuchError when it is larger than `git_transfer_limit`.
+        Without `have` it holds the history, `depth` generations of it or all, and is cached for other callers. With
+        `have` it holds the objects that those commits lack; if the receiver's history is shallow, `shallow` must say
+        where it ends. Commits in `have` that the mirror does not know are ignored. Raises TooMuchError if the bundle is
+        larger than `git_transfer_limit`.
         """
         return await self._bundles.make(commit, ref=ref, have=have, depth=depth, shallow=shallow)
 
     async def release(self, bundle: Bundle) -> None:
-        """Removes it, unless it is one that is kept."""
+        """Remove the bundle unless it is cached."""
         await self._bundles.release(bundle)
 
     async def take(self, path: Path, refs: Mapping[str, str]) -> dict[str, str]:
-        """See `taking.take`: ref in the bundle → ref below refs/sandyard/ in the mirror. The latter, and the commit each now names."""
+        """Take commits from a bundle. See `taking.take`.
+
+        `refs` maps refs in the bundle to refs below refs/sandyard/ in the mirror. Returns the latter with their new
+        commits.
+        """
         async with self.writing(), (await self.share()).taking, self._taking:
             return await take(self, path, refs, limit=self._settings.git_transfer_limit)
 
     async def tidy(self) -> None:
-        """Packs anew when there are many packs, and drops bundles that were not used for a day. What no ref has is dropped after two
-        weeks. Does nothing while somebody writes: there will be another time."""
+        """Repack if there are many packs, and delete bundles that were not used for a day.
+
+        Unreferenced objects are deleted after two weeks. Does nothing while someone is writing; a later call will do
+        the work.
+        """
         if not self.exists or self.busy:
             return
         await self._bundles.drop()
         async with self.alone():
-            if sum(1 for _ in self.objects.glob("pack/*.pack")) > _MANY_PACKS:
+            if sum(1 for _ in self.objects.glob("pack/*.pack")) > _MAX_PACKS:
                 await self.run("gc", "--quiet", "--cruft", "--prune=2.weeks.ago", memory=MEMORY)
 
 
-def _advertised(listing: bytes) -> tuple[str | None, dict[str, str]]:
-    """Of `ls-remote --symref`: the default branch, and the refs under the names they have in a mirror."""
+def _parse_listing(listing: bytes) -> tuple[str | None, dict[str, str]]:
+    """Parse `ls-remote --symref`: return the default branch, and the refs under their names in a mirror."""
     default, refs = None, dict[str, str]()
     for value, name in listed(listing):
         if name == "HEAD" and value.startswith(f"ref: {HEADS}"):

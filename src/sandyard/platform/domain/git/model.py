@@ -1,4 +1,4 @@
-"""The words of git as the platform uses them: what it reads out of a repository, and what it does to one."""
+"""Data types of the git domain: what is read from a repository and what is done to one."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Protocol
 from sandyard.kit.secret import Secret
 
 FOLDER = "/home/user/workspace"
-"""Where a session finds its checkout."""
+"""Path of the session's checkout inside its sandbox."""
 PREPARED = "sandyard-prepared"
-"""The branch of a checkout that is nobody's yet, while it is made. It is in no row, and never pushed."""
+"""Branch of a checkout while it is being prepared. It has no database row and is never pushed."""
 
 
 class OperationKind(StrEnum):
@@ -30,7 +30,7 @@ class OperationKind(StrEnum):
 
 
 class OperationStatus(StrEnum):
-    """`queued`: it waits for its turn to write to the repository."""
+    """State of a git operation. `queued`: the operation waits for its turn to write to the repository."""
 
     QUEUED = "queued"
     RUNNING = "running"
@@ -66,7 +66,7 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Credential:
-    """What opens a remote. It goes to git on the platform's machine and never further."""
+    """Credentials for a remote. They are given only to git on the platform's machine."""
 
     token: Secret | None = None
     username: str = "x-access-token"
@@ -74,16 +74,16 @@ class Credential:
 
 
 class Progress(Protocol):
-    """Called with what is being done, in words, and how far it is (0 to 100) where git says that."""
+    """Callback that receives a description of the current step and, where git reports it, the percentage (0 to 100)."""
 
     def __call__(self, what: str, percent: int | None = None) -> None: ...
 
 
 def no_progress(what: str, percent: int | None = None) -> None:
-    """Nobody listens."""
+    """Ignore progress reports."""
 
 
-# what is read ------------------------------------------------------------------------------------------------------------
+# results of reads -----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ class Change(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StatusEntry:
-    """`index` is what the next commit has of it, `worktree` what it does not have yet."""
+    """A changed file. `index` is its staged change, `worktree` its change that is not staged yet."""
 
     path: str
     index: Change | None = None
@@ -121,8 +121,11 @@ class StatusEntry:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """`under_way`: merge or rebase, when one was begun and has not ended. `live` is False when the sandbox sleeps and this is how
-    it was kept last, at `as_of`."""
+    """State of a work tree.
+
+    `under_way` is `merge` or `rebase` if one is in progress. `live` is False if the sandbox is paused; the status is
+    then the last one saved, at `as_of`.
+    """
 
     branch: str | None
     head: str | None
@@ -139,7 +142,7 @@ class Status:
 
 @dataclass(frozen=True, slots=True)
 class FileDiff:
-    """`patch` is None for a binary file, and for one that was too large to show (`truncated`)."""
+    """Changes to one file. `patch` is None for binary files and for files that are too large to show (`truncated`)."""
 
     path: str
     change: Change
@@ -155,7 +158,7 @@ class FileDiff:
 
 @dataclass(frozen=True, slots=True)
 class Diff:
-    """`truncated`: there are more files than are told."""
+    """Difference between two commits. `truncated`: there are more files than are listed."""
 
     base: str
     head: str
@@ -167,7 +170,8 @@ class Diff:
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """One file that two sides have changed. `kind`: content, add/add, modify/delete, rename/delete, …, as git calls it."""
+    """One file that both sides changed. `kind` is git's name for the conflict: content, add/add, modify/delete,
+    rename/delete, …."""
 
     path: str
     kind: str
@@ -176,7 +180,7 @@ class Conflict:
 
 @dataclass(frozen=True, slots=True)
 class Conflicts:
-    """The first of the `total` files in conflict."""
+    """The first files in conflict, and the `total` number of them."""
 
     files: tuple[Conflict, ...] = ()
     total: int = 0
@@ -187,8 +191,10 @@ class Conflicts:
 
 @dataclass(frozen=True, slots=True)
 class PackIndex:
-    """The index of the pack that a bundle ends with: where that begins, and what git calls it. Whoever trusts who made it needs no
-    other look at the pack."""
+    """Index of the pack at the end of a bundle, with the offset of the pack and its git name.
+
+    A reader that trusts the creator of the index need not examine the pack itself.
+    """
 
     path: str
     offset: int
@@ -197,7 +203,7 @@ class PackIndex:
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """A file on the platform's machine. `shallow` are the commits whose parents it leaves out."""
+    """A bundle file on the platform's machine. `shallow` lists the commits whose parents it omits."""
 
     path: str
     size: int
@@ -207,8 +213,10 @@ class Bundle:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A checkout that a sandbox has from the snapshot it was made of: `commit` of branch `base`, on no branch. `shallow`:
-    where its history ends. `warnings`: what it lacks, in sentences."""
+    """A checkout that came with the snapshot of a sandbox: `commit` of branch `base`, on no branch.
+
+    `shallow` lists the commits where its history ends. `warnings` describe what the checkout lacks, one sentence each.
+    """
 
     base: str
     commit: str
@@ -218,9 +226,12 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class WorkTree:
-    """All of a work tree in one commit, whose parents are HEAD and a commit of the index, as git-stash has them; what is
-    ignored is not in it. `changed` counts files that differ from HEAD. `skipped` are files that could not be kept: those nobody
-    may read, untracked ones that are very large, and repositories inside the repository."""
+    """A whole work tree stored as one commit.
+
+    Its parents are HEAD and a commit of the index, as in git-stash. Ignored files are not included. `changed` counts
+    the files that differ from HEAD. `skipped` lists files that could not be saved: unreadable files, very large
+    untracked files, and repositories inside the repository.
+    """
 
     commit: str
     head: str
@@ -231,8 +242,10 @@ class WorkTree:
 
 @dataclass(frozen=True, slots=True)
 class Undone:
-    """What a program had changed in a work tree, and no longer has. `commit` is the work tree with those changes; `count` files
-    were changed, of which a few are named in `paths`."""
+    """Changes of a program in a work tree that were reverted.
+
+    `commit` is the work tree with those changes. `count` is the number of changed files; `paths` names some of them.
+    """
 
     commit: str
     count: int
@@ -240,17 +253,21 @@ class Undone:
 
 
 class Place(Protocol):
-    """Somewhere git can be run for reading: a mirror, or the checkout in a sandbox. Arguments are given as they are and pass no
-    shell. Raises GitFailedError when git says no; more than `limit` bytes are cut off."""
+    """A place where git can run read-only commands: a mirror, or the checkout in a sandbox.
+
+    Arguments are passed as they are, without a shell. Raises GitFailedError if git fails. Output beyond `limit` bytes
+    is dropped.
+    """
 
     async def read(self, *arguments: str, limit: int = ...) -> tuple[bytes, bool]:
-        """What git wrote, and whether some of it was cut off."""
+        """Return git's output and whether it was truncated."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class CommitDraft:
-    """A commit to be made of what is staged, or of everything. `paths`: of these alone."""
+    """A commit to create from the staged changes or, with `everything`, from all changes. `paths` limits it to these
+    paths."""
 
     message: str
     author: Identity

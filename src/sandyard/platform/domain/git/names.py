@@ -1,4 +1,4 @@
-"""What a branch and a tag may be called: the rules of `git check-ref-format`, and a few of our own."""
+"""Names of branches and tags: the rules of `git check-ref-format`, and a few of our own."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from sandyard.kit.errors import InvalidInputError
 
 MAX_NAME = 250
 _MAX_PART = 240
-"""Bytes: git keeps each part as a file's name, and adds `.lock` to it while it writes."""
-_SLUG, _SLUG_BYTES = 40, 120
+"""In bytes: git stores each part as a file name, and appends `.lock` while it writes."""
+_MAX_SLUG_LENGTH, _MAX_SLUG_BYTES = 40, 120
 COMMIT = re.compile(r"[0-9a-f]{4,64}")
-"""A commit's id, or its beginning."""
+"""A commit id or a prefix of one."""
 
 _RULES = tuple(
     (re.compile(pattern), words)
@@ -31,7 +31,7 @@ _RULES = tuple(
 
 
 def fault(name: str) -> str | None:
-    """What is wrong with it as the name of a branch or a tag, as the end of a sentence about it; None: nothing."""
+    """Return what is wrong with the name of a branch or tag, as the end of a sentence. None if it is valid."""
     if not 0 < len(name) <= MAX_NAME:
         return f"must have 1 to {MAX_NAME} characters"
     for rule, words in _RULES:
@@ -43,13 +43,16 @@ def fault(name: str) -> str | None:
 
 
 def revision_fault(name: str) -> str | None:
-    """Like `fault`, of what names a commit: a branch, a tag, or a commit's id."""
+    """Like `fault`, for the name of a commit: a branch, a tag or a commit id."""
     return None if COMMIT.fullmatch(name) else fault(name)
 
 
 def slug(title: str) -> str:
-    """The words of a title as a part of a name: small letters and digits, with dashes between them. Accents of Latin letters are left
-    out; other scripts stay as they are. Empty when there is neither letter nor digit."""
+    """Return the words of a title in lower case, joined by hyphens, for use in a name.
+
+    Accents of Latin letters are dropped; other scripts stay as they are. Empty if the title has neither letters nor
+    digits.
+    """
     letters = []
     for letter in unicodedata.normalize("NFKC", title).casefold():
         apart = unicodedata.normalize("NFKD", letter)
@@ -63,16 +66,16 @@ def slug(title: str) -> str:
     found = ""
     for word in "".join(kept).split():
         longer = f"{found}-{word}" if found else word
-        if len(longer) > _SLUG or len(longer.encode()) > _SLUG_BYTES:
+        if len(longer) > _MAX_SLUG_LENGTH or len(longer.encode()) > _MAX_SLUG_BYTES:
             break
         found = longer
     else:
         return found
-    return found or word[:_SLUG].encode()[:_SLUG_BYTES].decode(errors="ignore")
+    return found or word[:_MAX_SLUG_LENGTH].encode()[:_MAX_SLUG_BYTES].decode(errors="ignore")
 
 
 def check(name: str, what: str = "branch") -> str:
-    """The name itself. InvalidInputError says what is wrong with it."""
+    """Return the name. Raises InvalidInputError if it is not valid."""
     wrong = fault(name)
     if wrong is not None:
         raise InvalidInputError(f"The name of a {what} {wrong}: {name[:60]!r}.")

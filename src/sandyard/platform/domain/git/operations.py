@@ -1,8 +1,8 @@
-"""What is done to repositories, as rows: written before it is begun, told as events, begun again after a crash.
+"""Git operations as database rows: stored before they start, reported as events, and restarted after a crash.
 
-Of one sandbox one operation runs at a time, in the order they were asked for. Those that write to the repository wait for its
-turn. What an operation does is its handler's; a handler may be run again from its beginning, and has to find what an earlier run
-has done already.
+One operation runs per sandbox at a time, in the order of their requests. Operations that write to the repository wait
+for their turn at it. The work itself is done by a handler. A handler may run again from its start, and must detect what
+an earlier run has done already.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ T = TypeVar("T")
 OPEN = (OperationStatus.QUEUED, OperationStatus.RUNNING)
 ATTEMPTS = 100
 PAUSES = (0.2, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)
-"""Before what failed because the engine was away, or the sandbox had fallen asleep, is done once more."""
+"""Delays before retrying an operation that failed because the engine was unavailable or the sandbox had been paused."""
 FORGOTTEN = timedelta(seconds=5)
-"""One that is open so long and that nobody here carries out is begun by whoever waits for it."""
+"""An operation that has been open this long without anyone executing it is started by whoever waits for it."""
 TOLD_EVERY_S, THINGS = 1.0, 50
 Detail = dict[str, Any]
 Handler = Callable[["Job"], Awaitable[Detail]]
@@ -74,12 +74,12 @@ class Job:
 
     @contextlib.asynccontextmanager
     async def turn(self, repository: str) -> AsyncIterator[None]:
-        """Be the only one who writes to this repository. Until then the operation is shown as queued."""
+        """Wait to be the only writer to this repository. The operation is shown as queued until then."""
         async with self._operations.turn_of(self, repository):
             yield
 
     async def note(self, **arguments: Any) -> None:
-        """Remember something for a run after a crash, before acting on it."""
+        """Store something for a run after a crash, before acting on it."""
         self.operation = await self._operations.note(self.operation.id, arguments)
 
 
@@ -90,15 +90,15 @@ class Operations:
         self.handlers: dict[OperationKind, Handler] = {}
         self.tasks = TaskSet("git operations")
         self._running: dict[str, asyncio.Task[None]] = {}
-        self._carried: set[str] = set()
+        self._executing: set[str] = set()
         self._repositories: dict[str, str] = {}
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def close(self) -> None:
-        """What is under way is begun again by the next process."""
+        """Cancel running operations; the next process restarts them."""
         await self.tasks.cancel()
 
-    # asking ------------------------------------------------------------------------------------------------------------
+    # requests ---------------------------------------------------------------------------------------------------------
 
     def draft(
         self,
@@ -111,7 +111,7 @@ class Operations:
         arguments: Mapping[str, Any] | None = None,
         status: OperationStatus = OperationStatus.QUEUED,
     ) -> GitOperation:
-        """Written in the caller's transaction; then call `begin`, or `carry_out` for one that is `running`."""
+        """Add an operation in the caller's transaction. Then call `begin`, or `carry_out` if its status is `running`."""
         now, running = utc_now(), status == OperationStatus.RUNNING
         row = GitOperation(
             id=ordered_id("gop_"),
@@ -140,23 +140,26 @@ class Operations:
         user_id: str | None,
         **arguments: Any,
     ) -> GitOperation:
-        """A push that is asked for while the last thing asked of the sandbox is the same push, and nothing of it is done
-        yet, is that one: whoever asks again after each of many crashes must not make a queue of it."""
+        """Store an operation and start it.
+
+        A push returns the existing operation if the sandbox's last open operation is the same push and has not started
+        yet, so that a caller who asks again after each of many crashes does not fill the queue.
+        """
         async with self._database.transaction() as tx:
-            row = await self._waiting(tx, sandbox) if kind is OperationKind.PUSH else None
+            row = await self._last_pending(tx, sandbox) if kind is OperationKind.PUSH else None
             if row is None or (row.kind, row.user_id) != (kind, user_id):
                 row = self.draft(tx, kind, sandbox, project_id=project_id, user_id=user_id, arguments=arguments)
         self.begin(row)
         return row
 
-    async def _waiting(self, tx: Transaction, sandbox: Sandbox) -> GitOperation | None:
-        """The last operation asked of it, if it is still to be begun in this process."""
+    async def _last_pending(self, tx: Transaction, sandbox: Sandbox) -> GitOperation | None:
+        """Return the sandbox's last open operation, if it has not started in this process yet."""
         query = select(GitOperation).where(GitOperation.sandbox_id == sandbox.id, GitOperation.status.in_(OPEN))
         row = (await tx.session.scalars(query.order_by(GitOperation.id.desc()).limit(1))).first()
-        return None if row is None or row.id in self._carried else row
+        return None if row is None or row.id in self._executing else row
 
     def begin(self, row: GitOperation) -> None:
-        """Run it in the background. To begin twice is to begin once."""
+        """Run the operation in the background. Idempotent."""
         if row.id in self._running:
             return
         assert row.sandbox_id is not None
@@ -167,19 +170,23 @@ class Operations:
         task.add_done_callback(lambda _: self._running.pop(row.id, None))
 
     async def recover(self, older_than: timedelta = timedelta(0)) -> int:
-        """Begin again what an earlier process, or this one while the database was away, has not ended, in the order in which it was
-        asked for. What runs here is left alone."""
+        """Restart unfinished operations of an earlier process, or of this one while the database was unavailable, in
+        order of request.
+
+        Operations that run here are left alone.
+        """
         async with self._database.reading() as session:
             query = select(GitOperation).where(GitOperation.status.in_(OPEN)).order_by(GitOperation.id)
             query = query.where(GitOperation.created_at <= utc_now() - older_than)
             found = (await session.scalars(query)).all()
-        rows = [row for row in found if row.id not in self._running and row.id not in self._carried]
+        rows = [row for row in found if row.id not in self._running and row.id not in self._executing]
         for row in rows:
             self.begin(row)
         return len(rows)
 
     async def wait(self, operation_id: str, timeout_s: float | None = None) -> GitOperation:
-        """The operation when it is over, or as it is after so many seconds. Cancelling this does not end it."""
+        """Return the operation when it has finished, or as it is after the timeout. Cancelling the call does not cancel
+        the operation."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 while True:
@@ -188,8 +195,8 @@ class Operations:
                     row = await self.get(operation_id)
                     if OperationStatus(row.status).over:
                         return row
-                    if row.sandbox_id and utc_now() - row.created_at > FORGOTTEN and row.id not in self._carried:
-                        self.begin(row)  # whoever has asked for it was cut off: its commit was not answered
+                    if row.sandbox_id and utc_now() - row.created_at > FORGOTTEN and row.id not in self._executing:
+                        self.begin(row)  # the requester was interrupted before the commit was acknowledged
                     elif task is None:
                         await asyncio.sleep(0.5)
         return await self.get(operation_id)
@@ -202,24 +209,24 @@ class Operations:
         return row
 
     def position(self, operation_id: str) -> int | None:
-        """How many are before it at its repository; None when it does not wait."""
+        """Return how many operations are ahead of it at its repository. None if it is not waiting."""
         repository = self._repositories.get(operation_id)
         return None if repository is None else self._turns.position(repository, operation_id)
 
     async def trim(self, older_than: timedelta) -> None:
-        """Forget what ended longer ago."""
+        """Delete operations that finished longer ago."""
         async with self._database.transaction() as tx:
             await tx.session.execute(delete(GitOperation).where(GitOperation.finished_at < utc_now() - older_than))
 
-    # running -----------------------------------------------------------------------------------------------------------
+    # execution --------------------------------------------------------------------------------------------------------
 
     async def _run(self, operation_id: str, sandbox_id: str, lock: asyncio.Lock) -> None:
         async with lock:
-            begun = await self._while_away(operation_id, lambda: self._note_begun(operation_id, sandbox_id))
+            begun = await self._retry_while_away(operation_id, lambda: self._mark_running(operation_id, sandbox_id))
             if begun is not None:
                 await self.carry_out(*begun)
 
-    async def _note_begun(self, operation_id: str, sandbox_id: str) -> tuple[GitOperation, Sandbox] | None:
+    async def _mark_running(self, operation_id: str, sandbox_id: str) -> tuple[GitOperation, Sandbox] | None:
         async with self._database.transaction() as tx:
             query = select(GitOperation, Sandbox).join(Sandbox, Sandbox.id == sandbox_id)
             found = (await tx.session.execute(query.where(GitOperation.id == operation_id))).first()
@@ -231,31 +238,31 @@ class Operations:
             tx.emit("git.started", **_about(row, sandbox))
         return row, sandbox
 
-    async def _while_away(self, operation_id: str, work: Callable[[], Awaitable[T]]) -> T:
+    async def _retry_while_away(self, operation_id: str, work: Callable[[], Awaitable[T]]) -> T:
         return await self._database.retry_while_away(work, "git operation", operation=operation_id)
 
     async def carry_out(self, row: GitOperation, sandbox: Sandbox, timeout_s: float | None = None) -> None:
-        """Run its handler and write down what came of it."""
+        """Run the operation's handler and store the result."""
         reporter = _Reporter(self._database, row, sandbox, self.tasks)
         job = Job(row, sandbox, reporter, self)
-        self._carried.add(row.id)
+        self._executing.add(row.id)
         try:
             async with asyncio.timeout(timeout_s):
                 try:
                     detail = await self._handle(job, PAUSES if timeout_s is None else ())
                 finally:
-                    await reporter.told()
+                    await reporter.flush()
         except TimeoutError:
             await self._end(job, OperationStatus.FAILED, error=GitTimeoutError())
         except SandyardError as error:
             await self._end(job, OperationStatus.FAILED, error=error)
         except Exception as error:
-            log.error("git_operation_crashed", operation=row.id, kind=row.kind, exc=error)  # noqa: TRY400 - exc= is our own word
+            log.error("git_operation_crashed", operation=row.id, kind=row.kind, exc=error)  # noqa: TRY400 - `exc` is our own keyword
             await self._end(job, OperationStatus.FAILED, error=SandyardError("Internal error; see the platform's log."))
         else:
             await self._end(job, OperationStatus.COMPLETED, detail=detail)
         finally:
-            self._carried.discard(row.id)
+            self._executing.discard(row.id)
 
     async def _handle(self, job: Job, pauses: Sequence[float]) -> Detail:
         if job.operation.attempts > ATTEMPTS:
@@ -265,13 +272,13 @@ class Operations:
         known = self.handlers[OperationKind(job.operation.kind)]
 
         async def handler(job: Job) -> Detail:
-            return await self._while_away(job.operation.id, lambda: known(job))
+            return await self._retry_while_away(job.operation.id, lambda: known(job))
 
         for pause in pauses:
             try:
                 return await handler(job)
             except EngineError as error:
-                asleep = isinstance(error, SandboxNotRunningError)  # behind our back: by now its row says so
+                asleep = isinstance(error, SandboxNotRunningError)  # without our doing; its row has been updated by now
                 if job.operation.kind == OperationKind.DISCARD or not (error.transient or asleep):
                     raise
                 log.info(
@@ -284,12 +291,12 @@ class Operations:
     async def _end(
         self, job: Job, status: OperationStatus, *, detail: Detail | None = None, error: SandyardError | None = None
     ) -> None:
-        """Whatever it has to say, it ends."""
-        write = partial(self._while_away, job.operation.id)
+        """Store the result. If that fails, store a failure, so that the operation always ends."""
+        write = partial(self._retry_while_away, job.operation.id)
         try:
             await write(lambda: self._write_end(job, status, detail or {}, error))
         except SandyardError:
-            raise  # it is closed: `recover` ends it
+            raise  # the database is closed: `recover` will end the operation
         except Exception as fault:
             log.error("git_operation_not_written", operation=job.operation.id, exc=fault)  # noqa: TRY400
             told = SandyardError(
@@ -320,15 +327,15 @@ class Operations:
         turn = self._turns.enter(repository, id=row.id, who=row.sandbox_id or row.id)
         try:
             if not turn.done():
-                await self._say(job, OperationStatus.QUEUED, "git.queued", position=self.position(row.id))
+                await self._set_status(job, OperationStatus.QUEUED, "git.queued", position=self.position(row.id))
                 await turn
-                await self._say(job, OperationStatus.RUNNING, "git.started", position=0)
+                await self._set_status(job, OperationStatus.RUNNING, "git.started", position=0)
             yield
         finally:
             self._turns.leave(repository, row.id)
             self._repositories.pop(row.id, None)
 
-    async def _say(self, job: Job, status: OperationStatus, event: str, **data: Any) -> None:
+    async def _set_status(self, job: Job, status: OperationStatus, event: str, **data: Any) -> None:
         async with self._database.transaction() as tx:
             row = await tx.session.get(GitOperation, job.operation.id)
             if row is not None:
@@ -345,7 +352,8 @@ class Operations:
 
 
 class _Reporter:
-    """Tells how far an operation is, in order: once a second at most, and the first `THINGS` new things at once."""
+    """Reports the progress of an operation in order: at most once per second, except that the first `THINGS` new steps
+    go out at once."""
 
     def __init__(self, database: Database, row: GitOperation, sandbox: Sandbox, tasks: TaskSet) -> None:
         self._database = database
@@ -354,7 +362,7 @@ class _Reporter:
         self._what = ""
         self._things = 0
         self._at = 0.0
-        self._telling: asyncio.Task[None] | None = None
+        self._reporting: asyncio.Task[None] | None = None
 
     def __call__(self, what: str, percent: int | None = None) -> None:
         now = asyncio.get_running_loop().time()
@@ -362,14 +370,14 @@ class _Reporter:
         if not new and now - self._at < TOLD_EVERY_S:
             return
         self._what, self._at, self._things = what, now, self._things + new
-        self._telling = self._tasks.spawn(self._tell(self._telling, what, percent))
+        self._reporting = self._tasks.spawn(self._report(self._reporting, what, percent))
 
-    async def told(self) -> None:
-        """All that there was to say is said."""
-        if self._telling is not None:
-            await asyncio.wait((self._telling,))
+    async def flush(self) -> None:
+        """Wait until everything has been reported."""
+        if self._reporting is not None:
+            await asyncio.wait((self._reporting,))
 
-    async def _tell(self, before: asyncio.Task[None] | None, what: str, percent: int | None) -> None:
+    async def _report(self, before: asyncio.Task[None] | None, what: str, percent: int | None) -> None:
         if before is not None:
             await asyncio.wait((before,))
         async with self._database.transaction() as tx:

@@ -1,4 +1,4 @@
-"""What preparing needs of git: what a repository says before anything is checked out, and a checkout that is nobody's yet."""
+"""Git operations for preparing snapshots: read files of a commit without a checkout, and create an unassigned checkout."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LINK = b"120000"
 
 @dataclass(frozen=True, slots=True)
 class TreeFile:
-    """A file of a commit. The same id is the same content."""
+    """A file in a commit. Files with the same id have the same content."""
 
     path: str
     id: str
@@ -35,7 +35,7 @@ class PreparedCheckouts:
         self._turns = turns
 
     async def newest(self, project: Project, base_branch: str | None, progress: Progress) -> tuple[str, str]:
-        """The base branch and its commit, as the remote has them now. ConflictError when there is no such branch."""
+        """Fetch and return the base branch and its newest commit. Raises ConflictError if there is no such branch."""
         ground, begun = self._ground, time.monotonic()
         repository = await ground.repository(project)
         turn_id = random_id("prepare-")
@@ -48,10 +48,10 @@ class PreparedCheckouts:
         return await base_of(repository.mirror, project, base_branch)
 
     async def files(self, project_id: str, commit: str, paths: Sequence[str]) -> dict[str, TreeFile]:
-        """Those of them that the commit has, by path. What is a link, or no file, is left out."""
+        """Return those of the paths that exist in the commit as files, by path. Symbolic links are omitted."""
         mirror = self._ground.mirrors.of(project_id)
-        told, _ = await mirror.read("ls-tree", "-z", "--long", "--full-tree", commit, "--", *paths)
-        found = [match for entry in told.split(b"\0") if (match := _ENTRY.fullmatch(entry)) is not None]
+        output, _ = await mirror.read("ls-tree", "-z", "--long", "--full-tree", commit, "--", *paths)
+        found = [match for entry in output.split(b"\0") if (match := _ENTRY.fullmatch(entry)) is not None]
         files = [
             TreeFile(match["path"].decode(errors="replace"), match["id"].decode(), int(match["size"]))
             for match in found
@@ -60,12 +60,12 @@ class PreparedCheckouts:
         return {file.path: file for file in files}
 
     async def content(self, project_id: str, file: TreeFile, limit: int) -> bytes:
-        """No more than `limit` bytes of it."""
-        told, _ = await self._ground.mirrors.of(project_id).read("cat-file", "blob", file.id, limit=limit)
-        return told[:limit]
+        """Return at most `limit` bytes of the file."""
+        output, _ = await self._ground.mirrors.of(project_id).read("cat-file", "blob", file.id, limit=limit)
+        return output[:limit]
 
     async def put(self, project: Project, sandbox: Sandbox, base: str, commit: str, progress: Progress) -> Prepared:
-        """A checkout of the commit, on the branch PREPARED and in no row. Idempotent."""
+        """Create a checkout of the commit on the branch PREPARED, without a database row. Idempotent."""
         ground = self._ground
         repository = await ground.repository(project)
         mirror = repository.mirror
@@ -88,13 +88,13 @@ class PreparedCheckouts:
         return Prepared(base, commit, tuple(bundle.shallow), tuple(warnings))
 
     async def seal(self, sandbox: Sandbox, commit: str) -> Sealed:
-        """See `Guest.seal`."""
+        """Seal the checkout. See `Guest.seal`."""
         async with self._ground.inside(sandbox) as guest:
             return await guest.seal(commit)
 
 
 async def base_of(mirror: Mirror, project: Project, wanted: str | None) -> tuple[str, str]:
-    """The base branch that is wanted, else the project's, else the remote's default one, and its newest commit."""
+    """Return the base branch and its newest commit: the wanted branch, else the project's, else the remote's default."""
     branches = await mirror.branches()
     name = wanted or project.base_branch or await mirror.default_branch()
     if name is None or name not in branches:

@@ -1,4 +1,4 @@
-"""Pushing to a remote: never forced, and sure of what has arrived when the line was cut."""
+"""Push to a remote: never forced, and certain of what arrived if the connection broke."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ _log = get_logger(__name__)
 _REJECTED = re.compile(r"^!\t[^\t]*\t\[(?P<by>[^\]]+)\](?: \((?P<why>.*)\))?$", re.MULTILINE)
 _RACE = ("failed to update ref", "cannot lock ref", "reference already exists", "failed to lock")
 _PAUSES = (1.0, 4.0)
-_WHY = 500
+_MAX_REASON_LENGTH = 500
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Patience:
-    """How often a faulty line is tried again, and how long to wait before each time."""
+    """How often to retry on connection errors, and the delay before each retry."""
 
     pauses: Sequence[float] = _PAUSES
     sleep: Callable[[float], Awaitable[None]] = field(default=asyncio.sleep)
 
     async def over(self, attempt: Callable[[], Awaitable[T]], what: str) -> T:
-        """Tries until it works, or fails for another reason than the line, or has failed once more than there are pauses."""
+        """Retry until it succeeds, fails for another reason than the connection, or all retries are used."""
         for pause in self.pauses:
             try:
                 return await attempt()
@@ -49,14 +49,14 @@ class Patience:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A remote and what opens it."""
+    """A remote with its credential."""
 
     bare: Bare
     remote: Remote
     credential: Credential | None
 
     async def look(self, *patterns: str) -> dict[str, str]:
-        """Refs as the remote has them, by their full names."""
+        """Return the remote's current refs by full name."""
         listing = await list_remote(self.bare.git, self.remote, self.credential, *patterns)
         return await asyncio.to_thread(
             lambda: {name: commit for commit, name in listed(listing) if not name.endswith("^{}")}
@@ -66,7 +66,7 @@ class Line:
         return (await self.look(ref)).get(ref)
 
     async def send(self, refspec: str, ref: str, progress: Progress, *options: str) -> None:
-        """One try. BranchMovedError, RemoteRejectedError, and what Git.run raises."""
+        """Push once. Raises BranchMovedError, RemoteRejectedError, and the errors of Git.run."""
         done = await self.bare.git.run(
             f"--git-dir={self.bare.folder}",
             "push",
@@ -89,7 +89,7 @@ class Line:
             raise translated(done.stderr, "push")
         if rejected["by"] != "remote rejected":
             raise BranchMovedError
-        why = storable(rejected["why"] or "it does not say why")[:_WHY]
+        why = storable(rejected["why"] or "it does not say why")[:_MAX_REASON_LENGTH]
         if why.startswith(_RACE):
             raise RemoteUnreachableError(f"{ref} was changed by somebody else at the same time. Try again.")
         if why == "branch is currently checked out":
@@ -108,11 +108,12 @@ async def push(
     progress: Progress,
     patience: Patience,
 ) -> None:
-    """Idempotent: when the remote's branch is at `commit` already, nothing is done. `expected`: where it was left when it was last
-    pushed to; `base`: what the work began from.
+    """Push `commit` to the branch. Idempotent: does nothing if the remote's branch is at `commit` already.
 
-    Raises BranchMovedError when the branch has commits that `commit` has not, when it should be there and is gone, and when it should
-    not be there and has nothing that `base` has not: such a branch was never pushed from here.
+    `expected` is the branch's position after the last push; `base` is the commit that the work started from. Raises
+    BranchGoneError if the branch should exist but was deleted. Raises BranchMovedError if the branch has commits that
+    are not in `commit`, or if it should not exist and has nothing that is not in `base`, because then it was never
+    pushed from here.
     """
     ref = f"refs/heads/{branch}"
 
@@ -139,7 +140,7 @@ async def push(
 
 
 async def push_tag(line: Line, tag: str, name: str, *, progress: Progress, patience: Patience) -> None:
-    """`tag`: the object that the tag is. Idempotent. RemoteRejectedError when the remote has another of that name."""
+    """Push the tag object `tag`. Idempotent. Raises RemoteRejectedError if the remote has a different tag of that name."""
     ref = f"refs/tags/{name}"
 
     async def attempt() -> None:
@@ -156,7 +157,7 @@ async def push_tag(line: Line, tag: str, name: str, *, progress: Progress, patie
 
 
 async def delete_branch(line: Line, branch: str, expected: str, *, progress: Progress, patience: Patience) -> bool:
-    """Whether the branch is gone: it is left alone when it is anywhere but at `expected`. Idempotent."""
+    """Delete the branch if it is at `expected`. Returns whether it is gone. Idempotent."""
     ref = f"refs/heads/{branch}"
 
     async def attempt() -> bool:
@@ -166,7 +167,7 @@ async def delete_branch(line: Line, branch: str, expected: str, *, progress: Pro
         if now != expected:
             return False
         try:
-            # the lease is what makes the server compare once more while it deletes
+            # the lease makes the server compare again while it deletes
             await line.send(f":{ref}", ref, progress, f"--force-with-lease={ref}:{expected}")
         except BranchMovedError:
             return False

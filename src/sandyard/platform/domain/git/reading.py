@@ -1,7 +1,7 @@
-"""History, status and differences, read out of any repository: a mirror or a checkout.
+"""Read history, status and diffs from a mirror or a checkout.
 
-All of it may come from a sandbox: names are bytes of any kind, messages and files of any size. Names are told apart by zero
-bytes and shown with replacement characters where they are not Unicode.
+All data may come from a sandbox: names are arbitrary bytes, and messages and files have any size. Names are separated
+by NUL bytes and shown with replacement characters if they are not Unicode.
 """
 
 from __future__ import annotations
@@ -39,30 +39,32 @@ MAX_FILES = 1000
 MAX_BYTES = 4 << 20
 MAX_FILE_BYTES = 256 << 10
 MAX_ENTRIES = 10_000
-"""Of a status."""
-_LISTED = 8 << 20
-_STATUS = 4 << 20
-_HEADERS = 64
+"""Maximum number of entries in a status."""
+_MAX_LISTING_BYTES = 8 << 20
+_MAX_STATUS_BYTES = 4 << 20
+_MAX_HEADERS = 64
 _FIELDS = 10
 _FORMAT = "%H%x00%P%x00%an%x00%ae%x00%at%x00%cn%x00%ce%x00%ct%x00%s%x00%b"
 _ID, _PARENTS, _PERSON, _DATE, _SUBJECT, _BODY = 64, 6500, 300, 20, 1000, 20_000
-"""Characters of each field that are told: a commit may have any number."""
+"""Maximum number of characters of each field to return, because a commit may have any number."""
 _OID = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 
 def is_commit(text: str) -> bool:
-    """Whether it is written as the whole id of one."""
+    """Return whether the text has the form of a full commit id."""
     return _OID.fullmatch(text) is not None
 
 
-# history -----------------------------------------------------------------------------------------------------------------
+# history --------------------------------------------------------------------------------------------------------------
 
 
 async def history(place: Place, rev_range: str, *, limit: int, skip: int = 0) -> list[Commit]:
-    """Newest first, never more than `limit`, whatever git answers; of very long messages the beginning. None where there is
-    no commit yet. GitFailedError when the range names what is not there."""
+    """Return at most `limit` commits, newest first. Very long messages are truncated.
+
+    Returns an empty list if there are no commits yet. Raises GitFailedError if the range names a missing commit.
+    """
     try:
-        told, truncated = await place.read(
+        output, truncated = await place.read(
             *(
                 "log",
                 "-z",
@@ -73,24 +75,24 @@ async def history(place: Place, rev_range: str, *, limit: int, skip: int = 0) ->
                 "--no-notes",
             ),
             *(f"--max-count={limit}", f"--skip={skip}", "--end-of-options", rev_range, "--"),
-            limit=_LISTED,
+            limit=_MAX_LISTING_BYTES,
         )
     except GitFailedError:
-        if rev_range == "HEAD" and not await _born(place):
+        if rev_range == "HEAD" and not await _has_commits(place):
             return []
         raise
-    return await parsed(told, lambda told: _commits(told, limit, truncated))
+    return await parsed(output, lambda output: _parse_commits(output, limit, truncated))
 
 
-def _commits(told: bytes, limit: int, truncated: bool) -> list[Commit]:
-    fields = told.split(b"\0", max(limit, 0) * _FIELDS)
+def _parse_commits(output: bytes, limit: int, truncated: bool) -> list[Commit]:
+    fields = output.split(b"\0", max(limit, 0) * _FIELDS)
     whole = len(fields) // _FIELDS
     if truncated and whole and len(fields) == whole * _FIELDS:
-        whole -= 1  # the last one's body ends where the reading did
-    return [_commit(fields[at : at + _FIELDS]) for at in range(0, whole * _FIELDS, _FIELDS)]
+        whole -= 1  # the body of the last commit may be cut off
+    return [_parse_commit(fields[at : at + _FIELDS]) for at in range(0, whole * _FIELDS, _FIELDS)]
 
 
-async def _born(place: Place) -> bool:
+async def _has_commits(place: Place) -> bool:
     try:
         await place.read("rev-parse", "-q", "--verify", "HEAD^{commit}")
     except GitFailedError:
@@ -98,41 +100,44 @@ async def _born(place: Place) -> bool:
     return True
 
 
-def _commit(fields: Sequence[bytes]) -> Commit:
+def _parse_commit(fields: Sequence[bytes]) -> Commit:
     return Commit(
-        id=_text(fields[0], _ID),
-        parents=tuple(_text(fields[1], _PARENTS).split()),
-        author=Identity(_text(fields[2], _PERSON), _text(fields[3], _PERSON)),
-        committer=Identity(_text(fields[5], _PERSON), _text(fields[6], _PERSON)),
-        authored_at=_moment(_text(fields[4], _DATE)),
-        committed_at=_moment(_text(fields[7], _DATE)),
-        subject=_text(fields[8], _SUBJECT),
-        body=_text(fields[9].strip(b"\n"), _BODY),
+        id=_decode(fields[0], _ID),
+        parents=tuple(_decode(fields[1], _PARENTS).split()),
+        author=Identity(_decode(fields[2], _PERSON), _decode(fields[3], _PERSON)),
+        committer=Identity(_decode(fields[5], _PERSON), _decode(fields[6], _PERSON)),
+        authored_at=_parse_date(_decode(fields[4], _DATE)),
+        committed_at=_parse_date(_decode(fields[7], _DATE)),
+        subject=_decode(fields[8], _SUBJECT),
+        body=_decode(fields[9].strip(b"\n"), _BODY),
     )
 
 
-def _text(field: bytes, most: int) -> str:
+def _decode(field: bytes, most: int) -> str:
     return field[: most * 4].decode(errors="replace")[:most]
 
 
-def _moment(text: str) -> datetime:
-    """Anybody may write any date into a commit: one that cannot be told is the beginning of time."""
+def _parse_date(text: str) -> datetime:
+    """Parse a date. Commits may contain any date; one that cannot be represented becomes the epoch."""
     try:
         return datetime.fromtimestamp(int(text), UTC)
     except (ValueError, OverflowError, OSError):
         return datetime.fromtimestamp(0, UTC)
 
 
-# status ------------------------------------------------------------------------------------------------------------------
+# status ---------------------------------------------------------------------------------------------------------------
 
 
 def parse_status(porcelain_v2_z: bytes, *, under_way: str | None = None, truncated: bool = False) -> Status:
-    """Of `git status --porcelain=v2 -z --branch`. A last entry that was cut off is left out. What is more than MAX_ENTRIES is
-    left out too, and makes it truncated; however much was told, this takes a moment."""
-    # an entry has two fields at most
-    *told, left = porcelain_v2_z[:_STATUS].split(b"\0", MAX_ENTRIES * 2 + _HEADERS)
-    truncated = truncated or len(porcelain_v2_z) > _STATUS or b"\0" in left
-    fields = iter(told)
+    """Parse the output of `git status --porcelain=v2 -z --branch`.
+
+    A last entry that was cut off is omitted. Entries beyond MAX_ENTRIES are omitted and make the status truncated. The
+    time is bounded, however long the output is.
+    """
+    # an entry has at most two fields
+    *output, left = porcelain_v2_z[:_MAX_STATUS_BYTES].split(b"\0", MAX_ENTRIES * 2 + _MAX_HEADERS)
+    truncated = truncated or len(porcelain_v2_z) > _MAX_STATUS_BYTES or b"\0" in left
+    fields = iter(output)
     branch = head = None
     entries: list[StatusEntry] = []
     for field in fields:
@@ -149,13 +154,13 @@ def parse_status(porcelain_v2_z: bytes, *, under_way: str | None = None, truncat
         elif kind == b"?":
             entries.append(StatusEntry(shown(rest), worktree=Change.UNTRACKED))
         elif kind in (b"1", b"2", b"u"):
-            entry = _entry(kind, rest, fields)
+            entry = _parse_entry(kind, rest, fields)
             if entry is not None:
                 entries.append(entry)
     return Status(branch, head, tuple(entries), under_way=under_way and under_way[:_ID], truncated=truncated)
 
 
-def _entry(kind: bytes, rest: bytes, fields: Iterator[bytes]) -> StatusEntry | None:
+def _parse_entry(kind: bytes, rest: bytes, fields: Iterator[bytes]) -> StatusEntry | None:
     before = {b"1": 7, b"2": 8, b"u": 9}[kind]
     parts = rest.split(b" ", before)
     if len(parts) <= before:
@@ -173,15 +178,18 @@ def _entry(kind: bytes, rest: bytes, fields: Iterator[bytes]) -> StatusEntry | N
 
 
 async def status_between(
-    place: Place, commit: str, *, branch: str | None, as_of: datetime | None = None, limit: int = _LISTED
+    place: Place, commit: str, *, branch: str | None, as_of: datetime | None = None, limit: int = _MAX_LISTING_BYTES
 ) -> Status:
-    """The status of a sandbox that sleeps, out of the commit of its work tree: what was staged is what its index has and HEAD
-    has not, the rest is what the files have and the index has not. As `git status` had shown it, conflicts apart."""
-    told, _ = await place.read("rev-parse", "--verify", "--end-of-options", f"{commit}^1")
+    """Return the status of a paused sandbox from the commit of its work tree.
+
+    Staged changes are the differences between HEAD and the index; the other changes are those between the index and the
+    files. Equals the output of `git status`, except for conflicts.
+    """
+    output, _ = await place.read("rev-parse", "--verify", "--end-of-options", f"{commit}^1")
     staged, cut = await place.read(*DIFF, "-z", "--raw", "-M", f"{commit}^1", f"{commit}^2", "--", limit=limit)
     loose, cut_too = await place.read(*DIFF, "-z", "--raw", "--no-renames", f"{commit}^2", commit, "--", limit=limit)
-    staged_ones = await parsed(staged, lambda told: parse_raw(told, MAX_ENTRIES))
-    loose_ones = await parsed(loose, lambda told: parse_raw(told, MAX_ENTRIES))
+    staged_ones = await parsed(staged, lambda output: parse_raw(output, MAX_ENTRIES))
+    loose_ones = await parsed(loose, lambda output: parse_raw(output, MAX_ENTRIES))
     entries: dict[bytes, StatusEntry] = {}
     for found in staged_ones.found:
         old = None if found.old is None else shown(found.old)
@@ -191,7 +199,7 @@ async def status_between(
         change = Change.UNTRACKED if untracked else found.change
         known = entries.get(found.path)
         if known is None or (untracked and known.index is not None):
-            # one that was removed from the index and is still there is told twice, as git does
+            # a file that was removed from the index and still exists is listed twice, as in git
             key = found.path if known is None else found.path + b"\0"
             entries[key] = StatusEntry(shown(found.path), worktree=change)
         else:
@@ -199,7 +207,7 @@ async def status_between(
     ordered = sorted(entries.values(), key=lambda entry: (entry.worktree is Change.UNTRACKED, entry.path))
     return Status(
         branch=branch,
-        head=told.decode("ascii", "replace").strip(),
+        head=output.decode("ascii", "replace").strip(),
         entries=tuple(ordered[:MAX_ENTRIES]),
         truncated=cut or cut_too or staged_ones.cut or loose_ones.cut or len(ordered) > MAX_ENTRIES,
         live=False,
@@ -207,7 +215,7 @@ async def status_between(
     )
 
 
-# differences -------------------------------------------------------------------------------------------------------------
+# diffs ----------------------------------------------------------------------------------------------------------------
 
 
 async def diff(
@@ -222,13 +230,18 @@ async def diff(
     max_bytes: int = MAX_BYTES,
     max_file_bytes: int = MAX_FILE_BYTES,
 ) -> Diff:
-    """What has to be done to `base` to have `head`, which are commits or trees. Renames and copies are found. Of each file no
-    more than `max_file_bytes` of patch, of all together `max_bytes`; files beyond `max_files` are counted and not told."""
+    """Return the changes from `base` to `head`, which are commits or trees. Detects renames and copies.
+
+    Patches have at most `max_file_bytes` per file and `max_bytes` in total. Files beyond `max_files` are counted but
+    not listed.
+    """
     ends = ("--end-of-options", base, head, "--")
-    told, cut = await place.read(*DIFF, "-z", "--raw", "--numstat", "-M", "-C", *ends, *paths, limit=_LISTED)
-    listed, counts = await parsed(told, lambda told: _listed(told, max_files))
+    output, cut = await place.read(
+        *DIFF, "-z", "--raw", "--numstat", "-M", "-C", *ends, *paths, limit=_MAX_LISTING_BYTES
+    )
+    listed, counts = await parsed(output, lambda output: _parse_listing(output, max_files))
     found = listed.found
-    files = [_file(raw, counts.each.get(raw.key)) for raw in found]
+    files = [_to_file_diff(raw, counts.each.get(raw.key)) for raw in found]
     if patches:
         wanted = [
             raw.key
@@ -247,12 +260,12 @@ async def diff(
     )
 
 
-def _listed(told: bytes, most: int) -> tuple[Listed, Counts]:
-    listed = parse_raw(told, most)
-    return listed, parse_numstat(told, listed)
+def _parse_listing(output: bytes, most: int) -> tuple[Listed, Counts]:
+    listed = parse_raw(output, most)
+    return listed, parse_numstat(output, listed)
 
 
-def _file(raw: Raw, count: tuple[int | None, int | None] | None) -> FileDiff:
+def _to_file_diff(raw: Raw, count: tuple[int | None, int | None] | None) -> FileDiff:
     added, removed = count or (None, None)
     return FileDiff(
         path=shown(raw.path),

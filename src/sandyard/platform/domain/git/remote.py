@@ -1,4 +1,4 @@
-"""The address of a repository: what may be one, and what it says about where the repository is."""
+"""Repository URLs: parse them and derive where the repository is."""
 
 from __future__ import annotations
 
@@ -14,14 +14,17 @@ from sandyard.platform.domain.git.errors import RepositoryInvalidError
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\]")
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _SCP = re.compile(r"(?:(?P<user>[^@:/]+)@)?(?P<host>[^@:/\[\]]+|\[[^\]]+\]):(?P<path>(?!//|:).+)")
-_UNFIT = re.compile(r"[\x00-\x20\x7f\\]")
-_LONGEST = 2000
+_FORBIDDEN = re.compile(r"[\x00-\x20\x7f\\]")
+_MAX_LENGTH = 2000
 
 
 @dataclass(frozen=True, slots=True)
 class Remote:
-    """Where a repository is. `url` is what git is given and never holds a credential; `key` is the same for every way of writing
-    the same repository, so that one lock guards it; `slug` is "owner/name" where the path looks so."""
+    """Location of a repository.
+
+    `url` is passed to git and never holds a credential. `key` is the same for all spellings of the same repository, so
+    that one lock guards it. `slug` is "owner/name" if the path has that form.
+    """
 
     kind: Literal["http", "ssh", "local"]
     url: str
@@ -32,66 +35,66 @@ class Remote:
     key: str
     web_url: str | None
     vouched: bool = False
-    """Whether an administrator answers for it: then it may be in a private network."""
+    """Whether an administrator has approved it, which allows addresses in private networks."""
 
     @property
     def port(self) -> int:
-        """Of an http or ssh remote."""
+        """Return the port of an HTTP or SSH remote."""
         usual = {"http": 80, "https": 443}.get(self.scheme, 22)
         return (urlsplit(self.url).port or usual) if "://" in self.url else usual
 
     @property
     def scheme(self) -> str:
-        """The protocol as git calls it."""
+        """Return git's name of the protocol."""
         if self.kind == "http":
             return self.url.partition(":")[0]
         return "file" if self.kind == "local" else "ssh"
 
     @property
     def origin(self) -> str:
-        """Scheme, host and port: all that a credential is good for."""
+        """Return the scheme, host and port that a credential is limited to."""
         parts = urlsplit(self.url)
         return f"{parts.scheme}://{parts.netloc}"
 
     @property
     def private_line(self) -> bool:
-        """Whether what is said to this remote can be read by nobody on the way."""
+        """Return whether nobody can intercept the connection to this remote."""
         return self.scheme != "http" or (self.host is not None and _is_loopback(self.host))
 
 
 def parse(repository: str) -> Remote:
-    """Understands http(s)://, ssh://, git@host:path, file:// and absolute paths. Looks at nothing but the text.
+    """Parse an http(s)://, ssh://, git@host:path or file:// URL or an absolute path. Examines only the text.
 
-    Raises RepositoryInvalidError, whose sentence never repeats a password that was in the address.
+    Raises RepositoryInvalidError, whose message never repeats a password from the URL.
     """
     address = repository.strip()
     if not address:
         raise RepositoryInvalidError("The repository URL is empty.")
-    if len(address) > _LONGEST:
-        raise RepositoryInvalidError(f"The repository URL is longer than {_LONGEST} characters.")
+    if len(address) > _MAX_LENGTH:
+        raise RepositoryInvalidError(f"The repository URL is longer than {_MAX_LENGTH} characters.")
     if address.startswith("/"):
-        return _local(address)
-    if _UNFIT.search(address):
+        return _parse_local(address)
+    if _FORBIDDEN.search(address):
         raise RepositoryInvalidError("The repository URL contains spaces, backslashes or control characters.")
     scheme, separator, rest = address.partition("://")
     if not separator:
-        return _scp_like(address)
+        return _parse_scp_like(address)
     match scheme.lower():
         case "http" | "https":
-            return _http(address)
+            return _parse_http(address)
         case "ssh" | "git+ssh" | "ssh+git":
-            return _ssh(f"ssh://{rest}")
+            return _parse_ssh(f"ssh://{rest}")
         case "file":
             if not rest.startswith("/"):
                 raise RepositoryInvalidError("A file:// URL needs an absolute path: file:///path/to/repository.")
-            return _local(rest)
+            return _parse_local(rest)
         case _:
             raise RepositoryInvalidError(
                 f"Use an https://, ssh:// (or git@host:path) or file:// URL, not {scheme[:20]}://."
             )
 
 
-def _http(address: str) -> Remote:
+def _parse_http(address: str) -> Remote:
     parts = urlsplit(address)
     if "@" in parts.netloc:
         raise RepositoryInvalidError(
@@ -101,21 +104,21 @@ def _http(address: str) -> Remote:
     if parts.query or parts.fragment:
         raise RepositoryInvalidError("The repository URL must not contain '?' or '#'.")
     host, port = _host_and_port(parts.netloc, {"http": 80, "https": 443}[parts.scheme.lower()])
-    path = _segments(parts.path)
+    path = _normalize_path(parts.path)
     scheme, where = parts.scheme.lower(), host + (f":{port}" if port else "")
     return Remote(
         kind="http",
         url=f"{scheme}://{where}/{path}",
         host=host.strip("[]"),
         path=path,
-        slug=_slug(path),
-        name=_name(path),
-        key=f"{where}/{_bare(path).lower()}",
-        web_url=f"{scheme}://{where}/{_bare(path)}",
+        slug=_owner_and_name(path),
+        name=_repository_name(path),
+        key=f"{where}/{_strip_git_suffix(path).lower()}",
+        web_url=f"{scheme}://{where}/{_strip_git_suffix(path)}",
     )
 
 
-def _ssh(address: str) -> Remote:
+def _parse_ssh(address: str) -> Remote:
     parts = urlsplit(address)
     user, at, netloc = parts.netloc.rpartition("@")
     if at and ":" in user:
@@ -123,12 +126,12 @@ def _ssh(address: str) -> Remote:
     if parts.query or parts.fragment:
         raise RepositoryInvalidError("The repository URL must not contain '?' or '#'.")
     host, port = _host_and_port(netloc, 22)
-    path = _segments(parts.path)
-    who = _user(user) if at else ""
-    return _over_ssh(f"ssh://{who}{host}{f':{port}' if port else ''}/{path}", host, path, port)
+    path = _normalize_path(parts.path)
+    who = _format_user(user) if at else ""
+    return _ssh_remote(f"ssh://{who}{host}{f':{port}' if port else ''}/{path}", host, path, port)
 
 
-def _scp_like(address: str) -> Remote:
+def _parse_scp_like(address: str) -> Remote:
     match = _SCP.fullmatch(address)
     if match is None:
         raise RepositoryInvalidError(
@@ -136,27 +139,28 @@ def _scp_like(address: str) -> Remote:
         )
     host, _ = _host_and_port(match["host"], 22)
     absolute = "/" if match["path"].startswith("/") else ""
-    path = _segments(match["path"])
-    who = _user(match["user"]) if match["user"] else ""
-    return _over_ssh(f"{who}{host}:{absolute}{path}", host, path)
+    path = _normalize_path(match["path"])
+    who = _format_user(match["user"]) if match["user"] else ""
+    return _ssh_remote(f"{who}{host}:{absolute}{path}", host, path)
 
 
-def _over_ssh(url: str, host: str, path: str, port: int | None = None) -> Remote:
-    """`port`: unless it is the usual one. Behind another, there is another server: neither the usual one's nor one of the web."""
+def _ssh_remote(url: str, host: str, path: str, port: int | None = None) -> Remote:
+    """Build an SSH remote. `port` is None for the default. Another port is a different server, unrelated to the default
+    and the web one."""
     where = f"ssh:{host}:{port}" if port else host
     return Remote(
         kind="ssh",
         url=url,
         host=host.strip("[]"),
         path=path,
-        slug=_slug(path),
-        name=_name(path),
-        key=f"{where}/{_bare(path).lower()}",
-        web_url=f"https://{host}/{_bare(path)}",
+        slug=_owner_and_name(path),
+        name=_repository_name(path),
+        key=f"{where}/{_strip_git_suffix(path).lower()}",
+        web_url=f"https://{host}/{_strip_git_suffix(path)}",
     )
 
 
-def _local(path: str) -> Remote:
+def _parse_local(path: str) -> Remote:
     if "\x00" in path or "\n" in path:
         raise RepositoryInvalidError("The repository path contains control characters.")
     clean = "/" + posixpath.normpath(path).lstrip("/")
@@ -168,14 +172,14 @@ def _local(path: str) -> Remote:
         host=None,
         path=clean,
         slug=None,
-        name=_name(clean),
-        key=f"local:{_bare(clean)}",
+        name=_repository_name(clean),
+        key=f"local:{_strip_git_suffix(clean)}",
         web_url=None,
     )
 
 
 def _host_and_port(netloc: str, usual: int) -> tuple[str, int | None]:
-    """The host in small letters, and its port unless it is the usual one."""
+    """Return the host in lower case, and its port unless it is the default."""
     host, port = netloc, None
     match = re.fullmatch(r"(.*):(\d*)", netloc)
     if match and not netloc.endswith("]"):
@@ -187,31 +191,31 @@ def _host_and_port(netloc: str, usual: int) -> tuple[str, int | None]:
     return host.lower(), None if port == usual else port
 
 
-def _user(name: str) -> str:
+def _format_user(name: str) -> str:
     if not _USER.fullmatch(name):
         raise RepositoryInvalidError("The part before the @ in the URL is not a valid username.")
     return f"{name}@"
 
 
-def _segments(path: str) -> str:
-    """The path without slashes at its ends or doubled ones."""
+def _normalize_path(path: str) -> str:
+    """Remove leading, trailing and repeated slashes."""
     parts = [part for part in path.split("/") if part]
     if not parts or any(part in (".", "..") for part in parts) or parts[0].startswith("-") or parts[-1] == ".git":
         raise RepositoryInvalidError("The URL names a host, but no repository on it.")
     return "/".join(parts)
 
 
-def _bare(path: str) -> str:
+def _strip_git_suffix(path: str) -> str:
     return path.removesuffix(".git")
 
 
-def _name(path: str) -> str:
-    """The last part; of a work tree's `.git`, the part before it."""
-    return _bare(path).rstrip("/").rpartition("/")[2] or "repository"
+def _repository_name(path: str) -> str:
+    """Return the last part, or the part before it if the path is a work tree's `.git`."""
+    return _strip_git_suffix(path).rstrip("/").rpartition("/")[2] or "repository"
 
 
-def _slug(path: str) -> str | None:
-    bare = _bare(path)
+def _owner_and_name(path: str) -> str | None:
+    bare = _strip_git_suffix(path)
     return bare if re.fullmatch(r"[^/~]+/[^/]+", bare) else None
 
 

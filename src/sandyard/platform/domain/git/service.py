@@ -1,7 +1,8 @@
-"""What people ask of git. Every verb takes who asks, and knows nothing of what that person may not see.
+"""Git operations on behalf of users. Every method takes the caller and treats what the caller may not see as
+nonexistent.
 
-What changes something is an operation: these verbs write it down and answer at once; `wait` gives its end. What only reads never
-wakes a sandbox: of one that sleeps, its last checkpoint is read.
+Methods that change something submit an operation and return at once; `wait` returns its outcome. Methods that only read
+never resume a sandbox: if it is paused, they read its last checkpoint.
 """
 
 from __future__ import annotations
@@ -52,9 +53,9 @@ from sandyard.platform.domain.sandboxes.model import check_usable
 from sandyard.platform.domain.users.model import Principal
 
 How = Literal["rebase", "merge", "check", "agent", "give_up"]
-_FORGOTTEN = timedelta(minutes=1)
+_STALE_AFTER = timedelta(minutes=1)
 _WITH_REMOTE = (OperationKind.PUSH, OperationKind.UPDATE, OperationKind.TAG)
-"""What brings the project's code in, or uses its credential."""
+"""Operations that fetch the project's code or use its credential."""
 
 
 class GitService:
@@ -85,7 +86,7 @@ class GitService:
         self.wait = self._operations.wait
         self.begin = self._operations.begin
 
-    # what changes something ----------------------------------------------------------------------------------------------
+    # changes ----------------------------------------------------------------------------------------------------------
 
     async def clone(
         self,
@@ -96,8 +97,11 @@ class GitService:
         base_branch: str | None = None,
         branch: str | None = None,
     ) -> GitOperation:
-        """The repository of the sandbox's project into a sandbox that has none yet. `project_id`: whose repository the caller expects;
-        NotInProjectError when the sandbox is of another project, or of none."""
+        """Clone the repository of the sandbox's project into a sandbox that has no checkout yet.
+
+        `project_id` is the project that the caller expects. Raises NotInProjectError if the sandbox belongs to another
+        project or to none.
+        """
         row = await self._ground.lifecycle.rows.get_for(caller, sandbox_id)
         check_usable(row)
         wanted = project_id or row.project_id
@@ -127,8 +131,10 @@ class GitService:
         base_branch: str | None = None,
         prepared: Prepared | None = None,
     ) -> GitOperation:
-        """For a sandbox that is being made in this very transaction; then call `begin`. `prepared`: it has a checkout from the snapshot
-        it is made of."""
+        """Draft the checkout of a sandbox that is created in the same transaction. Call `begin` after the commit.
+
+        `prepared` describes the checkout that the sandbox has from its snapshot.
+        """
         kind = OperationKind.CLONE if checkpoint is None else OperationKind.RESTORE
         arguments: dict[str, Any] = {} if checkpoint is None else {"checkpointId": checkpoint.id}
         if base_branch is not None:
@@ -148,7 +154,7 @@ class GitService:
     async def discard(
         self, caller: Principal, sandbox_id: str, *, paths: Sequence[str] = (), everything: bool = False
     ) -> GitOperation:
-        """What was changed and not committed: of these paths, or everything. New files go too."""
+        """Discard uncommitted changes of these paths or of everything, including new files."""
         if not paths and not everything:
             raise InvalidInputError("Name the paths to discard, or discard everything.")
         return await self._submit(caller, sandbox_id, OperationKind.DISCARD, paths=list(paths), everything=everything)
@@ -162,7 +168,7 @@ class GitService:
         paths: Sequence[str] = (),
         everything: bool = True,
     ) -> GitOperation:
-        """CommitMessageError with a suggestion when the project's convention asks for another message."""
+        """Commit changes. Raises CommitMessageError with a suggestion if the message violates the project's convention."""
         row = await self.checkout(caller, sandbox_id)
         project = await self._ground.project(row.project_id)
         if ProjectSettings.of(project).git.commit_messages == "conventional":
@@ -188,72 +194,75 @@ class GitService:
         return await self._submit(caller, sandbox_id, OperationKind.CHECKPOINT, reason=reason)
 
     async def _submit(self, caller: Principal, sandbox_id: str, kind: OperationKind, **arguments: Any) -> GitOperation:
-        checkout, row = await self._both(caller, sandbox_id, to_use=True)
-        if kind in _WITH_REMOTE:  # a checkout from before the sandbox had to be the project's
+        checkout, row = await self._checkout_and_sandbox(caller, sandbox_id, to_use=True)
+        if kind in _WITH_REMOTE:  # the checkout may be older than the rule that the sandbox must belong to the project
             require_in_project(row, checkout.project_id)
         return await self._operations.submit(
             kind, row, project_id=checkout.project_id, user_id=caller.user_id, **arguments
         )
 
     def raise_failure(self, operation: GitOperation) -> None:
-        """What a failed one has failed with."""
+        """Raise the error of a failed operation."""
         if operation.status == OperationStatus.FAILED:
             raise OperationFailedError(operation)
 
-    # around a program that may write anywhere --------------------------------------------------------------------------------
+    # before and after a program that may write anywhere ---------------------------------------------------------------
 
     async def record_work_tree(self, caller: Principal, sandbox_id: str) -> str:
-        """Keep the work tree in the checkout, as a commit that no branch has, and return its id."""
-        row, sandbox = await self._both(caller, sandbox_id)
+        """Store the work tree in the checkout as a commit that is on no branch, and return its id."""
+        row, sandbox = await self._checkout_and_sandbox(caller, sandbox_id)
         async with self._ground.inside(sandbox, row.folder) as guest:
             return (await guest.work_tree()).commit
 
     async def undo_changes(self, caller: Principal, sandbox_id: str, before: str) -> Undone | None:
-        """Put the work tree back to what `record_work_tree` returned; see `Guest.undo`."""
-        row, sandbox = await self._both(caller, sandbox_id)
+        """Restore the work tree that `record_work_tree` returned. See `Guest.undo`."""
+        row, sandbox = await self._checkout_and_sandbox(caller, sandbox_id)
         async with self._ground.inside(sandbox, row.folder) as guest:
             return await guest.undo(before)
 
-    # what is read --------------------------------------------------------------------------------------------------------
+    # reads ------------------------------------------------------------------------------------------------------------
 
     async def checkout(self, caller: Principal, sandbox_id: str) -> Checkout:
-        return (await self._both(caller, sandbox_id))[0]
+        return (await self._checkout_and_sandbox(caller, sandbox_id))[0]
 
     async def status(self, caller: Principal, sandbox_id: str) -> Status:
-        row, sandbox = await self._both(caller, sandbox_id)
+        row, sandbox = await self._checkout_and_sandbox(caller, sandbox_id)
         if sandbox.status == SandboxStatus.RUNNING and sandbox.engine_id is not None:
             try:
                 return await self._ground.guest(sandbox.engine_id, row.folder).status()
             except SandboxNotRunningError:
-                pass  # it fell asleep this moment
-        kept = await self._kept(row)
+                pass  # it was paused at this moment
+        kept = await self._latest_checkpoint(row)
         mirror = self._ground.mirrors.of(row.project_id)
         return await reading.status_between(mirror, kept.commit, branch=kept.branch, as_of=kept.created_at)
 
     async def history(self, caller: Principal, sandbox_id: str, *, limit: int = 50, skip: int = 0) -> list[Commit]:
-        """The commits of the checkout that its base has not, newest first."""
-        row, sandbox = await self._both(caller, sandbox_id)
+        """Return the commits of the checkout that are not in its base, newest first."""
+        row, sandbox = await self._checkout_and_sandbox(caller, sandbox_id)
         if sandbox.status == SandboxStatus.RUNNING and sandbox.engine_id is not None:
             guest = self._ground.guest(sandbox.engine_id, row.folder)
             try:
-                return await reading.history(guest, f"{await _base(guest, row, 'HEAD')}..HEAD", limit=limit, skip=skip)
+                return await reading.history(
+                    guest, f"{await _comparison_base(guest, row, 'HEAD')}..HEAD", limit=limit, skip=skip
+                )
             except SandboxNotRunningError:
                 pass
-        kept, mirror = await self._kept(row), self._ground.mirrors.of(row.project_id)
-        base = await _base(mirror, row, kept.head)
+        kept, mirror = await self._latest_checkpoint(row), self._ground.mirrors.of(row.project_id)
+        base = await _comparison_base(mirror, row, kept.head)
         return await reading.history(mirror, f"{base}..{kept.head}", limit=limit, skip=skip)
 
     async def base_history(self, caller: Principal, sandbox_id: str, *, limit: int = 50) -> list[Commit]:
-        """The commits that the checkout began from, newest first; of a large repository only so many as it was given."""
-        row, sandbox = await self._both(caller, sandbox_id)
+        """Return the commits that the checkout started from, newest first. A large repository has only those it was
+        given."""
+        row, sandbox = await self._checkout_and_sandbox(caller, sandbox_id)
         if sandbox.status == SandboxStatus.RUNNING and sandbox.engine_id is not None:
             guest = self._ground.guest(sandbox.engine_id, row.folder)
             try:
-                return await reading.history(guest, await _base(guest, row, "HEAD"), limit=limit)
+                return await reading.history(guest, await _comparison_base(guest, row, "HEAD"), limit=limit)
             except SandboxNotRunningError:
                 pass
-        kept, mirror = await self._kept(row), self._ground.mirrors.of(row.project_id)
-        return await reading.history(mirror, await _base(mirror, row, kept.head), limit=limit)
+        kept, mirror = await self._latest_checkpoint(row), self._ground.mirrors.of(row.project_id)
+        return await reading.history(mirror, await _comparison_base(mirror, row, kept.head), limit=limit)
 
     async def diff(
         self,
@@ -264,25 +273,26 @@ class GitService:
         paths: Sequence[str] = (),
         patches: bool = True,
     ) -> Diff:
-        """What the work tree has that the base, the newest commit (`head`) or another commit has not."""
-        row, sandbox = await self._both(caller, sandbox_id)
+        """Return the changes in the work tree since the base, the newest commit (`head`) or another commit."""
+        row, sandbox = await self._checkout_and_sandbox(caller, sandbox_id)
         place: Place
         if sandbox.status == SandboxStatus.RUNNING and sandbox.engine_id is not None:
             guest = place = self._ground.guest(sandbox.engine_id, row.folder)
             try:
                 tree = await guest.work_tree()
-                base = await _base(place, row, tree.head, against)
+                base = await _comparison_base(place, row, tree.head, against)
                 return await reading.diff(place, base, tree.commit, paths=paths, patches=patches)
             except SandboxNotRunningError:
                 pass
-        kept, place = await self._kept(row), self._ground.mirrors.of(row.project_id)
-        base = await self._kept_base(row, kept, against)
+        kept, place = await self._latest_checkpoint(row), self._ground.mirrors.of(row.project_id)
+        base = await self._checkpoint_base(row, kept, against)
         return await reading.diff(place, base, kept.commit, paths=paths, patches=patches)
 
-    async def _kept_base(self, row: Checkout, kept: Checkpoint, against: str) -> str:
-        """In the mirror there is the work of others too: what is compared with is the sandbox's own, or on the remote."""
+    async def _checkpoint_base(self, row: Checkout, kept: Checkpoint, against: str) -> str:
+        """Return the commit to compare with. The mirror also holds the work of others, so it must be the sandbox's own
+        or on the remote."""
         mirror = self._ground.mirrors.of(row.project_id)
-        base = await _base(mirror, row, kept.head, against)
+        base = await _comparison_base(mirror, row, kept.head, against)
         if base == against and not await is_own(mirror, base, await own_refs(self._ground, row)):
             raise NotFoundError(f"The checkout has no commit {against!r}. Use a full commit id.")
         return base
@@ -290,18 +300,19 @@ class GitService:
     async def compare(
         self, caller: Principal, project_id: str, base: str, head: str, *, patches: bool = True
     ) -> tuple[list[Commit], Diff]:
-        """What branch or commit `head` has since it left `base`, as the mirror knows them."""
+        """Return the commits and changes of the branch or commit `head` since it diverged from `base`, as of the last
+        fetch."""
         project = await self._projects.get(caller, project_id)
         mirror = self._ground.mirrors.of(project.id)
         if not mirror.exists:
             raise ConflictError("This repository has not been fetched yet.")
-        old, new = [await self._named(mirror, name) for name in (base, head)]
+        old, new = [await self._resolve_on_remote(mirror, name) for name in (base, head)]
         forked = await mirror.merge_base(old, new)
         commits = await reading.history(mirror, f"{old}..{new}", limit=250)
         return commits, await reading.diff(mirror, forked or old, new, patches=patches)
 
-    async def _named(self, mirror: Mirror, name: str) -> str:
-        """A branch or tag of the remote, or a commit that one of them has."""
+    async def _resolve_on_remote(self, mirror: Mirror, name: str) -> str:
+        """Resolve a branch or tag of the remote, or a commit that one of them contains."""
         found = await mirror.resolve(f"refs/remotes/origin/{name}") or await mirror.resolve(f"refs/tags/{name}")
         if found is None and reading.is_commit(name) and await mirror.on_remote(name):
             found = name
@@ -309,8 +320,14 @@ class GitService:
             raise NotFoundError(f"The repository has no branch or commit {name[:100]!r}, as of the last fetch.")
         return found
 
-    async def _both(self, caller: Principal, sandbox_id: str, *, to_use: bool = False) -> tuple[Checkout, Sandbox]:
-        """NotFoundError also for what this person may not see. Who has left the project does not see its code here."""
+    async def _checkout_and_sandbox(
+        self, caller: Principal, sandbox_id: str, *, to_use: bool = False
+    ) -> tuple[Checkout, Sandbox]:
+        """Return the checkout and its sandbox.
+
+        Raises NotFoundError also for what the caller may not see. Former project members do not see the project's code
+        here.
+        """
         query = (
             select(Sandbox, Checkout, Project.id)
             .outerjoin(Checkout, Checkout.sandbox_id == Sandbox.id)
@@ -330,14 +347,14 @@ class GitService:
             raise NotFoundError(f"There is no project {row.project_id[:60]}.")
         return row, sandbox
 
-    async def _kept(self, row: Checkout) -> Checkpoint:
+    async def _latest_checkpoint(self, row: Checkout) -> Checkpoint:
         kept = await self.checkpoints_kept.newest(row.sandbox_id)
         if kept is None:
             raise NoCheckoutError("The sandbox is not running, and nothing was saved of it. Resume it to look inside.")
         return kept
 
     async def checkpoints(self, caller: Principal, session_id: str, page: PageRequest) -> Listing[Checkpoint]:
-        """The caller was checked to see the session."""
+        """List the session's checkpoints. The caller must have been authorized to see the session."""
         async with self._database.reading() as session:
             query = select(Checkpoint).where(Checkpoint.session_id == session_id)
             return await newest_first(session, query, Checkpoint.id, page)
@@ -372,16 +389,17 @@ class GitService:
     def position(self, operation: GitOperation) -> int | None:
         return self._operations.position(operation.id)
 
-    # upkeep --------------------------------------------------------------------------------------------------------------
+    # maintenance ------------------------------------------------------------------------------------------------------
 
     async def refresh(self, project: Project) -> None:
-        """Bring the mirror up to date: somebody has pushed."""
+        """Update the mirror after someone pushed."""
         repository = await self._ground.repository(project)
         if repository.mirror.exists:
             await self._ground.refresh(project, repository, no_progress, since=float("inf"))
 
     async def recover(self) -> int:
-        """After a start, before anything else: drop what a crash has left half done, then go on with what was asked for."""
+        """After a start, before anything else: delete what a crash left incomplete, then continue the pending
+        operations."""
         async with self._database.reading() as session:
             kept = {checkpoint_ref(one) for one in await session.scalars(select(Checkpoint.id))}
             kept |= {head_ref(one) for one in await session.scalars(select(Checkout.sandbox_id))}
@@ -393,11 +411,14 @@ class GitService:
         return await self._operations.recover()
 
     async def tidy(self, older_than: timedelta) -> None:
-        """Forget old operations and the mirrors of projects that are gone; keep the others small. Begin what could not be begun, or ended,
-        while the database was away."""
+        """Delete old operations and the mirrors of deleted projects, and keep the other mirrors small.
+
+        Also starts operations that could not be started or finished while the database was unavailable.
+        """
         await self._operations.trim(older_than)
-        await self._operations.recover(_FORGOTTEN)
-        known = self._ground.mirrors.known()  # before the projects: one that is made meanwhile is among those
+        await self._operations.recover(_STALE_AFTER)
+        # read before the projects, so that a project created meanwhile is among them
+        known = self._ground.mirrors.known()
         async with self._database.reading() as session:
             there = set((await session.scalars(select(Project.id))).all())
         for project_id in known:
@@ -407,15 +428,16 @@ class GitService:
                 await self._ground.mirrors.remove(project_id)
 
 
-async def _base(place: Place, row: Checkout, head: str, against: str = "base") -> str:
-    """What is compared with. `base` is where the branch left it: what was merged from there since is not the branch's own."""
+async def _comparison_base(place: Place, row: Checkout, head: str, against: str = "base") -> str:
+    """Return the commit to compare with. `base` is the merge base: what was merged from the base branch since is not
+    counted."""
     if against != "base":
         return head if against == "head" else against
     try:
-        told, _ = await place.read("merge-base", head, f"refs/remotes/origin/{row.base_branch}")
+        output, _ = await place.read("merge-base", head, f"refs/remotes/origin/{row.base_branch}")
     except GitFailedError:
         return row.base_commit
-    found = told.decode("ascii", "replace").strip()
+    found = output.decode("ascii", "replace").strip()
     return found if reading.is_commit(found) else row.base_commit
 
 

@@ -1,4 +1,4 @@
-"""What goes to the remote and what comes from it: push, update, tags. Nothing is ever forced, nor done behind the remote's back."""
+"""Push, update and tag. Never forces a push and never overwrites what others pushed."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from sandyard.platform.domain.sandboxes.model import about, utc_now
 
 log = get_logger(__name__)
 TOLD = 500
-"""Of the files in conflict."""
+"""Maximum number of files in conflict to report."""
 CHECKED_COMMITS = 1000
-"""How many commits of a branch are looked at before it is pushed."""
+"""Maximum number of commits of a branch to check before it is pushed."""
 
 
 class NothingToPushError(ConflictError):
@@ -46,8 +46,8 @@ class RebaseRefusedError(ConflictError):
 
 
 @dataclass(frozen=True, slots=True)
-class _Site:
-    """A checkout with both its ends: the repository, and git in the sandbox."""
+class _CheckoutContext:
+    """A checkout with its repository and its git in the sandbox."""
 
     row: Checkout
     project: Project
@@ -56,7 +56,7 @@ class _Site:
 
 
 class Sharing:
-    """Handlers of operations."""
+    """Handlers of the operations that use the remote."""
 
     def __init__(self, ground: Ground, checkpoints: Checkpoints) -> None:
         self._ground = ground
@@ -65,19 +65,19 @@ class Sharing:
     # push --------------------------------------------------------------------------------------------------------------
 
     @contextlib.asynccontextmanager
-    async def _at(self, job: Job) -> AsyncIterator[_Site]:
+    async def _open_checkout(self, job: Job) -> AsyncIterator[_CheckoutContext]:
         row, project = await self._ground.checkout_with_project(job.sandbox.id)
         repository = await self._ground.repository(project)
         async with self._ground.inside(job.sandbox, row.folder) as guest:
-            yield _Site(row, project, repository, guest)
+            yield _CheckoutContext(row, project, repository, guest)
 
     async def push(self, job: Job) -> Detail:
-        async with self._at(job) as site:
+        async with self._open_checkout(job) as site:
             row, repository = site.row, site.repository
             mirror = repository.mirror
             kept = await self._checkpoints.keep(row, job.sandbox, site.guest, Reason.PUSH)
             commit = await self._fetch(site, kept.row.head)
-            commits = await self._check(site, commit)
+            commits = await self._check_pushable(site, commit)
             base = await mirror.resolve(f"refs/remotes/origin/{row.base_branch}") or row.base_commit
             async with job.turn(repository.remote.key), self._ground.connecting(site.project):
                 await mirror.push(
@@ -90,55 +90,55 @@ class Sharing:
                     progress=job.progress,
                 )
             left_at = await mirror.merge_base(commit, base) or row.base_commit
-            await self._know(row.sandbox_id, head=commit, pushed=commit, base_commit=left_at)
+            await self._update_checkout(row.sandbox_id, head=commit, pushed=commit, base_commit=left_at)
             await self._track(site, commit)
-        conflicts = await self._foreseen(mirror, commit, base)
+        conflicts = await self._predict_conflicts(mirror, commit, base)
         return {
             "branch": row.branch,
             "commit": commit,
             "commits": commits,
             "compareUrl": compare_url(self._ground.settings, row.project_id, row.base_branch, row.branch),
-            "conflicts": _told(conflicts.files),
+            "conflicts": _serialize_conflicts(conflicts.files),
             "conflictCount": conflicts.total,
             "upToDate": commit == row.pushed,
         }
 
-    async def _track(self, site: _Site, commit: str) -> None:
-        """So that git in the sandbox knows it too; what was pushed is pushed, whatever comes of this."""
+    async def _track(self, site: _CheckoutContext, commit: str) -> None:
+        """Record the push in the sandbox's git. Failures are only logged, because the push has succeeded already."""
         try:
             await site.guest.track(site.row.branch, commit)
         except SandyardError as error:
             log.warning("branch_not_tracked", sandbox=site.row.sandbox_id, reason=error.message)
 
-    async def _foreseen(self, mirror: Mirror, ours: str, theirs: str) -> Conflicts:
-        """For who wants to know; what was pushed is pushed, whatever comes of this."""
+    async def _predict_conflicts(self, mirror: Mirror, ours: str, theirs: str) -> Conflicts:
+        """Return conflicts for information. Failures are only logged, because the push has succeeded already."""
         try:
             return await mirror.conflicts(ours, theirs)
         except SandyardError as error:
             log.warning("conflicts_unknown", commit=ours, reason=error.message)
             return Conflicts()
 
-    async def _fetch(self, site: _Site, *known: str) -> str:
-        """Bring the branch's newest commit into the mirror, which has the `known` ones already."""
+    async def _fetch(self, site: _CheckoutContext, *known: str) -> str:
+        """Transfer the branch's newest commit to the mirror, which already has the `known` commits."""
         row = site.row
         ref, into = f"refs/heads/{row.branch}", head_ref(row.sandbox_id)
         return await bring(self._ground, row, site.guest, ref=ref, into=into, known=known)
 
-    async def _check(self, site: _Site, commit: str) -> int:
-        """How many commits it has that the base has not; raises why it may not be pushed."""
+    async def _check_pushable(self, site: _CheckoutContext, commit: str) -> int:
+        """Return the number of commits that are not in the base. Raises an error if the branch may not be pushed."""
         row, mirror = site.row, site.repository.mirror
         if row.branch in (row.base_branch, site.project.base_branch, await mirror.default_branch()):
             raise ConflictError(f"{row.branch!r} is the base branch. Change it with a pull request.")
         base = await mirror.resolve(f"refs/remotes/origin/{row.base_branch}") or row.base_commit
         added = await reading.history(mirror, f"{base}..{commit}", limit=CHECKED_COMMITS)
         if not added:
-            raise await self._nothing(site)
+            raise await self._nothing_to_push(site)
         if ProjectSettings.of(site.project).git.commit_messages == "conventional":
             messages.check_pushed(added)
         return len(added)
 
-    async def _nothing(self, site: _Site) -> NothingToPushError:
-        """Whoever works in the sandbox may have gone elsewhere with their commits."""
+    async def _nothing_to_push(self, site: _CheckoutContext) -> NothingToPushError:
+        """Return the error for a branch without commits: someone may have switched to another branch in the sandbox."""
         branch, on = site.row.branch, await site.guest.branch()
         if on == branch:
             return NothingToPushError()
@@ -150,22 +150,22 @@ class Sharing:
     # update ------------------------------------------------------------------------------------------------------------
 
     async def update(self, job: Job) -> Detail:
-        """Bring in what is new on the base branch, or on the branch itself."""
+        """Merge or rebase new commits of the base branch, or of the remote's version of the branch itself."""
         how, begun = job.arguments["how"], time.monotonic()
-        async with self._at(job) as site:
+        async with self._open_checkout(job) as site:
             row, repository = site.row, site.repository
             if how == "give_up":
                 return {"ended": await site.guest.abort()}
-            if how == "agent" and job.operation.attempts > 1 and (left := await self._left(site.guest)):
+            if how == "agent" and job.operation.attempts > 1 and (left := await self._remaining_conflicts(site.guest)):
                 await self._hand_over(job, left, row.base_branch)
-                return {"conflicts": _told(left), "conflictCount": len(left)}
+                return {"conflicts": _serialize_conflicts(left), "conflictCount": len(left)}
             known = []
             if how != "check":
                 known = [(await self._checkpoints.keep(row, job.sandbox, site.guest, Reason.UPDATE)).row.head]
             async with job.turn(repository.remote.key):
                 await self._ground.refresh(site.project, repository, job.progress, since=begun)
             ours = await self._fetch(site, *known)
-            await self._know(row.sandbox_id, head=ours)
+            await self._update_checkout(row.sandbox_id, head=ours)
             source = row.branch if job.arguments["source"] == "branch" else row.base_branch
             theirs = await repository.mirror.resolve(f"refs/remotes/origin/{source}")
             if theirs is None:
@@ -177,7 +177,7 @@ class Sharing:
                 "commit": theirs,
                 "behind": await mirror.count(f"{ours}..{theirs}"),
                 "ahead": await mirror.count(f"{theirs}..{ours}"),
-                "conflicts": _told(conflicts.files),
+                "conflicts": _serialize_conflicts(conflicts.files),
                 "conflictCount": conflicts.total,
             }
             if how == "check" or not found["behind"]:
@@ -187,10 +187,16 @@ class Sharing:
             if conflicts and how != "agent":
                 raise ConflictsError(conflicts.files, total=conflicts.total)
             left = await self._bring_in(job, site, source, ours, theirs)
-            return {**found, "head": await site.guest.head(), "conflicts": _told(left), "conflictCount": len(left)}
+            return {
+                **found,
+                "head": await site.guest.head(),
+                "conflicts": _serialize_conflicts(left),
+                "conflictCount": len(left),
+            }
 
-    async def _bring_in(self, job: Job, site: _Site, source: str, ours: str, theirs: str) -> list[Conflict]:
-        """Into the sandbox, and there into the branch. The conflicts that were left for the agent."""
+    async def _bring_in(self, job: Job, site: _CheckoutContext, source: str, ours: str, theirs: str) -> list[Conflict]:
+        """Transfer the commits to the sandbox and join them with the branch. Returns the conflicts that were left for
+        the agent."""
         row, how, mirror = site.row, job.arguments["how"], site.repository.mirror
         job.progress(f"merging {source}")
         bundle = await mirror.bundle(
@@ -211,13 +217,13 @@ class Sharing:
         if left:
             await self._hand_over(job, left, source)
         else:
-            await self._know(
+            await self._update_checkout(
                 row.sandbox_id, **({"base_commit": theirs} if source == row.base_branch else {"pushed": theirs})
             )
         return left
 
-    async def _left(self, guest: Guest) -> list[Conflict]:
-        """What a run before a crash has left to be resolved."""
+    async def _remaining_conflicts(self, guest: Guest) -> list[Conflict]:
+        """Return the conflicts that a run before a crash has left."""
         status = await guest.status()
         if status.under_way != "merge":
             return []
@@ -228,7 +234,7 @@ class Sharing:
         ]
 
     async def _hand_over(self, job: Job, conflicts: list[Conflict], source: str) -> None:
-        """Tell the session's agent what is left to do: the merge is under way in the sandbox, with markers in the files."""
+        """Tell the session's agent to resolve the merge that is in progress in the sandbox, with markers in the files."""
         names = "\n".join(f"- {one.path} ({one.kind})" for one in conflicts[:TOLD])
         text = (
             f"A merge of {source} into your branch stopped at conflicts in these files:\n{names}\nResolve them, stage the "
@@ -237,7 +243,7 @@ class Sharing:
         sandbox = job.sandbox
         async with self._ground.database.transaction() as tx:
             if sandbox.session_id is not None:
-                parts = [{"type": "conflicts", "text": text, "files": _told(conflicts)}]
+                parts = [{"type": "conflicts", "text": text, "files": _serialize_conflicts(conflicts)}]
                 message = Message(
                     id=ordered_id("msg_"),
                     session_id=sandbox.session_id,
@@ -254,9 +260,9 @@ class Sharing:
     # tags --------------------------------------------------------------------------------------------------------------
 
     async def tag(self, job: Job) -> Detail:
-        """On the checkout's newest commit; on the remote too if that is wanted, once its commit is there."""
+        """Tag the checkout's newest commit and, if requested, push the tag once the commit is on the remote."""
         name = str(job.arguments["name"])
-        async with self._at(job) as site:
+        async with self._open_checkout(job) as site:
             row, repository, mirror = site.row, site.repository, site.repository.mirror
             wanted = job.arguments["push"]
             if wanted and (row.pushed is None or not await mirror.is_ancestor(await site.guest.head(), row.pushed)):
@@ -267,7 +273,7 @@ class Sharing:
             into = f"refs/sandyard/tags/{name}"
             with self._ground.transfer() as path:
                 sent = await site.guest.send(path, ref=f"refs/tags/{name}", have=[row.head])
-                async with job.turn(repository.remote.key):  # another sandbox may have a tag of that name too
+                async with job.turn(repository.remote.key):  # another sandbox may also have a tag of that name
                     if path.exists():
                         sent_at = (await mirror.take(path, {sent.ref: into}))[into]
                     else:
@@ -279,11 +285,11 @@ class Sharing:
                     await mirror.push_tag(repository.remote, repository.credential, name, progress=job.progress)
         return {"tag": name, "commit": commit, "pushed": True}
 
-    async def _know(self, sandbox_id: str, **facts: Any) -> None:
+    async def _update_checkout(self, sandbox_id: str, **facts: Any) -> None:
         async with self._ground.database.transaction() as tx:
             changed = update(Checkout).where(Checkout.sandbox_id == sandbox_id).values(updated_at=utc_now(), **facts)
             await tx.session.execute(changed)
 
 
-def _told(conflicts: Sequence[Conflict]) -> list[dict[str, Any]]:
+def _serialize_conflicts(conflicts: Sequence[Conflict]) -> list[dict[str, Any]]:
     return [asdict(conflict) for conflict in conflicts[:TOLD]]

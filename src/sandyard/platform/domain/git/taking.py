@@ -1,9 +1,10 @@
-"""Taking commits that came out of a sandbox: whatever it is, nothing unsound gets into a mirror.
+"""Take commits from a sandbox into a mirror, so that nothing unsound gets in.
 
-The pack is indexed in a quarantine beside the mirror's objects, each object in it checked as git checks what is pushed to a server that
-trusts nobody. Every object the new refs need must be there, and no commit may have more files than git can work with. Only then do the
-pack and the refs become part of the mirror.
-(`git fetch` of a bundle would not do: git 2.39 leaves the checks out there.)
+The pack is indexed in a quarantine beside the mirror's objects, and each object is checked as a server checks a push
+from an untrusted client. Every object that the new refs need must exist, and no commit may have more files than git can
+handle. Only then do the pack and the refs become part of the mirror.
+
+`git fetch` of a bundle is not an option: git 2.39 skips these checks for bundles.
 """
 
 from __future__ import annotations
@@ -21,18 +22,19 @@ from sandyard.platform.domain.git.faults import storable
 from sandyard.platform.domain.git.hardened import HARMLESS
 from sandyard.platform.domain.git.tree_paths import check_paths
 
-_OURS = "refs/sandyard/"
-_MEMORY = 200 << 20
-"""Of git at once. A few bytes of deltas can unfold to as much as they like, and again for each delta upon them."""
-_MEMORY_IN_ALL = 2 << 30
-"""Of git that checks what has come: it needs some hundred bytes for each object."""
-_STREAMED = "128m"
-"""A larger file that is no delta is checked piece by piece, and needs no memory."""
+_SANDBOX_REFS = "refs/sandyard/"
+_MAX_ALLOCATION = 200 << 20
+"""Maximum size of one allocation by git. A few bytes of deltas can expand to any size, and again for each delta on top
+of them."""
+_MAX_MEMORY = 2 << 30
+"""Maximum memory of the git process that checks the data. It needs about a hundred bytes per object."""
+_STREAM_ABOVE = "128m"
+"""Larger files that are not deltas are checked as a stream, without loading them into memory."""
 _TIMEOUT_S = 120.0
 _HEADER_LIMIT = 1 << 20
 _LINE_LIMIT = 4 << 10
 _SIGNATURES = (b"# v2 git bundle\n", b"# v3 git bundle\n")
-_NEEDED = re.compile(rb"-([0-9a-f]{40})(?: .*)?\n")
+_PREREQUISITE = re.compile(rb"-([0-9a-f]{40})(?: .*)?\n")
 _REF = re.compile(rb"([0-9a-f]{40}) (\S+)\n")
 
 
@@ -43,17 +45,17 @@ class _Header:
 
 
 async def take(bare: Bare, path: Path, refs: Mapping[str, str], *, limit: int) -> dict[str, str]:
-    """The commits of the bundle at `path`, its ref names translated by `refs`; the caller is in `writing`. What was taken: the ref in
-    the mirror, and the commit it names there (of a tag, the commit that is tagged).
+    """Take the commits of the bundle at `path`, with ref names translated by `refs`. The caller must be in `writing`.
 
-    Raises UnsafeBundleError, and TooMuchError for more than `limit` bytes; then the mirror is as it was. Idempotent.
+    Returns the refs in the mirror and the commits they name (for a tag, the tagged commit). Raises UnsafeBundleError,
+    and TooMuchError for more than `limit` bytes; the mirror is then unchanged. Idempotent.
     """
-    if any(not name.startswith(_OURS) for name in refs.values()):
+    if any(not name.startswith(_SANDBOX_REFS) for name in refs.values()):
         raise ValueError("data from a sandbox may only be stored below refs/sandyard/")
     _check_file(path, limit)
     with path.open("rb", buffering=0) as file, bare.quarantine() as objects:
         header = _parse(file)
-        _compare(header, refs)
+        _check_refs(header, refs)
         missing = set(header.needed) - set(await bare.known(header.needed))
         if missing:
             raise UnsafeBundleError(
@@ -61,13 +63,13 @@ async def take(bare: Bare, path: Path, refs: Mapping[str, str], *, limit: int) -
             )
         try:
             await _index(bare, file, objects, limit)
-            commits = await _connected(bare, header, objects)
+            commits = await _check_connected(bare, header, objects)
             await check_paths(bare, tuple(commits), objects)
         except (GitTimeoutError, NoSpaceError):
             raise
         except SandyardError as fault:
             raise UnsafeBundleError(f"The data from the sandbox was rejected. {fault.message}") from fault
-        _admit(objects / "pack", bare.objects / "pack")
+        _move_pack(objects / "pack", bare.objects / "pack")
         await bare.set_refs({refs[name]: tip for name, tip in header.refs.items()})
         return {refs[name]: commits[tip] for name, tip in header.refs.items()}
 
@@ -82,7 +84,8 @@ def _check_file(path: Path, limit: int) -> None:
 
 
 def _parse(file: IO[bytes]) -> _Header:
-    """Reads the header, and leaves the file where the pack begins. The file is unbuffered, so that git reads on from there."""
+    """Read the header and leave the file at the start of the pack. The file must be unbuffered, so that git continues
+    there."""
     start = file.read(_HEADER_LIMIT) or b""
     end = start.find(b"\n\n")
     if not start.startswith(_SIGNATURES):
@@ -96,7 +99,7 @@ def _parse(file: IO[bytes]) -> _Header:
             continue
         if len(line) > _LINE_LIMIT:
             raise UnsafeBundleError("The Git bundle from the sandbox has a header line that is too long.")
-        if match := _NEEDED.fullmatch(line):
+        if match := _PREREQUISITE.fullmatch(line):
             needed.append(match[1].decode())
         elif (match := _REF.fullmatch(line)) and match[2].decode(errors="replace") not in refs:
             refs[match[2].decode(errors="replace")] = match[1].decode()
@@ -106,7 +109,7 @@ def _parse(file: IO[bytes]) -> _Header:
     return _Header(tuple(dict.fromkeys(needed)), refs)
 
 
-def _compare(header: _Header, refs: Mapping[str, str]) -> None:
+def _check_refs(header: _Header, refs: Mapping[str, str]) -> None:
     if header.refs.keys() != refs.keys():
         raise UnsafeBundleError(
             f"The Git bundle from the sandbox should contain {', '.join(sorted(refs))} and nothing else; it contains "
@@ -117,7 +120,7 @@ def _compare(header: _Header, refs: Mapping[str, str]) -> None:
 async def _index(bare: Bare, file: IO[bytes], objects: Path, limit: int) -> None:
     forgiven = ",".join(f"{name}=ignore" for name in HARMLESS)
     await bare.run(
-        *("-c", "pack.threads=1", "-c", f"core.bigFileThreshold={_STREAMED}"),
+        *("-c", "pack.threads=1", "-c", f"core.bigFileThreshold={_STREAM_ABOVE}"),
         "index-pack",
         "--stdin",
         "--fix-thin",
@@ -125,22 +128,25 @@ async def _index(bare: Bare, file: IO[bytes], objects: Path, limit: int) -> None
         f"--max-input-size={limit}",
         stdin=file,
         objects=objects,
-        largest=_MEMORY,
-        memory=_MEMORY_IN_ALL,
+        largest=_MAX_ALLOCATION,
+        memory=_MAX_MEMORY,
         timeout_s=_TIMEOUT_S,
         limit=1 << 20,
     )
 
 
-async def _connected(bare: Bare, header: _Header, objects: Path) -> dict[str, str]:
-    """Every object between the new tips and what the mirror has is there. Each tip, and the commit that it is or that it tags."""
+async def _check_connected(bare: Bare, header: _Header, objects: Path) -> dict[str, str]:
+    """Check that every object between the new tips and the mirror's commits exists.
+
+    Returns each tip with the commit that it is or that it tags.
+    """
     tips = list(dict.fromkeys(header.refs.values()))
     peeled = await bare.run(
         "cat-file",
         "--batch-check=%(objectname) %(objecttype)",
         stdin="".join(f"{tip}^{{commit}}\n" for tip in tips).encode(),
         objects=objects,
-        largest=_MEMORY,
+        largest=_MAX_ALLOCATION,
         timeout_s=_TIMEOUT_S,
     )
     found = [line.partition(" ") for line in peeled.stdout.decode(errors="replace").splitlines()]
@@ -151,15 +157,15 @@ async def _connected(bare: Bare, header: _Header, objects: Path) -> dict[str, st
         *("rev-list", "--objects", "--quiet", "--stdin", "--not", "--all"),
         stdin=stdin,
         objects=objects,
-        largest=_MEMORY,
-        memory=_MEMORY_IN_ALL,
+        largest=_MAX_ALLOCATION,
+        memory=_MAX_MEMORY,
         timeout_s=_TIMEOUT_S,
     )
     return {tip: commit for tip, (commit, _, _) in zip(tips, found, strict=True)}
 
 
-def _admit(found: Path, packs: Path) -> None:
-    """The index last: without it, git does not see the pack."""
+def _move_pack(found: Path, packs: Path) -> None:
+    """Move the index last: git does not see the pack without it."""
     packs.mkdir(parents=True, exist_ok=True)
     for suffix in (".pack", ".rev", ".idx"):
         for path in found.glob(f"*{suffix}"):

@@ -1,5 +1,7 @@
-"""One writer per repository at a time, and a queue that is fair: who was served least recently comes first, then who asked first,
-which its id says."""
+"""Fair queue with one writer per repository at a time.
+
+Whoever was served least recently comes first, then whoever asked first, according to the id.
+"""
 
 from __future__ import annotations
 
@@ -10,72 +12,75 @@ from dataclasses import dataclass, field
 
 
 @dataclass(slots=True)
-class _Waiting:
+class _Entry:
     id: str
     who: str
     turn: asyncio.Future[None]
 
 
 @dataclass(slots=True)
-class _Line:
+class _Queue:
     busy: str | None = None
-    waiting: list[_Waiting] = field(default_factory=list)
+    waiting: list[_Entry] = field(default_factory=list)
     served: dict[str, int] = field(default_factory=dict)
-    """Who was served last, by a number that grows."""
+    """When each one was served last, as an increasing number."""
 
 
 class Turns:
-    """In memory: what outlives a restart are the operations, which queue up again in the order they were asked for."""
+    """Kept in memory. Only the operations survive a restart, and they queue again in their original order."""
 
     def __init__(self) -> None:
-        self._lines: dict[str, _Line] = {}
+        self._queues: dict[str, _Queue] = {}
         self._count = itertools.count(1)
 
     def enter(self, repository: str, *, id: str, who: str) -> asyncio.Future[None]:
-        """Queue up; the future is done when it is its turn, at once if nobody else is there. Then, and also if it is no longer
-        wanted before, call `leave`. `who` is served in turn with the others, however many of theirs wait."""
-        line = self._lines.setdefault(repository, _Line())
-        entry = _Waiting(id, who, asyncio.get_running_loop().create_future())
-        line.waiting.append(entry)
-        if line.busy is None:
-            self._next(repository, line)
+        """Join the queue. The future completes when it is this entry's turn, at once if the queue is empty.
+
+        Call `leave` afterwards, also if the turn is no longer wanted. Each `who` is served in turn, however many
+        entries the others have.
+        """
+        queue = self._queues.setdefault(repository, _Queue())
+        entry = _Entry(id, who, asyncio.get_running_loop().create_future())
+        queue.waiting.append(entry)
+        if queue.busy is None:
+            self._serve_next(repository, queue)
         return entry.turn
 
     def leave(self, repository: str, id: str) -> None:
-        """Its turn is over, or it no longer waits for it."""
-        line = self._lines[repository]
-        if line.busy == id:
-            self._next(repository, line)
+        """End the turn, or leave the queue before it."""
+        queue = self._queues[repository]
+        if queue.busy == id:
+            self._serve_next(repository, queue)
         else:
-            line.waiting = [entry for entry in line.waiting if entry.id != id]
+            queue.waiting = [entry for entry in queue.waiting if entry.id != id]
 
-    def _next(self, repository: str, line: _Line) -> None:
-        line.busy = None
-        if not line.waiting:
-            del self._lines[repository]
+    def _serve_next(self, repository: str, queue: _Queue) -> None:
+        queue.busy = None
+        if not queue.waiting:
+            del self._queues[repository]
             return
-        entry = next(iter(_order(line)))
-        line.waiting.remove(entry)
-        line.busy, line.served[entry.who] = entry.id, next(self._count)
-        if not entry.turn.done():  # else whoever waited was cancelled, and is about to leave
+        entry = next(iter(_serving_order(queue)))
+        queue.waiting.remove(entry)
+        queue.busy, queue.served[entry.who] = entry.id, next(self._count)
+        if not entry.turn.done():  # otherwise the waiter was cancelled and is about to leave
             entry.turn.set_result(None)
 
     def position(self, repository: str, id: str) -> int | None:
-        """0: it is its turn; 1: it is next; None: it does not wait here."""
-        line = self._lines.get(repository)
-        if line is None:
+        """Return 0 if it is its turn, 1 if it is next, and None if it is not in the queue."""
+        queue = self._queues.get(repository)
+        if queue is None:
             return None
-        if line.busy == id:
+        if queue.busy == id:
             return 0
-        for place, entry in enumerate(_order(line), 1):
+        for place, entry in enumerate(_serving_order(queue), 1):
             if entry.id == id:
                 return place
         return None
 
 
-def _order(line: _Line) -> Iterable[_Waiting]:
-    """Those who wait, in the order in which they will be served if nobody else comes."""
-    served, left = dict(line.served), list(line.waiting)
+def _serving_order(queue: _Queue) -> Iterable[_Entry]:
+    """Yield the entries in the order in which they will be served if no others join."""
+    served, left = dict(queue.served), list(queue.waiting)
     now = max(served.values(), default=0)
     while left:
         first = min(left, key=lambda entry: (served.get(entry.who, 0), entry.id))

@@ -1,1 +1,1 @@
-"""What listens inside a sandbox, and how a browser sees it: on an origin of its own, by people who may see the sandbox."""
+"""Previews of ports in a sandbox: each has its own origin, and only people who may see the sandbox have access."""

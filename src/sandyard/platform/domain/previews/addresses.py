@@ -1,4 +1,5 @@
-"""Where previews are: `{port}-{id}.{domain}`, an origin for each port of each sandbox, none of them the platform's own."""
+"""Preview addresses: `{port}-{id}.{domain}`, a separate origin for each port of each sandbox, none of them the
+platform's own."""
 
 from __future__ import annotations
 
@@ -12,9 +13,9 @@ from sandyard.platform.domain.sandboxes.e2b import AGENT_PORT
 from sandyard.platform.settings import PlatformSettings
 
 LOCAL = "localhost"
-"""Browsers find every name below it on their own machine, without asking anybody."""
+"""Browsers resolve every name below it to their own machine, without DNS."""
 _PREFIX = "sbx_"
-_LABEL = re.compile(r"([1-9][0-9]{0,4})-([0-9a-z]{1,56})")  # an underscore may not be in a host name
+_LABEL = re.compile(r"([1-9][0-9]{0,4})-([0-9a-z]{1,56})")  # host names must not contain underscores
 _ORIGIN = re.compile(r"(https?)://([0-9a-z.-]+)(?::([0-9]{1,5}))?", re.IGNORECASE)
 
 
@@ -32,7 +33,8 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
-    """`port` None: that of the scheme. `own`: the platform's name, should it lie below the previews' domain."""
+    """Where previews are served. `port` None: the scheme's default. `own`: the platform's host name, which may be below
+    the domain."""
 
     scheme: str
     domain: str
@@ -41,7 +43,7 @@ class Addresses:
 
     @classmethod
     def of(cls, settings: PlatformSettings) -> Addresses | None:
-        """None: browsers reach the platform under a name, and nobody has said under which they reach previews."""
+        """Return the addresses. None if the platform has a public host name but no preview domain is set."""
         public = urlsplit(settings.public_url) if settings.public_url else None
         name = (public.hostname or "").lower() if public else None
         scheme, port = (public.scheme, public.port) if public else ("http", settings.port)
@@ -54,7 +56,7 @@ class Addresses:
 
     @property
     def trusted(self) -> bool:
-        """A browser takes what comes from there as if nobody on the way could have changed it: secure cookies work."""
+        """Whether browsers trust the origin as secure, so that secure cookies work."""
         return self.scheme == "https" or self.domain == LOCAL
 
     def host(self, place: Place) -> str:
@@ -64,19 +66,19 @@ class Addresses:
         return f"{self.scheme}://{self.host(place)}{path}"
 
     def below(self, host: str) -> bool:
-        """Whether a host name (without a port) is the previews' to answer."""
+        """Return whether a host name (without a port) belongs to previews."""
         host = host.removesuffix(".")
         return host.endswith(f".{self.domain}") and host != self.own
 
     def place(self, host: str) -> Place | None:
-        """What a host name below the domain stands for."""
+        """Parse a host name below the domain."""
         match = _LABEL.fullmatch(host.removesuffix(".").removesuffix(f".{self.domain}"))
         if match is None or not is_port(int(match.group(1))):
             return None
         return Place(_PREFIX + match.group(2), int(match.group(1)))
 
     def of_same_sandbox(self, origin: str, place: Place) -> bool:
-        """Whether a page of this origin came out of the same sandbox, at whichever port."""
+        """Return whether a page of this origin came from the same sandbox, on any port."""
         match = _ORIGIN.fullmatch(origin)
         if match is None or match.group(1).lower() != self.scheme or not self.below(match.group(2).lower()):
             return False
@@ -85,7 +87,7 @@ class Addresses:
 
 
 def frame_sources(settings: PlatformSettings) -> str:
-    """The source list of a Content-Security-Policy's `frame-src` for pages that show previews in frames."""
+    """Return the sources of a Content-Security-Policy's `frame-src` for pages that show previews in frames."""
     addresses = Addresses.of(settings)
     if addresses is None:
         return "'none'"
@@ -102,12 +104,12 @@ def required(addresses: Addresses | None) -> Addresses:
 
 
 def is_port(port: int) -> bool:
-    """Whether it may be looked at."""
+    """Return whether the port may be previewed."""
     return 0 < port < 65536 and port != AGENT_PORT
 
 
 def check_port(port: int) -> None:
-    """InvalidInputError."""
+    """Raise InvalidInputError if the port cannot be previewed."""
     if not is_port(port):
         raise InvalidInputError(
             f"port: {port} cannot be previewed. Use a port from 1 to 65535 that a server listens on."
@@ -115,7 +117,7 @@ def check_port(port: int) -> None:
 
 
 def check_path(path: str) -> str:
-    """Where in it somebody wants to begin. InvalidInputError."""
+    """Return the path to open. Raises InvalidInputError if it is not valid."""
     if not path.startswith("/") or not path.isascii() or not path.isprintable() or re.search(r"[\\\s#]", path):
         raise InvalidInputError(
             "path: must start with '/' and must not contain spaces, backslashes, '#' or characters that need encoding."

@@ -1,4 +1,4 @@
-"""What there is to see in a sandbox."""
+"""Data types and errors of previews."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sandyard.kit.errors import SandyardError
 
 @dataclass(frozen=True, slots=True)
 class OpenPort:
-    """`url` None: previews have no address here."""
+    """A port that something listens on. `url` None: previews are not available here."""
 
     port: int
     address: str
@@ -20,7 +20,7 @@ class OpenPort:
 
 @dataclass(frozen=True, slots=True)
 class OpenPorts:
-    """`sleeping`: the sandbox is paused, and was not woken to be asked."""
+    """The open ports of a sandbox. `sleeping`: the sandbox is paused, and was not resumed to look."""
 
     items: tuple[OpenPort, ...]
     sleeping: bool = False
@@ -28,7 +28,7 @@ class OpenPorts:
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """An address that lets in whoever opens it first, until then."""
+    """A URL that grants access to whoever opens it first, until it expires."""
 
     url: str
     expires_at: datetime

@@ -1,7 +1,8 @@
-"""Who may look: a ticket, good once, becomes a pass that a browser keeps for one port of one sandbox.
+"""Preview access: a single-use ticket is exchanged for a pass that a browser keeps for one port of one sandbox.
 
-Both are sealed with the platform's key for their place: one that was shown elsewhere opens nothing, nor does a ticket of the API.
-A pass says who its holder is, and is good as long as that person could still come in the way they came, and sees the sandbox.
+Both are sealed with the platform's key for their port: they are useless for any other one, and so is a ticket of the
+API. A pass identifies its holder, and is valid while that person could still sign in the same way and may see the
+sandbox.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ from sandyard.platform.domain.users.standing import stands
 from sandyard.platform.settings import PlatformSettings
 
 LOOK_S = 5.0
-"""How long a look at the database is good for: a page asks for a hundred files at once."""
+"""How long a database check is cached, because a page requests a hundred files at once."""
 LONGEST = 2000
 _TICKET, _PASS = "preview ticket", "preview pass"
-_MOST_SEEN = 5000
+_MAX_CACHED = 5000
 
 
 class Tickets(Protocol):
@@ -45,7 +46,7 @@ class Passes:
         self._vault = vault
         self._clock = clock
         self.seconds = settings.login_days * 86400
-        self._seen: dict[tuple[Place, str], tuple[float, Principal]] = {}
+        self._cache: dict[tuple[Place, str], tuple[float, Principal]] = {}
 
     async def ticket(self, caller: Principal, place: Place) -> tuple[str, datetime]:
         issued = await self._tickets.create_ticket(caller)
@@ -53,34 +54,35 @@ class Passes:
         return self._seal(issued.value.reveal(), _TICKET, place), issued.expires_at
 
     async def exchange(self, place: Place, ticket: str) -> str | None:
-        """A pass for a ticket, which is used up by that. None: it was used already, is too old, or is for another place."""
+        """Exchange a ticket for a pass, which uses the ticket up. None if it was used, has expired, or is for another
+        port."""
         value = self._open(ticket, _TICKET, place)
         holder = await self._tickets.by_ticket(value) if value is not None else None
-        if holder is None or not await self._sees(holder, place):
+        if holder is None or not await self._has_access(holder, place):
             return None
         expires = round(self._clock.now()) + self.seconds
         return self._seal(json.dumps([holder.user_id, holder.name, holder.role, holder.means, expires]), _PASS, place)
 
     async def holder(self, place: Place, value: str) -> Principal | None:
-        """Whose pass this is; None when it is none, or good no longer. Raises DatabaseUnavailableError."""
+        """Return the holder of a pass. None if it is invalid or no longer valid. Raises DatabaseUnavailableError."""
         now = self._clock.now()
-        seen = self._seen.get((place, value))
+        seen = self._cache.get((place, value))
         if seen is not None and 0 <= now - seen[0] < LOOK_S:
             return seen[1]
-        self._seen.pop((place, value), None)
+        self._cache.pop((place, value), None)
         opened = self._open(value, _PASS, place)
         if opened is None:
             return None
         *who, expires = json.loads(opened)
         holder = Principal(*who)
-        if expires <= now or not await self._sees(holder, place):
+        if expires <= now or not await self._has_access(holder, place):
             return None
-        if len(self._seen) >= _MOST_SEEN:
-            self._seen.clear()
-        self._seen[place, value] = (now, holder)
+        if len(self._cache) >= _MAX_CACHED:
+            self._cache.clear()
+        self._cache[place, value] = (now, holder)
         return holder
 
-    async def _sees(self, holder: Principal, place: Place) -> bool:
+    async def _has_access(self, holder: Principal, place: Place) -> bool:
         if not await stands(self._database, self._clock, holder):
             return False
         try:

@@ -1,4 +1,4 @@
-"""Previews: what listens in a sandbox, the way for a person to see it, and the way in for what their browser asks."""
+"""Previews: list the open ports of a sandbox, grant a person access, and route their browser's requests."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from sandyard.platform.settings import PlatformSettings
 
 TICKET = "sandyard_ticket"
 FRESH_S = 2.0
-"""How long a look into a sandbox is good for, so that ten open tabs cost no more than one."""
+"""How long a list of ports is cached, so that ten open tabs cost no more than one."""
 CONNECTIONS = 128
-"""That may lead into one sandbox at once."""
-_WAITING_S, _APART_S = 120.0, 15.0
-_MOST_SHOWN = 1000
+"""Maximum number of concurrent connections to one sandbox."""
+_MAX_RETRY_S, _RETRY_GAP_S = 120.0, 15.0
+_MAX_SHOWN = 1000
 
 
 class Previews:
@@ -55,27 +55,27 @@ class Previews:
         self._clock = clock
         self.addresses = Addresses.of(settings)
         self.passes = Passes(database, tickets, vault, settings, clock)
-        # a proxy in the environment is for what lies outside of this machine
+        # a proxy from the environment is only for addresses outside of this machine
         self.outside = not is_loopback(urlsplit(settings.e2b_sandbox_url or "").hostname or "")
         client = httpx.AsyncClient(
             trust_env=self.outside,
-            # with http: there is nothing to verify, and it is slow to set up
+            # http: needs no verification, which is slow to set up
             verify=not (settings.e2b_sandbox_url or "").startswith("http:"),
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=100),
         )
         self.http = discard_cookies(client)  # browsers keep them
         self._looks: dict[str, tuple[float, asyncio.Task[list[Listener]]]] = {}
-        self._inside: Counter[str] = Counter()
+        self._connections: Counter[str] = Counter()
         self._closed: dict[Place, tuple[float, float]] = {}
         self._shown_paths: dict[tuple[Place, str], str] = {}
 
     async def close(self) -> None:
         await self.http.aclose()
 
-    # for the API -------------------------------------------------------------------------------------------------------
+    # for the API ------------------------------------------------------------------------------------------------------
 
     async def ports(self, principal: Principal, sandbox_id: str) -> OpenPorts:
-        """Those that something listens on now. Neither wakes the sandbox nor counts as a use of it."""
+        """List the ports that something listens on now. Neither resumes the sandbox nor counts as use of it."""
         row = await self._lifecycle.rows.get_for(principal, sandbox_id)
         check_usable(row)
         if row.status == Status.PAUSED:
@@ -83,13 +83,13 @@ class Previews:
         if row.status != Status.RUNNING or row.engine_id is None:
             return OpenPorts(())
         try:
-            found = await asyncio.shield(self._look(row.id, row.engine_id))
+            found = await asyncio.shield(self._list_listeners(row.id, row.engine_id))
         except SandboxNotRunningError:
             return OpenPorts((), sleeping=True)
-        return OpenPorts(tuple(self._shown(row.id, one) for one in found))
+        return OpenPorts(tuple(self._to_open_port(row.id, one) for one in found))
 
     async def create(self, principal: Principal, sandbox_id: str, port: int, path: str = "/") -> Opening:
-        """The address that lets the caller's browser in, once. UnsupportedError: previews have no address here."""
+        """Return a single-use URL for the caller's browser. Raises UnsupportedError if previews are not available here."""
         check_port(port)
         check_path(path)
         addresses = required(self.addresses)
@@ -101,11 +101,12 @@ class Previews:
         return Opening(f"{url}{'&' if '?' in path else '?'}{TICKET}={ticket}", expires)
 
     async def shown_path(self, principal: Principal, sandbox_id: str, port: int) -> str | None:
-        """The path that the caller opened last in a frame that shows this port. None: none since the platform started."""
+        """Return the path that the caller last opened in a frame for this port. None if there was none since the
+        platform started."""
         row = await self._lifecycle.rows.get_for(principal, sandbox_id)
         return self._shown_paths.get((Place(row.id, port), principal.user_id))
 
-    def _look(self, sandbox_id: str, engine_id: str) -> asyncio.Task[list[Listener]]:
+    def _list_listeners(self, sandbox_id: str, engine_id: str) -> asyncio.Task[list[Listener]]:
         now = self._clock.now()
         for known, (began, _) in list(self._looks.items()):
             if not 0 <= now - began < FRESH_S:
@@ -116,28 +117,31 @@ class Previews:
             look = self._looks[sandbox_id] = (now, task)
         return look[1]
 
-    def _shown(self, sandbox_id: str, one: Listener) -> OpenPort:
+    def _to_open_port(self, sandbox_id: str, one: Listener) -> OpenPort:
         url = self.addresses.url(Place(sandbox_id, one.port)) if self.addresses else None
         return OpenPort(one.port, one.address, one.process, url)
 
-    # for what a browser asks -------------------------------------------------------------------------------------------
+    # for requests of browsers -----------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def entering(self, place: Place) -> Iterator[None]:
-        """One connection into it. CrowdedError."""
-        if self._inside[place.sandbox_id] >= CONNECTIONS:
+        """Count a connection to the sandbox. Raises CrowdedError if there are too many."""
+        if self._connections[place.sandbox_id] >= CONNECTIONS:
             raise CrowdedError
-        self._inside[place.sandbox_id] += 1
+        self._connections[place.sandbox_id] += 1
         try:
             yield
         finally:
-            self._inside[place.sandbox_id] -= 1
-            if not self._inside[place.sandbox_id]:
-                del self._inside[place.sandbox_id]
+            self._connections[place.sandbox_id] -= 1
+            if not self._connections[place.sandbox_id]:
+                del self._connections[place.sandbox_id]
 
     @contextlib.asynccontextmanager
     async def reaching(self, place: Place, *, wake: bool) -> AsyncIterator[Route]:
-        """The way there; the sandbox counts as used until this ends. One that sleeps is woken, or SleepingError without `wake`."""
+        """Yield the route to the port. The sandbox counts as used until the context ends.
+
+        A paused sandbox is resumed, or SleepingError is raised without `wake`.
+        """
         row = await self._lifecycle.rows.get(place.sandbox_id)
         if row.status == Status.PAUSED and not wake:
             check_usable(row)
@@ -146,7 +150,7 @@ class Previews:
             try:
                 route = await self._lifecycle.engine.ports.route(engine_id, place.port)
             except SandboxNotRunningError:
-                await self._woken(row, wake=wake)
+                await self._resume(row, wake=wake)
                 route = await self._lifecycle.engine.ports.route(engine_id, place.port)
             except SandboxNotFoundError:
                 await self._lifecycle.lost(row.id)
@@ -154,7 +158,7 @@ class Previews:
             yield route
 
     async def missed(self, place: Place, *, wake: bool) -> bool:
-        """The way there led to no sandbox: find out why. True: it had gone to sleep behind our back, and is awake now."""
+        """Find out why a route led to no sandbox. Returns True if the engine had paused it and it has been resumed."""
         row = await self._lifecycle.rows.get(place.sandbox_id)
         check_usable(row)
         assert row.engine_id is not None
@@ -165,33 +169,36 @@ class Previews:
             raise
         if info.state is EngineState.RUNNING:
             return False
-        await self._woken(row, wake=wake)
+        await self._resume(row, wake=wake)
         return True
 
-    async def _woken(self, row: Sandbox, *, wake: bool) -> None:
+    async def _resume(self, row: Sandbox, *, wake: bool) -> None:
         row = await self._lifecycle.seen_paused(row.id)
         if row.status == Status.PAUSED and not wake:
             raise SleepingError
         await self._lifecycle.wake(row)
 
     def note_shown(self, place: Place, user_id: str, path: str) -> None:
-        """A frame of this person's shows that path from now on. The oldest are forgotten."""
+        """Record the path that a frame of this person shows. The oldest records are dropped."""
         self._shown_paths.pop((place, user_id), None)
         self._shown_paths[place, user_id] = path
-        while len(self._shown_paths) > _MOST_SHOWN:
+        while len(self._shown_paths) > _MAX_SHOWN:
             del self._shown_paths[next(iter(self._shown_paths))]
 
     def touch(self, place: Place) -> None:
-        """Somebody has just used it."""
+        """Record a use of the sandbox."""
         self._lifecycle.activity.touch(place.sandbox_id)
 
     def closed(self, place: Place) -> bool:
-        """Nothing listens there. Whether to look again by itself: not for ever, for a forgotten tab would keep it awake."""
+        """Record that nothing listens on the port. Returns whether the page should retry by itself.
+
+        Retries are limited in time, because a forgotten tab would otherwise keep the sandbox running.
+        """
         now = self._clock.now()
         began, last = self._closed.get(place, (now, now))
-        if not 0 <= now - last <= _APART_S:
+        if not 0 <= now - last <= _RETRY_GAP_S:
             began = now
-        for known in [known for known, (_, seen) in self._closed.items() if now - seen > _APART_S]:
+        for known in [known for known, (_, seen) in self._closed.items() if now - seen > _RETRY_GAP_S]:
             del self._closed[known]
         self._closed[place] = (began, now)
-        return now - began < _WAITING_S
+        return now - began < _MAX_RETRY_S

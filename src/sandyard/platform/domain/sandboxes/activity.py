@@ -1,4 +1,4 @@
-"""Who uses which sandbox, in memory: a use costs nothing, and what is written about it is written now and then."""
+"""Track the use of sandboxes in memory, so that a use costs nothing. Uses are written to the database periodically."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Activity:
 
     @contextlib.contextmanager
     def using(self, sandbox_id: str) -> Iterator[None]:
-        """It is in use until this ends."""
+        """Mark the sandbox as in use until the context ends."""
         use = self._uses.setdefault(sandbox_id, _Use(self._clock.now()))
         use.users += 1
         use.last = self._clock.now()
@@ -38,7 +38,7 @@ class Activity:
         self._uses.setdefault(sandbox_id, _Use(0.0)).last = self._clock.now()
 
     def know(self, sandbox_id: str, used_at: datetime | None) -> None:
-        """What the database says of a sandbox this process has not seen yet."""
+        """Record the last use according to the database, for a sandbox that this process has not seen yet."""
         if sandbox_id not in self._uses:
             moment = used_at.timestamp() if used_at else self._clock.now()
             self._uses[sandbox_id] = _Use(moment, written=moment)
@@ -47,12 +47,12 @@ class Activity:
         self._uses.pop(sandbox_id, None)
 
     def idle_for(self, sandbox_id: str) -> float:
-        """Seconds since its last use; 0 while it is in use or unknown."""
+        """Return the seconds since the last use. 0 while the sandbox is in use or unknown."""
         use = self._uses.get(sandbox_id)
         return 0.0 if use is None or use.users else max(0.0, self._clock.now() - use.last)
 
     def unwritten(self) -> dict[str, datetime]:
-        """Uses that the database does not know of yet; they count as known from now on."""
+        """Return the uses that are not in the database yet, and mark them as written."""
         now, news = self._clock.now(), {}
         for sandbox_id, use in self._uses.items():
             last = now if use.users else use.last

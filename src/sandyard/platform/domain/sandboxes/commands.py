@@ -1,4 +1,4 @@
-"""What people ask of commands: start one, wait for it, read what it wrote, end it, forget it. `running.py` is how they run."""
+"""Command operations for users: start, wait, read output, kill, delete. `running.py` executes the commands."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ class Commands:
     async def execute(
         self, principal: Principal, sandbox_id: str, new: NewCommand, *, internal: bool = False
     ) -> Command:
-        """Start it. It runs on its own from here; `wait` gives its end. `internal`: a command of the platform's own."""
+        """Start a command, which then runs on its own; use `wait` for its result. `internal`: a command of the platform
+        itself."""
         row = await self._lifecycle.rows.get_for(principal, sandbox_id, internal=internal)
         check_usable(row)
         self._check(new)
@@ -74,19 +75,19 @@ class Commands:
             started_at=utc_now(),
         )
         try:
-            await self._write(row, command, principal.name)
+            await self._insert(row, command, principal.name)
         except DatabaseUnavailableError:
-            # whether a commit that was cut off has happened is not known, and one that nobody starts would be open for ever;
-            # with a full disk it has not
+            # It is unknown whether an interrupted commit took effect, and a command that nobody starts would stay open
+            # forever; with a full disk it did not take effect.
             await self._database.retry_while_away(
-                lambda: self._write(row, command, principal.name),
+                lambda: self._insert(row, command, principal.name),
                 "command",
                 awaited=(DatabaseUnavailableError, DatabaseBusyError),
             )
         self._runner.start(row, command, new)
         return command
 
-    async def _write(self, row: Sandbox, command: Command, by: str) -> None:
+    async def _insert(self, row: Sandbox, command: Command, by: str) -> None:
         async with self._database.transaction() as tx:
             if await tx.session.get(Command, command.id) is not None:
                 return
@@ -96,20 +97,23 @@ class Commands:
             await tx.session.execute(counted)
 
     async def wait(self, command_id: str) -> Command:
-        """The command at its end. Cancelling this does not end the command. StoppingError when the platform stops first."""
+        """Return the command when it has finished. Cancelling the call does not end the command.
+
+        Raises StoppingError if the platform stops first.
+        """
         task = self._runner.running.get(command_id)
         while task is not None and not task.done():
             await asyncio.wait((task, self._stop), return_when=asyncio.FIRST_COMPLETED)
             self._check_stopping(command_id)
         command = await self.get(command_id)
-        while not CommandStatus(command.status).over:  # another platform follows it
+        while not CommandStatus(command.status).over:  # another platform process follows it
             await asyncio.wait((self._stop,), timeout=0.5)
             self._check_stopping(command_id)
             command = await self.get(command_id)
         return command
 
     def stop(self) -> None:
-        """Let nobody wait any longer: the platform is about to end, commands are not."""
+        """Make all waiters return, because the platform is about to stop. The commands continue."""
         if not self._stop.done():
             self._stop.set_result(None)
 
@@ -120,7 +124,8 @@ class Commands:
             )
 
     async def get_for(self, principal: Principal, command_id: str, *, internal: bool = True) -> tuple[Command, Sandbox]:
-        """Also a command of the platform's own, such as a project's setup, unless it is to be changed."""
+        """Return the command and its sandbox. With `internal`, also the platform's own commands, such as a project's
+        setup."""
         command = await self.get(command_id)
         try:
             return command, await self._lifecycle.rows.get_for(principal, command.sandbox_id, internal=internal)
@@ -133,37 +138,40 @@ class Commands:
             return await newest_first(session, select(Command).where(Command.sandbox_id == row.id), Command.id, page)
 
     async def kill(self, principal: Principal, command_id: str) -> Command:
-        """Idempotent: one that is over stays what it was."""
+        """Kill the command. Idempotent: a finished command stays as it is."""
         command, row = await self.get_for(principal, command_id, internal=False)
         if CommandStatus(command.status).over:
             return command
-        await self._lifecycle.call(row, lambda engine_id: self._end(engine_id, command.id))
+        await self._lifecycle.call(row, lambda engine_id: self._kill(engine_id, command.id))
         return await self.wait(command_id)
 
-    async def _end(self, engine_id: str, command_id: str) -> None:
-        """One that does not run yet never will."""
+    async def _kill(self, engine_id: str, command_id: str) -> None:
+        """Kill the command, or prevent it from starting if it does not run yet."""
         commands = self._lifecycle.engine.commands
         if not await commands.kill(engine_id, command_id) and not await commands.claim(engine_id, command_id):
-            await commands.kill(engine_id, command_id)  # it has started between the two, or is over
+            await commands.kill(engine_id, command_id)  # it started between the two calls, or has finished
 
     async def follow(
         self, command: Command, offsets: Mapping[str, int]
     ) -> AsyncIterator[tuple[str, int, bytes] | None]:
-        """(stream, offset, bytes) of its output from there on, until it is over; None now and then when it is silent. To
-        watch a command is to use its sandbox: it is woken for that, and does not count as idle meanwhile."""
+        """Yield (stream, offset, bytes) of the output from the offsets on until the command has finished, and None
+        periodically if it is silent.
+
+        Following a command counts as use of its sandbox: it is resumed, and is not idle meanwhile.
+        """
         with contextlib.ExitStack() as stack:
             if not CommandStatus(command.status).over:
                 stack.enter_context(self._lifecycle.activity.using(command.sandbox_id))
                 with contextlib.suppress(SandyardError):
                     await self._lifecycle.awake(await self._lifecycle.rows.get(command.sandbox_id))
-            async for piece in self._pieces(command, offsets):
+            async for piece in self._follow_output(command, offsets):
                 yield piece
 
-    async def _pieces(
+    async def _follow_output(
         self, command: Command, offsets: Mapping[str, int]
     ) -> AsyncIterator[tuple[str, int, bytes] | None]:
         at = dict(offsets)
-        told = asyncio.get_running_loop().time()
+        last_sent = asyncio.get_running_loop().time()
         while True:
             recorder = self._runner.recorders.get(command.id)
             news = recorder.news() if recorder else asyncio.ensure_future(asyncio.sleep(0.5))
@@ -175,23 +183,23 @@ class Commands:
                         break
                     yield stream, at[stream], data
                     at[stream] += len(data)
-                    told = asyncio.get_running_loop().time()
+                    last_sent = asyncio.get_running_loop().time()
             if CommandStatus(command.status).over or self._stop.done():
                 news.cancel()
                 return
             await asyncio.wait((news, self._stop), timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
             news.cancel()
-            if asyncio.get_running_loop().time() - told > SILENCE_S:
-                told = asyncio.get_running_loop().time()
+            if asyncio.get_running_loop().time() - last_sent > SILENCE_S:
+                last_sent = asyncio.get_running_loop().time()
                 yield None
 
     async def purge(self, session_id: str) -> None:
-        """Forget all commands of a session's sandboxes, with what they wrote."""
+        """Delete all commands of a session's sandboxes and their output."""
         own = select(Sandbox.id).where(Sandbox.session_id == session_id)
         await self._remove(select(Command.id).where(Command.sandbox_id.in_(own)))
 
     async def trim(self, older_than: timedelta) -> int:
-        """Forget those that ended longer ago; how many."""
+        """Delete commands that finished longer ago, and return how many."""
         return await self._remove(select(Command.id).where(Command.finished_at < utc_now() - older_than))
 
     async def _remove(self, which: Select[str]) -> int:

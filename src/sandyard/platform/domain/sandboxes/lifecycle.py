@@ -1,7 +1,8 @@
-"""From wanted to destroyed: what asks the engine for a sandbox, wakes it, pauses it and ends it.
+"""Life cycle of sandboxes: create, resume, pause and destroy them on the engine.
 
-The row is written before the engine is asked, with a key under which the engine makes one sandbox however often it is asked. A
-crash between the two leaves a row that is provisioned again, or a sandbox whose row says that nobody wants it.
+The row is written before the engine is called, with an idempotency key under which the engine creates only one sandbox
+however often it is called. A crash in between leaves a row that is provisioned again, or a sandbox whose row says that
+it is not wanted.
 """
 
 from __future__ import annotations
@@ -48,11 +49,11 @@ T = TypeVar("T")
 
 ENVS = "sandbox envs"
 INSTANCE, ROW = "sandyard", "sandyard-sandbox"
-"""Metadata of every sandbox we ask for: which installation wants it, and for which row."""
+"""Metadata of every sandbox that we create: the installation that owns it, and its row."""
 
 
 class Sealer(Protocol):
-    """Keeps values unreadable in the database. `place` must be the same when one is opened again."""
+    """Encrypts values for the database. `place` must be the same when a value is opened again."""
 
     def seal(self, value: Secret, *place: str) -> bytes: ...
     def open(self, stored: bytes, *place: str) -> Secret: ...
@@ -62,8 +63,12 @@ Hook = Callable[[Sandbox], Awaitable[None]]
 
 
 class Lifecycle:
-    """One per process. `before_pause` is called while the sandbox still runs, `before_destroy` while it is still there,
-    `woken` when it runs again, `ended` when it is gone or has failed; none of them may use the lifecycle of the same sandbox."""
+    """Life cycle of sandboxes, one object per process.
+
+    The hooks `before_pause` run while the sandbox is still running, `before_destroy` while it still exists, `woken`
+    when it runs again, and `ended` when it is gone or has failed. A hook must not use the life cycle of the same
+    sandbox.
+    """
 
     def __init__(
         self,
@@ -77,8 +82,11 @@ class Lifecycle:
         allowed: Allowed = None,
         destinations: Destinations | None = None,
     ) -> None:
-        """`allowed`: what sandboxes may connect to whose project does not say. `destinations`: which private networks projects may open
-        though no administrator owns them; None: all."""
+        """Create the life cycle.
+
+        `allowed`: what sandboxes may connect to if their project does not say. `destinations`: which private networks
+        projects may open although no administrator owns them. None: all.
+        """
         self._database = database
         self.rows = SandboxRows(database)
         self.engine = engine
@@ -97,15 +105,15 @@ class Lifecycle:
         self.ended: list[Hook] = []
 
     async def close(self) -> None:
-        """Let go of everything; sandboxes and what runs in them go on."""
+        """Stop all background tasks. Sandboxes and their processes continue."""
         await self.tasks.cancel()
         with contextlib.suppress(SandyardError):
             await self.rows.note_uses(self.activity.unwritten())
 
-    # making ------------------------------------------------------------------------------------------------------------
+    # creation ---------------------------------------------------------------------------------------------------------
 
     def draft(self, owner_id: str, wanted: NewSandbox) -> Sandbox:
-        """The row of a new sandbox, to be added in the caller's transaction; then call `provision`."""
+        """Return the row of a new sandbox. Add it in the caller's transaction, then call `provision`."""
         row = new_row(
             owner_id,
             template=wanted.template,
@@ -121,11 +129,11 @@ class Lifecycle:
         return row
 
     def carry_envs(self, old: Sandbox, new: Sandbox) -> bytes | None:
-        """The variables of one sandbox for another one that takes its place."""
+        """Return the environment variables of a sandbox, sealed for the sandbox that replaces it."""
         return None if old.envs is None else self._sealer.seal(self._sealer.open(old.envs, ENVS, old.id), ENVS, new.id)
 
     async def create(self, owner_id: str, wanted: NewSandbox) -> Sandbox:
-        """A sandbox being provisioned."""
+        """Create a sandbox and return while it is being provisioned."""
         row = self.draft(owner_id, wanted)
         async with self._database.transaction() as tx:
             tx.add(row)
@@ -134,7 +142,7 @@ class Lifecycle:
         return row
 
     def provision(self, sandbox_id: str) -> asyncio.Task[Sandbox]:
-        """Ask the engine, in the background; asking twice is asking once."""
+        """Create the sandbox on the engine in the background. Idempotent."""
         task = self._provisioning.get(sandbox_id)
         if task is None:
             task = self._provisioning[sandbox_id] = self.tasks.spawn(self._provision(sandbox_id))
@@ -142,7 +150,7 @@ class Lifecycle:
         return task
 
     async def provisioned(self, sandbox_id: str) -> Sandbox:
-        """Wait until it is provisioned, and raise what came in the way."""
+        """Wait until the sandbox is provisioned. Raises the error if that failed."""
         task = self._provisioning.get(sandbox_id)
         if task is not None:
             return await asyncio.shield(task)
@@ -152,11 +160,11 @@ class Lifecycle:
         return row
 
     async def _provision(self, sandbox_id: str) -> Sandbox:
-        row = await self._while_away(lambda: self.rows.get(sandbox_id), sandbox_id)
+        row = await self._retry_while_away(lambda: self.rows.get(sandbox_id), sandbox_id)
         if row.status != Status.PROVISIONING or row.doomed_at is not None:
             return row
         envs = json.loads(self._sealer.open(row.envs, ENVS, row.id).reveal()) if row.envs else {}
-        allowed = await self._while_away(lambda: self._allowed(row.project_id), sandbox_id)
+        allowed = await self._retry_while_away(lambda: self._allowed(row.project_id), sandbox_id)
         try:
             made = await self.engine.create(
                 template=row.template,
@@ -169,11 +177,11 @@ class Lifecycle:
         except SandyardError as error:
             log.warning("sandbox_not_provisioned", sandbox=row.id, code=error.code, reason=error.message)
             fail = partial(self._fail, row.id, error.message, error.code, [Status.PROVISIONING])
-            await self._while_away(fail, sandbox_id)
+            await self._retry_while_away(fail, sandbox_id)
             raise
-        return await self._while_away(lambda: self._adopt(row.id, made.id, allowed), sandbox_id)
+        return await self._retry_while_away(lambda: self._adopt(row.id, made.id, allowed), sandbox_id)
 
-    async def _while_away(self, work: Callable[[], Awaitable[T]], sandbox_id: str) -> T:
+    async def _retry_while_away(self, work: Callable[[], Awaitable[T]], sandbox_id: str) -> T:
         return await self._database.retry_while_away(work, "provisioning", sandbox=sandbox_id)
 
     async def _adopt(self, sandbox_id: str, engine_id: str, allowed: Allowed) -> Sandbox:
@@ -192,9 +200,9 @@ class Lifecycle:
             )
         except ConflictError:
             row = await self.rows.get(sandbox_id)
-            if row.engine_id != engine_id or row.status not in LIVE:  # it has been destroyed or has failed meanwhile
+            if row.engine_id != engine_id or row.status not in LIVE:  # it has been deleted or has failed meanwhile
                 await self.engine.kill(engine_id)
-            return row  # or another platform was faster: the same key is the same sandbox
+            return row  # or another platform process was faster: the same key is the same sandbox
         self.activity.touch(sandbox_id)
         log.info("sandbox_provisioned", sandbox=sandbox_id, engine_id=engine_id)
         if row.doomed_at is not None:
@@ -202,8 +210,10 @@ class Lifecycle:
         return row
 
     async def fork(self, owner_id: str, parent: Sandbox, wanted: NewSandbox) -> Sandbox:
-        """A copy of a sandbox's files in one of its own. A copy made by a process that dies before it is recorded has no row,
-        and is ended like any other stranger."""
+        """Copy a sandbox's files to a new sandbox.
+
+        If the process dies before the copy is recorded, the copy has no row and is ended like any other orphan.
+        """
         row = self.draft(owner_id, wanted)
         made = await self.call(
             parent, lambda engine_id: self.engine.fork(engine_id, row.idle_seconds + self._idle_margin_s)
@@ -224,16 +234,16 @@ class Lifecycle:
         self.activity.touch(row.id)
         return row
 
-    # using -------------------------------------------------------------------------------------------------------------
+    # use --------------------------------------------------------------------------------------------------------------
 
     @contextlib.asynccontextmanager
     async def using(self, row: Sandbox) -> AsyncIterator[str]:
-        """The engine's id of a sandbox that runs, woken for this if need be. It does not count as idle meanwhile."""
+        """Yield the engine's id of the sandbox, which is resumed if necessary and does not count as idle meanwhile."""
         with self.activity.using(row.id):
             yield await self.awake(row)
 
     async def call(self, row: Sandbox, verb: Callable[[str], Awaitable[T]]) -> T:
-        """Do something in it, once more if it had gone to sleep behind our back."""
+        """Run an action in the sandbox. Retries once if the engine had paused the sandbox without our doing."""
         async with self.using(row) as engine_id:
             try:
                 return await verb(engine_id)
@@ -245,7 +255,7 @@ class Lifecycle:
                 raise
 
     async def awake(self, row: Sandbox) -> str:
-        """The engine's id of a sandbox that runs now."""
+        """Return the engine's id of the sandbox after making sure that it is running."""
         row = await self.provisioned(row.id)
         check_usable(row)
         if row.status == Status.PAUSED:
@@ -254,13 +264,13 @@ class Lifecycle:
         return row.engine_id
 
     async def wake(self, row: Sandbox) -> Sandbox:
-        """Idempotent. The very processes go on where they were."""
+        """Resume the sandbox. Idempotent. Its processes continue where they were."""
         async with self._lock(row.id):
             row = await self.rows.get(row.id)
             check_usable(row)
             if row.status != Status.PAUSED:
                 return row
-            return await self.tasks.finish(self._wake(row))  # whoever asked may leave: others wait for it too
+            return await self.tasks.finish(self._wake(row))  # the caller may be cancelled, but others wait for it too
 
     async def _wake(self, row: Sandbox) -> Sandbox:
         assert row.engine_id is not None
@@ -269,7 +279,7 @@ class Lifecycle:
         except SandboxNotFoundError:
             await self.lost(row.id)
             raise
-        allowed = await self._renewed_network(row)
+        allowed = await self._update_network(row)
         now = utc_now()
         try:
             row = await self.rows.change(
@@ -279,17 +289,17 @@ class Lifecycle:
         except ConflictError:
             row = await self.rows.get(row.id)
             check_usable(row)
-            if row.status != Status.RUNNING:  # else another platform was faster
+            if row.status != Status.RUNNING:  # otherwise another platform process was faster
                 raise
         self.activity.touch(row.id)
         log.info("sandbox_resumed", sandbox=row.id)
-        await _tell(self.woken, row)
+        await _run_hooks(self.woken, row)
         return row
 
-    # network -----------------------------------------------------------------------------------------------------------
+    # network ----------------------------------------------------------------------------------------------------------
 
     async def _allowed(self, project_id: str | None) -> Allowed:
-        """What a sandbox of this project may connect to."""
+        """Return what a sandbox of this project may connect to."""
         async with self._database.reading() as session:
             project = await session.get(Project, project_id) if project_id is not None else None
             if project is None:
@@ -297,8 +307,8 @@ class Lifecycle:
             destinations = None if await is_vouched(session, project) else self._destinations
         return allowed_of(project, self._default_allowed, destinations)
 
-    async def _renewed_network(self, row: Sandbox) -> Allowed:
-        """Of one that was just woken: the settings may have changed while it slept. It does not run with the old ones."""
+    async def _update_network(self, row: Sandbox) -> Allowed:
+        """Apply network settings that changed while the sandbox was paused. If that fails, pause it again."""
         assert row.engine_id is not None
         allowed = row.network if row.project_id is None else await self._allowed(row.project_id)
         if allowed != row.network:
@@ -310,7 +320,7 @@ class Lifecycle:
         return allowed
 
     async def apply_network(self, project_id: str) -> None:
-        """Bring running sandboxes of a project in line with its settings. What cannot be reached now is tried again by `Upkeep`."""
+        """Apply the project's settings to its running sandboxes. `Upkeep` retries those that cannot be reached now."""
         async with self._database.reading() as session:
             query = select(Sandbox).where(Sandbox.project_id == project_id, Sandbox.status == Status.RUNNING)
             rows = list((await session.execute(query)).scalars())
@@ -324,7 +334,7 @@ class Lifecycle:
                 log.warning("sandbox_network_not_set", sandbox=row.id, reason=error.message)
 
     async def _apply_network(self, sandbox_id: str) -> None:
-        """Read while nobody else changes the sandbox, so that the newest settings are applied last."""
+        """Read the settings under the sandbox's lock, so that the newest settings are applied last."""
         async with self._lock(sandbox_id):
             row = await self.rows.get(sandbox_id)
             allowed = await self._allowed(row.project_id)
@@ -335,7 +345,7 @@ class Lifecycle:
         log.info("sandbox_network_set", sandbox=row.id, hosts=None if allowed is None else len(allowed))
 
     async def pause(self, row: Sandbox, *, only_if_idle_s: float | None = None) -> Sandbox:
-        """Idempotent. All processes stop where they are, memory is kept."""
+        """Pause the sandbox: all processes stop where they are and memory is kept. Idempotent."""
         if row.status == Status.PROVISIONING:
             row = await self.provisioned(row.id)
         async with self._lock(row.id):
@@ -344,24 +354,26 @@ class Lifecycle:
             if row.status != Status.RUNNING:
                 return row
             assert row.engine_id is not None
-            await _tell(self.before_pause, row)
+            await _run_hooks(self.before_pause, row)
             if only_if_idle_s is not None and self.activity.idle_for(row.id) < only_if_idle_s:
-                return row  # somebody came
+                return row  # somebody has started to use it
             try:
                 await self.engine.pause(row.engine_id)
             except SandboxNotFoundError:
                 await self.lost(row.id)
                 raise
             try:
-                row = await self._paused(row)
+                row = await self._mark_paused(row)
             except ConflictError:
-                row = await self.seen_paused(row.id)  # somebody has seen it before we could, and may have woken it
+                row = await self.seen_paused(row.id)  # somebody noticed it before we could, and may have resumed it
             log.info("sandbox_paused", sandbox=row.id)
             return row
 
     async def seen_paused(self, sandbox_id: str) -> Sandbox:
-        """The engine has said that it is paused: write that down, if it says so still. Somebody may have woken it since, and
-        a row that is late would have others wait for that."""
+        """Record that the sandbox is paused, if the engine still says so.
+
+        Somebody may have resumed it since, and an outdated row would make others wait for that.
+        """
         while True:
             row = await self.rows.get(sandbox_id)
             if row.status != Status.RUNNING or row.engine_id is None:
@@ -372,14 +384,14 @@ class Lifecycle:
                 await self.lost(sandbox_id)
                 return await self.rows.get(sandbox_id)
             except EngineError:
-                return row  # who knows
+                return row  # unknown
             if box.state is not EngineState.PAUSED:
                 return row
-            with contextlib.suppress(ConflictError):  # somebody has changed the row since the engine was asked
-                return await self._paused(row)
+            with contextlib.suppress(ConflictError):  # the row was changed after the engine was asked
+                return await self._mark_paused(row)
 
-    async def _paused(self, row: Sandbox) -> Sandbox:
-        """ConflictError when the row has changed since the engine was asked."""
+    async def _mark_paused(self, row: Sandbox) -> Sandbox:
+        """Mark the row as paused. Raises ConflictError if the row has changed since the engine was asked."""
         return await self.rows.change(
             row.id,
             "sandbox.paused",
@@ -390,11 +402,14 @@ class Lifecycle:
             pause_count=row.pause_count + 1,
         )
 
-    # ending ------------------------------------------------------------------------------------------------------------
+    # end --------------------------------------------------------------------------------------------------------------
 
     async def destroy(self, row: Sandbox, *, keep_work: bool = True) -> None:
-        """Idempotent. When the engine cannot be asked now, that is an error, and it is done as soon as it can. `keep_work` False:
-        nobody wants what is in it any more."""
+        """Delete the sandbox. Idempotent.
+
+        If the engine is unavailable, raises its error and deletes the sandbox as soon as possible. `keep_work` False:
+        its contents are not needed any more.
+        """
         if row.status == Status.DESTROYED:
             return
         if row.doomed_at is None:
@@ -410,7 +425,7 @@ class Lifecycle:
     async def carry_out_destroy(self, row: Sandbox, *, keep_work: bool = True) -> None:
         if row.engine_id is not None:
             if keep_work and row.status in (Status.RUNNING, Status.PAUSED):
-                await _tell(self.before_destroy, row)
+                await _run_hooks(self.before_destroy, row)
             await self.engine.kill(row.engine_id)
         with contextlib.suppress(ConflictError):
             row = await self.rows.change(
@@ -423,10 +438,10 @@ class Lifecycle:
             )
             log.info("sandbox_destroyed", sandbox=row.id)
         self.activity.forget(row.id)
-        await _tell(self.ended, row)
+        await _run_hooks(self.ended, row)
 
     async def lost(self, sandbox_id: str, reason: str | None = None) -> None:
-        """The engine no longer has it. Of one that was to be destroyed that is no failure."""
+        """Record that the engine no longer has the sandbox. That is not a failure if it was to be deleted."""
         reason = reason or "The sandbox has ended: it no longer exists on the engine."
         with contextlib.suppress(NotFoundError):
             if (await self.rows.get(sandbox_id)).doomed_at is None:
@@ -441,7 +456,7 @@ class Lifecycle:
             return
         self.activity.forget(sandbox_id)
         log.warning("sandbox_failed", sandbox=sandbox_id, reason=reason)
-        await _tell(self.ended, row)
+        await _run_hooks(self.ended, row)
 
     def _lock(self, sandbox_id: str) -> asyncio.Lock:
         lock = self._locks.get(sandbox_id)
@@ -450,8 +465,8 @@ class Lifecycle:
         return lock
 
 
-async def _tell(hooks: list[Hook], row: Sandbox) -> None:
-    """A hook that fails is logged: it must not keep a sandbox from pausing, waking or ending."""
+async def _run_hooks(hooks: list[Hook], row: Sandbox) -> None:
+    """Run the hooks. A failing hook is only logged: it must not prevent a sandbox from pausing, resuming or ending."""
     for hook in hooks:
         try:
             await hook(row)

@@ -1,4 +1,4 @@
-"""What a sandbox and a command are, to those who use them."""
+"""Statuses, errors and request types of sandboxes and commands."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Status(StrEnum):
 
 
 class CommandStatus(StrEnum):
-    """`lost`: it ran, and its end was never seen. `not_started`: it never ran."""
+    """State of a command. `lost`: it ran, but its exit was not observed. `not_started`: it never ran."""
 
     STARTING = "starting"
     RUNNING = "running"
@@ -58,7 +58,7 @@ class CommandRefusedError(SandyardError):
 
 @dataclass(frozen=True, slots=True)
 class NewSandbox:
-    """What is wanted. `session_id` and what follows were checked by whoever asks."""
+    """A requested sandbox. The caller has authorized `session_id` and the fields after it."""
 
     template: str
     idle_seconds: int
@@ -80,7 +80,7 @@ class NewCommand:
 
 
 def check_usable(row: Sandbox) -> None:
-    """Raises why nothing can be done in it any more."""
+    """Raise an error if the sandbox can no longer be used."""
     if row.status == Status.DESTROYED or row.doomed_at is not None:
         raise SandboxDestroyedError(f"Sandbox {row.id} was deleted.")
     if row.status == Status.ERROR:
@@ -92,7 +92,7 @@ def utc_now() -> datetime:
 
 
 def about(row: Sandbox) -> dict[str, str | None]:
-    """The references of an event about this sandbox."""
+    """Return the references of an event about this sandbox."""
     return {
         "owner_id": row.owner_id,
         "project_id": row.project_id,

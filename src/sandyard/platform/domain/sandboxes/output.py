@@ -1,7 +1,7 @@
-"""The output of commands, in files of the platform's own: two a command, written and read by offset.
+"""Output of commands in files of the platform: two per command, written and read by offset.
 
-How much of a file counts is in the database. After a crash a file may be longer than that: the rest is cut off and fetched again
-from the journal in the sandbox, which has every byte.
+The database stores how much of a file is valid. After a crash a file may be longer; the rest is truncated and fetched
+again from the journal in the sandbox, which has every byte.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 STDOUT, STDERR = "stdout", "stderr"
 STREAMS = (STDOUT, STDERR)
-_VECTOR = 256  # the kernel takes 1024 at once
+_VECTOR = 256  # the kernel accepts 1024 at once
 _OPEN = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC
 
 
@@ -25,11 +25,11 @@ class OutputFiles:
 
     def _path(self, command_id: str, stream: str) -> Path:
         assert stream in STREAMS
-        # two letters of the random part, so that no directory has to hold them all
+        # two characters of the random part, so that no directory has to hold them all
         return self._folder / command_id[-2:] / command_id / stream
 
     async def begin(self, command_id: str, sizes: Mapping[str, int]) -> None:
-        """Make the files, or cut them to what counts."""
+        """Create the files, or truncate them to the valid sizes."""
         await asyncio.to_thread(self._begin, command_id, sizes)
 
     def _begin(self, command_id: str, sizes: Mapping[str, int]) -> None:
@@ -44,8 +44,10 @@ class OutputFiles:
                 os.close(fd)
 
     async def write(self, command_id: str, stream: str, offset: int, *pieces: bytes | bytearray) -> None:
-        """At that place, one after the other: writing the same bytes twice, because it is not known whether they were counted,
-        does no harm."""
+        """Write the pieces one after another at that offset.
+
+        Writing the same bytes twice is harmless, which matters if it is unknown whether they were recorded.
+        """
         await asyncio.to_thread(self._write, command_id, stream, offset, pieces)
 
     def _write(self, command_id: str, stream: str, offset: int, pieces: Sequence[bytes | bytearray]) -> None:
@@ -63,7 +65,7 @@ class OutputFiles:
             os.close(fd)
 
     async def read(self, command_id: str, stream: str, offset: int, limit: int) -> bytes:
-        """At most `limit` bytes from there; fewer at the end."""
+        """Return at most `limit` bytes from the offset, or fewer at the end."""
         return await asyncio.to_thread(self._read, command_id, stream, offset, limit)
 
     def _read(self, command_id: str, stream: str, offset: int, limit: int) -> bytes:
@@ -75,7 +77,7 @@ class OutputFiles:
         return b""
 
     async def size(self, command_id: str, stream: str) -> int:
-        """How much is kept of it."""
+        """Return the size of the stored output."""
         return await asyncio.to_thread(self._size, command_id, stream)
 
     def _size(self, command_id: str, stream: str) -> int:
@@ -84,7 +86,7 @@ class OutputFiles:
         return 0
 
     async def ids(self, prefix: str) -> list[str]:
-        """Of what there are files, with this beginning."""
+        """Return the ids with this prefix that have files."""
         return await asyncio.to_thread(lambda: [path.name for path in self._folder.glob(f"??/{prefix}*")])
 
     async def remove(self, command_id: str) -> None:

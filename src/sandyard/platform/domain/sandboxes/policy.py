@@ -1,4 +1,4 @@
-"""Which commands a project allows."""
+"""Command policy of a project."""
 
 from __future__ import annotations
 
@@ -12,17 +12,19 @@ from sandyard.platform.domain.sandboxes.model import CommandRefusedError
 
 @dataclass(frozen=True, slots=True)
 class CommandPolicy:
-    """Patterns are searched for in the whole command. `deny` wins; a non-empty `allow` refuses all that it does not know.
+    """Which commands a project allows.
 
-    It keeps honest agents on the path, and is no wall: a shell can say the same thing in too many ways. Walls are the
-    sandbox and its network policy."""
+    Patterns are searched in the whole command. `deny` takes precedence; a non-empty `allow` rejects everything that it
+    does not match. The policy guides cooperative agents and is no security boundary, because a shell can express the
+    same command in too many ways. The boundaries are the sandbox and its network policy.
+    """
 
     allow: tuple[str, ...] = ()
     deny: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, settings: dict[str, Any]) -> CommandPolicy:
-        """From a project's settings."""
+        """Read the policy from a project's settings."""
         policy = settings.get("commandPolicy") or {}
         return cls(_strings(policy.get("allow")), _strings(policy.get("deny")))
 
@@ -31,8 +33,10 @@ class CommandPolicy:
         return not (self.allow or self.deny)
 
     def check(self, command: str) -> None:
-        """Raises CommandRefusedError, which says which rule it was; also for a command that could not be checked. Takes its time: call
-        it by `run_in_thread`."""
+        """Raise CommandRefusedError with the rule that rejects the command, also if the command could not be checked.
+
+        May take long: call it with `run_in_thread`.
+        """
         denied = search(self.deny, [command])
         if denied.match is not None:
             raise CommandRefusedError(f"The project's policy denies this command: it matches {denied.match!r}.")

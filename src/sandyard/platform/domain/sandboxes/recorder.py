@@ -1,6 +1,6 @@
-"""Writes down what one command says: bytes to its files, then how many there are to the database, with an event.
+"""Record the output of one command: bytes to its files, then sizes to the database, with an event.
 
-Nothing is told before it is kept: an event's offsets can be read from the files the moment it arrives.
+Nothing is announced before it is stored: the offsets in an event can be read from the files as soon as it arrives.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ log = get_logger(__name__)
 FLUSH_S = 0.05
 FLUSH_BYTES = 2 << 20
 WAITING_BYTES = 8 << 20
-"""So much may wait while something is written; more waits in the sandbox. Each write costs a transaction, however much it is of."""
+"""Maximum bytes to buffer during a write; more waits in the sandbox. Each write costs a transaction, whatever its size."""
 MERGED_BYTES = 64 * 1024
-"""What comes in smaller pieces is put together."""
+"""Smaller pieces are merged."""
 INLINE_BYTES = 8 * 1024
-"""What an event carries of a stream; of more it says from where to where, and the reader fetches it."""
+"""Maximum bytes of a stream in an event. For more, the event has only the range, and the reader fetches it."""
 
 
-class _Waiting:
-    """Bytes that are not kept yet, in the pieces in which they came, so that much output is not copied once more."""
+class _Pending:
+    """Bytes that are not stored yet, in the pieces in which they arrived, to avoid copying large output."""
 
     def __init__(self) -> None:
         self.pieces: list[bytes | bytearray] = []
@@ -49,19 +49,19 @@ class _Waiting:
         else:
             self.pieces.append(bytearray(data))
 
-    def put_back(self, earlier: _Waiting) -> None:
-        # as bytes: a thread may still write these, and nothing may be added to them
+    def put_back(self, earlier: _Pending) -> None:
+        # as bytes: a thread may still be writing these, so nothing may be appended to them
         self.pieces[:0] = [bytes(piece) for piece in earlier.pieces]
         self.size += earlier.size
 
 
 class Recorder:
-    """For one command at a time. `add` as output comes, `finish` at the end."""
+    """Records one command. Call `add` as output arrives and `finish` at the end."""
 
     def __init__(
         self, database: Database, files: OutputFiles, sandbox: Sandbox, command: Command, *, most: int = 1 << 30
     ) -> None:
-        """`most` is how much is kept of a stream."""
+        """`most` is the maximum number of bytes to store per stream."""
         self._most = most
         self._cut: set[str] = set()
         self._database = database
@@ -69,34 +69,34 @@ class Recorder:
         self._about = about(sandbox)
         self.command_id = command.id
         self.begun = False  # it is known to run, or to have run
-        self._kept = {STDOUT: command.stdout_bytes, STDERR: command.stderr_bytes}
-        self._known = dict(self._kept)
-        self._waiting = {STDOUT: _Waiting(), STDERR: _Waiting()}
+        self._stored = {STDOUT: command.stdout_bytes, STDERR: command.stderr_bytes}
+        self._received = dict(self._stored)
+        self._waiting = {STDOUT: _Pending(), STDERR: _Pending()}
         self._flushing = asyncio.Lock()
         self._timer: asyncio.TimerHandle | None = None
         self._flush: asyncio.Task[None] | None = None
         self._waiters: set[asyncio.Future[None]] = set()
 
     async def begin(self) -> None:
-        await self._files.begin(self.command_id, self._kept)
+        await self._files.begin(self.command_id, self._stored)
 
     @property
     def offsets(self) -> tuple[int, int]:
-        """How much of standard output and standard error is known here."""
-        return self._known[STDOUT], self._known[STDERR]
+        """Return how many bytes of stdout and stderr have been received."""
+        return self._received[STDOUT], self._received[STDERR]
 
     async def add(self, stream: str, offset: int, data: bytes) -> None:
-        known, waiting = self._known[stream], self._waiting[stream]
+        known, waiting = self._received[stream], self._waiting[stream]
         if stream in self._cut:
             return
         if offset < known:
-            data = data[known - offset :]  # already here
+            data = data[known - offset :]  # already received
         if known + len(data) > self._most:
             self._cut.add(stream)
             data = data[: self._most - known]
         if not data:
             return
-        self._known[stream] += len(data)
+        self._received[stream] += len(data)
         waiting.add(data)
         if waiting.size >= WAITING_BYTES:
             await self.flush()
@@ -106,7 +106,7 @@ class Recorder:
             self._timer = asyncio.get_running_loop().call_later(FLUSH_S, self._flush_now)
 
     def news(self) -> asyncio.Future[None]:
-        """Done as soon as more has been kept than at this moment."""
+        """Return a future that completes when more output has been stored."""
         waiter = asyncio.get_running_loop().create_future()
         self._waiters.add(waiter)
         waiter.add_done_callback(self._waiters.discard)
@@ -120,7 +120,7 @@ class Recorder:
             self._flush = asyncio.get_running_loop().create_task(self._flush_quietly())
 
     async def _flush_quietly(self) -> None:
-        """What could not be kept stays in hand; the next flush says so to somebody who can do something about it."""
+        """Flush and only log failures. Unwritten output is kept, and the next flush reports the error to its caller."""
         try:
             await self.flush()
         except SandyardError as error:
@@ -132,39 +132,39 @@ class Recorder:
             self._timer = asyncio.get_running_loop().call_later(FLUSH_S, self._flush_now)
 
     async def flush(self, **end: Any) -> None:
-        """Keep what came. `end` are fields of the row to set with it, when this is the end."""
+        """Store the output received so far. `end` holds fields of the row to set with it when the command has ended."""
         async with self._flushing:
             news = {stream: waiting for stream, waiting in self._waiting.items() if waiting.size}
             if not news and not end:
                 return
-            self._waiting |= {stream: _Waiting() for stream in news}
+            self._waiting |= {stream: _Pending() for stream in news}
             try:
-                await self._keep(news, end)
+                await self._store(news, end)
             except BaseException:
                 for stream, waiting in news.items():
                     self._waiting[stream].put_back(waiting)
                 raise
             for stream, waiting in news.items():
-                self._kept[stream] += waiting.size
+                self._stored[stream] += waiting.size
             for waiter in list(self._waiters):
                 if not waiter.done():
                     waiter.set_result(None)
 
-    async def _keep(self, news: Mapping[str, _Waiting], end: Mapping[str, Any]) -> None:
-        """To the files, then to the database."""
+    async def _store(self, news: Mapping[str, _Pending], end: Mapping[str, Any]) -> None:
+        """Write to the files, then to the database."""
         for stream, waiting in news.items():
             try:
-                await self._files.write(self.command_id, stream, self._kept[stream], *waiting.pieces)
+                await self._files.write(self.command_id, stream, self._stored[stream], *waiting.pieces)
             except OSError as error:
                 raise NoSpaceError(f"The output could not be written: {error.strerror}.") from error
-        sizes = {f"{stream}_bytes": self._kept[stream] + waiting.size for stream, waiting in news.items()}
+        sizes = {f"{stream}_bytes": self._stored[stream] + waiting.size for stream, waiting in news.items()}
         async with self._database.transaction() as tx:
             await tx.session.execute(update(Command).where(Command.id == self.command_id).values(**sizes, **end))
             if news:
-                pieces = [self._piece(stream, waiting) for stream, waiting in news.items()]
+                pieces = [self._describe_output(stream, waiting) for stream, waiting in news.items()]
                 tx.emit("command.output", **self._about, commandId=self.command_id, output=pieces)
             if end:
-                totals = {f"{stream}_bytes": size for stream, size in self._kept.items()} | sizes
+                totals = {f"{stream}_bytes": size for stream, size in self._stored.items()} | sizes
                 tx.emit(
                     "command.finished",
                     **self._about,
@@ -177,8 +177,8 @@ class Recorder:
                     stderrBytes=totals[f"{STDERR}_bytes"],
                 )
 
-    def _piece(self, stream: str, waiting: _Waiting) -> dict[str, Any]:
-        start = self._kept[stream]
+    def _describe_output(self, stream: str, waiting: _Pending) -> dict[str, Any]:
+        start = self._stored[stream]
         piece: dict[str, Any] = {"stream": stream, "offset": start, "end": start + waiting.size}
         if waiting.size <= INLINE_BYTES:
             data = b"".join(waiting.pieces)
@@ -189,7 +189,7 @@ class Recorder:
         return piece
 
     async def close(self) -> None:
-        """Write nothing any more. What was not written is still in the sandbox's journal. Idempotent."""
+        """Stop writing. Unwritten output is still in the sandbox's journal. Idempotent."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

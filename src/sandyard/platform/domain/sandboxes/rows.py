@@ -1,4 +1,4 @@
-"""The rows of sandboxes: every change of one, with its event, is a verb here."""
+"""Sandbox rows: every change of one, with its event, is a method here."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ _TRIES = 5
 
 
 def visible_to(principal: Principal, *, internal: bool = False) -> ColumnElement[bool]:
-    """The condition for sandboxes this person may see and enter. `internal`: also those of their projects that only the platform
-    enters, to read what happened there."""
+    """Return the condition for sandboxes that this person may see and enter.
+
+    With `internal`, include sandboxes of their projects that only the platform enters, to read what happened there.
+    """
     if principal.is_admin:
         return true()
     shared = Sandbox.project_id.in_(select(Project.id).where(projects.visible_to(principal)))
@@ -32,7 +34,7 @@ def visible_to(principal: Principal, *, internal: bool = False) -> ColumnElement
 
 
 def sessions_visible_to(principal: Principal) -> ColumnElement[bool]:
-    """The same for sessions."""
+    """Return the same condition for sessions."""
     if principal.is_admin:
         return true()
     shared = select(Project.id).where(projects.visible_to(principal))
@@ -51,7 +53,8 @@ class SandboxRows:
         return row
 
     async def get_for(self, principal: Principal, sandbox_id: str, *, internal: bool = False) -> Sandbox:
-        """NotFoundError also for what this person may not see. `internal`: not to enter it."""
+        """Return the sandbox. Raises NotFoundError also if this person may not see it. `internal`: only to read, not to
+        enter it."""
         async with self._database.reading() as session:
             query = select(Sandbox).where(Sandbox.id == sandbox_id, visible_to(principal, internal=internal))
             row = (await session.execute(query)).scalar_one_or_none()
@@ -73,7 +76,7 @@ class SandboxRows:
         status: Status | None = None,
         session_id: str | None = None,
     ) -> Listing[Sandbox]:
-        """Newest first; those that were destroyed only when they are asked for."""
+        """List sandboxes, newest first. Deleted sandboxes are listed only on request."""
         query = select(Sandbox).where(visible_to(principal))
         if not everybody:
             query = query.where(Sandbox.owner_id == principal.user_id)
@@ -93,7 +96,10 @@ class SandboxRows:
         version: int | None = None,
         **changes: Any,
     ) -> Sandbox:
-        """Change a row that has one of these statuses, and this version, and tell. ConflictError when it has another one by now."""
+        """Change a row and emit an event.
+
+        Raises ConflictError if the row no longer has one of these statuses and, if given, this version.
+        """
         allowed = set(when)
         for last in [False] * (_TRIES - 1) + [True]:
             try:
@@ -107,7 +113,7 @@ class SandboxRows:
                         setattr(row, name, value)
                     if event is not None:
                         tx.emit(event, **about(row), status=row.status, error=row.error)
-            except StaleDataError:  # another platform was faster
+            except StaleDataError:  # another platform process was faster
                 if last:
                     raise ConflictError(
                         f"Sandbox {sandbox_id} is being changed by another request. Try again."
@@ -117,7 +123,7 @@ class SandboxRows:
         raise AssertionError
 
     async def note(self, sandbox_id: str, **facts: Any) -> None:
-        """Write down what is known of it without calling that a change."""
+        """Store facts about the sandbox without an event or a new version."""
         async with self._database.transaction() as tx:
             await tx.session.execute(update(Sandbox).where(Sandbox.id == sandbox_id).values(**facts))
 

@@ -1,4 +1,4 @@
-"""How commands run: started once, followed through pauses, crashes and restarts, until their end is seen."""
+"""Execution of commands: start them once and follow them through pauses, crashes and restarts until they exit."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ T = TypeVar("T")
 
 RETRY_S = 2.0
 NOTED_S = 0.2
-"""A command that is over sooner is never shown as running. For what a crash leaves the two are the same."""
+"""Commands that finish sooner are never shown as running. For crash recovery the two states are equivalent."""
 FORGET_MANY, FORGET_BYTES = 20, 1 << 20
 OVERDUE_S = 60.0
-_ENDS = {
+_END_MESSAGES = {
     CommandStatus.LOST: "The command's exit was not observed, because the sandbox was restarted.",
     CommandStatus.NOT_STARTED: "The command was never started.",
     CommandStatus.TIMED_OUT: "The command exceeded its timeout and was killed.",
@@ -46,7 +46,7 @@ OPEN = (CommandStatus.STARTING, CommandStatus.RUNNING)
 
 
 class Runner:
-    """One task for each command that is open, in `running`; what it keeps is in `recorders`."""
+    """Follows each open command in a task of its own, in `running`, with its output in `recorders`."""
 
     def __init__(self, database: Database, lifecycle: Lifecycle, files: OutputFiles, output_kept: int) -> None:
         self._database = database
@@ -55,14 +55,14 @@ class Runner:
         self._output_kept = output_kept
         self.running: dict[str, asyncio.Task[None]] = {}
         self.recorders: dict[str, Recorder] = {}
-        self._over: dict[str, list[str]] = {}  # by sandbox: commands whose journals are still there
+        self._finished: dict[str, list[str]] = {}  # by sandbox: finished commands whose journals still exist
         self._awake: dict[str, asyncio.Event] = {}  # by sandbox: set when it runs again
-        lifecycle.before_pause.append(self._forget)
-        lifecycle.woken.append(self._woken)
-        lifecycle.ended.append(self._woken)
+        lifecycle.before_pause.append(self._remove_journals)
+        lifecycle.woken.append(self._wake_waiters)
+        lifecycle.ended.append(self._wake_waiters)
 
     def start(self, row: Sandbox, command: Command, new: NewCommand) -> None:
-        """In the background. Its row is there."""
+        """Start the command in the background. Its row must exist."""
         self._spawn(row, command, self._run(row, command, new))
 
     async def _run(self, row: Sandbox, command: Command, new: NewCommand) -> None:
@@ -73,43 +73,45 @@ class Runner:
         asked = False
         for _ in range(2):
             try:
-                async with self._held(row, command):
-                    engine_id = await self._while_away(command.id, lambda: self._lifecycle.awake(row))
+                async with self._keep_in_use(row, command):
+                    engine_id = await self._retry_while_away(command.id, lambda: self._lifecycle.awake(row))
                     asked = True
                     events = self._lifecycle.engine.commands.start(engine_id, spec, most=self._output_kept)
                     if await self._record(events, recorder, row):
                         return
             except SandboxNotFoundError:
                 await self._lifecycle.lost(row.id)
-                await self._lose(recorder, row)
+                await self._finish_lost(recorder, row)
                 return
             except SandboxNotRunningError:
-                await self._while_away(command.id, lambda: self._lifecycle.seen_paused(row.id))
+                await self._retry_while_away(command.id, lambda: self._lifecycle.seen_paused(row.id))
                 if not recorder.begun:
                     asked = False
-                    continue  # it slept, and nobody here knew: once more, awake
+                    continue  # the sandbox was paused without our knowledge: retry after resuming it
             except SandyardError as error:
                 log.warning("command_stream_broke", command=command.id, reason=error.message)
-                if not asked or (not recorder.begun and error.status < 500):  # else it is not certain
+                if not asked or (
+                    not recorder.begun and error.status < 500
+                ):  # otherwise it is uncertain whether it started
                     await recorder.finish(CommandStatus.NOT_STARTED, error=error.message)
                     return
             break
         await self._follow(row, command.id, recorder)
 
     async def _follow(self, row: Sandbox, command_id: str, recorder: Recorder) -> None:
-        """Go on with one that was started, from what is known of it, until its end is seen."""
+        """Follow a started command from its last known state until it exits."""
         while True:
             row = await self._lifecycle.rows.get(row.id)
             if row.status in (Status.ERROR, Status.DESTROYED) or row.doomed_at is not None:
-                await self._lose(recorder, row)
+                await self._finish_lost(recorder, row)
                 return
             if row.status != Status.RUNNING or row.engine_id is None:
                 await self._until_awake(row.id)
                 continue
             command = await self.get(command_id)
             try:
-                async with self._held(row, command):
-                    if not await self._began(row.engine_id, command):
+                async with self._keep_in_use(row, command):
+                    if not await self._has_started(row.engine_id, command):
                         await recorder.finish(
                             CommandStatus.NOT_STARTED, error="The platform stopped before the command was started."
                         )
@@ -127,14 +129,14 @@ class Runner:
                 log.warning("command_not_followed", command=command_id, reason=error.message)
                 await asyncio.sleep(RETRY_S)
 
-    async def _began(self, engine_id: str, command: Command) -> bool:
-        """A start whose outcome nobody knows: settle it, so that it is either running or can never run."""
+    async def _has_started(self, engine_id: str, command: Command) -> bool:
+        """Determine whether a command with an unknown start has begun. If not, make sure that it can never run."""
         if command.status != CommandStatus.STARTING:
             return True
         return not await self._lifecycle.engine.commands.claim(engine_id, command.id)
 
     async def _record(self, events: AsyncIterator[Started | Output | Ended], recorder: Recorder, row: Sandbox) -> bool:
-        """True when its end was seen."""
+        """Record events. Returns True if the command's exit was observed."""
         noting: asyncio.Task[None] | None = None
         async with contextlib.aclosing(cast("AsyncGenerator[Started | Output | Ended, None]", events)) as stream:
             async for event in stream:
@@ -152,22 +154,23 @@ class Runner:
                         status,
                         exit_code=event.code,
                         signal=event.signal,
-                        error=_ENDS.get(status),
+                        error=_END_MESSAGES.get(status),
                         duration_s=event.duration_s,
                     )
-                    self._remember_over(row, recorder)
+                    self._note_finished(row, recorder)
                     return True
         return False
 
-    def _remember_over(self, row: Sandbox, recorder: Recorder) -> None:
-        """Its journal in the sandbox is all here. Removing it costs a process there, so that many go together."""
-        over = self._over.setdefault(row.id, [])
+    def _note_finished(self, row: Sandbox, recorder: Recorder) -> None:
+        """Note that the journal is stored here completely. Removing it costs a process in the sandbox, so they are
+        removed in batches."""
+        over = self._finished.setdefault(row.id, [])
         over.append(recorder.command_id)
         if len(over) >= FORGET_MANY or sum(recorder.offsets) >= FORGET_BYTES:
-            self._lifecycle.tasks.spawn(self._forget(row))
+            self._lifecycle.tasks.spawn(self._remove_journals(row))
 
-    async def _forget(self, row: Sandbox) -> None:
-        over = self._over.pop(row.id, [])
+    async def _remove_journals(self, row: Sandbox) -> None:
+        over = self._finished.pop(row.id, [])
         row = await self._lifecycle.rows.get(row.id)
         if over and row.engine_id is not None and row.status == Status.RUNNING:
             with contextlib.suppress(SandyardError):
@@ -180,9 +183,9 @@ class Runner:
             await tx.session.execute(started.values(status=CommandStatus.RUNNING))
 
     @contextlib.asynccontextmanager
-    async def _held(self, row: Sandbox, command: Command) -> AsyncIterator[None]:
-        """What somebody waits for keeps its sandbox awake; what runs in the background does so only while it says
-        something."""
+    async def _keep_in_use(self, row: Sandbox, command: Command) -> AsyncIterator[None]:
+        """Keep the sandbox in use while somebody waits for the command. A background command counts only while it
+        produces output."""
         if command.background:
             self._lifecycle.activity.touch(row.id)
             yield
@@ -190,23 +193,23 @@ class Runner:
             with self._lifecycle.activity.using(row.id):
                 yield
 
-    async def _lose(self, recorder: Recorder, row: Sandbox) -> None:
+    async def _finish_lost(self, recorder: Recorder, row: Sandbox) -> None:
         row = await self._lifecycle.rows.get(row.id)
         reason = row.error or "The sandbox was deleted."
         await recorder.finish(CommandStatus.LOST, error=f"The command's exit was not observed. {reason}")
 
-    # after a restart, after a wake -------------------------------------------------------------------------------------
+    # after a restart or resume ----------------------------------------------------------------------------------------
 
     async def recover(self) -> int:
-        """Take up every command that an earlier process left open. How many there were."""
+        """Continue every command that an earlier process left open, and return how many there were."""
         async with self._database.reading() as session:
             query = select(Command, Sandbox).join(Sandbox, Sandbox.id == Command.sandbox_id)
             rows = (await session.execute(query.where(Command.status.in_(OPEN)))).all()
         for command, row in rows:
-            self._spawn(row, command, self._take_up(row, command))
+            self._spawn(row, command, self._continue(row, command))
         return len(rows)
 
-    async def _take_up(self, row: Sandbox, command: Command) -> None:
+    async def _continue(self, row: Sandbox, command: Command) -> None:
         await self._follow(row, command.id, await self._recorder(row, command))
 
     async def _recorder(self, row: Sandbox, command: Command) -> Recorder:
@@ -218,12 +221,12 @@ class Runner:
     async def _until_awake(self, sandbox_id: str) -> None:
         awake = self._awake.setdefault(sandbox_id, asyncio.Event())
         if (await self._lifecycle.rows.get(sandbox_id)).status not in (Status.PAUSED, Status.PROVISIONING):
-            return  # since somebody has looked, and before it could be told
+            return  # it has changed since the caller looked, before the event existed
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(30):  # or look again: another platform may have woken it
+            async with asyncio.timeout(30):  # then look again: another platform process may have resumed it
                 await awake.wait()
 
-    async def _woken(self, row: Sandbox) -> None:
+    async def _wake_waiters(self, row: Sandbox) -> None:
         if event := self._awake.pop(row.id, None):
             event.set()
 
@@ -232,19 +235,22 @@ class Runner:
             self.running.pop(command.id, None)
             self.recorders.pop(command.id, None)
 
-        task = self.running[command.id] = self._lifecycle.tasks.spawn(self._attend(row, command, work))
+        task = self.running[command.id] = self._lifecycle.tasks.spawn(self._run_and_close(row, command, work))
         task.add_done_callback(done)
 
-    async def _attend(self, row: Sandbox, command: Command, work: Coroutine[Any, Any, None]) -> None:
+    async def _run_and_close(self, row: Sandbox, command: Command, work: Coroutine[Any, Any, None]) -> None:
         try:
-            await self._see_to_its_end(row, command, work)
+            await self._run_with_deadline(row, command, work)
         finally:
             if (recorder := self.recorders.get(command.id)) is not None:
-                await recorder.close()  # also when the platform stops: the database is closed next
+                await recorder.close()  # also if the platform stops: the database is closed next
 
-    async def _see_to_its_end(self, row: Sandbox, command: Command, work: Coroutine[Any, Any, None]) -> None:
-        """The relay ends a command in its time. Should a tenant have put another program in the relay's place, or should we
-        fail, it is not left open for ever."""
+    async def _run_with_deadline(self, row: Sandbox, command: Command, work: Coroutine[Any, Any, None]) -> None:
+        """Run the work until the command ends or is overdue.
+
+        The relay ends a command after its timeout. If a tenant has replaced the relay, or if our code fails, the
+        command must not stay open forever.
+        """
         main = asyncio.ensure_future(self._persist(row, command.id, work))
         watch = asyncio.ensure_future(self._overdue(row.id, command.timeout_s))
         try:
@@ -259,28 +265,31 @@ class Runner:
         if recorder is not None and (late or failure is not None):
             said = "It did not end in time." if late else "Internal error while following it."
             lose = partial(recorder.finish, CommandStatus.LOST, error=f"The command's exit was not observed. {said}")
-            await self._while_away(command.id, lose)
+            await self._retry_while_away(command.id, lose)
 
     async def _persist(self, row: Sandbox, command_id: str, work: Coroutine[Any, Any, None]) -> None:
-        """A database that is away for a moment takes no command along: what was begun is followed on."""
+        """Run the work, and keep following the command if the database is temporarily unavailable."""
         try:
             await work
         except AWAY as error:
             log.warning("command_waits", command=command_id, reason=error.message)
-            await self._while_away(command_id, lambda: self._follow(row, command_id, self.recorders[command_id]))
+            await self._retry_while_away(command_id, lambda: self._follow(row, command_id, self.recorders[command_id]))
 
-    async def _while_away(self, command_id: str, work: Callable[[], Awaitable[T]]) -> T:
+    async def _retry_while_away(self, command_id: str, work: Callable[[], Awaitable[T]]) -> T:
         return await self._database.retry_while_away(work, "command", command=command_id)
 
     async def _overdue(self, sandbox_id: str, timeout_s: float) -> None:
-        """Returns when a command should long be over. Time in which its sandbox slept or the engine was away does not count."""
+        """Return when a command should have ended long ago.
+
+        Time during which its sandbox was paused or the engine was unavailable does not count.
+        """
         while True:
             try:
                 before = await self._lifecycle.rows.get(sandbox_id)
                 await asyncio.sleep(timeout_s + OVERDUE_S)
                 row = await self._lifecycle.rows.get(sandbox_id)
             except AWAY:
-                await asyncio.sleep(RETRY_S)  # nobody knows: its time begins anew
+                await asyncio.sleep(RETRY_S)  # unknown: its time starts again
                 continue
             awake = row.status == Status.RUNNING and row.pause_count == before.pause_count
             if awake and self._lifecycle.engine.breaker.state is BreakerState.CLOSED:

@@ -1,4 +1,5 @@
-"""What people and agents do with sandboxes. Every verb takes who asks, and knows nothing of what that person may not see."""
+"""Sandbox operations for users and agents. Every method takes the caller and treats what the caller may not see as
+nonexistent."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ class TooLargeError(SandyardError):
 
 @dataclass(frozen=True, slots=True)
 class SandboxNames:
-    """What people know a sandbox by."""
+    """Names that people know a sandbox by."""
 
     title: str | None = None
     project_name: str | None = None
@@ -62,8 +63,11 @@ class Sandboxes:
         envs: Mapping[str, str] | None = None,
         idle_seconds: int | None = None,
     ) -> Sandbox:
-        """A running sandbox of the caller's own, or an error that says why there is none; then its row says so too. That of a project
-        has the project's template if none is named."""
+        """Create a sandbox of the caller's own and return it when it is running.
+
+        A sandbox of a project uses the project's template unless one is given. If provisioning fails, raises the error,
+        which is also stored in the row.
+        """
         project = await self._project_of(principal, project_id, task_id)
         if project is not None:
             project_id, template = project.id, template or project.template
@@ -88,12 +92,12 @@ class Sandboxes:
         async with self._database.reading() as session:
             task = await session.get(Task, task_id)
         if task is not None and project_id in (None, task.project_id):
-            with contextlib.suppress(NotFoundError):  # a task of a project one may not see is none
+            with contextlib.suppress(NotFoundError):  # a task of a project that the caller may not see does not exist
                 return await self._projects.get(principal, task.project_id)
         raise InvalidInputError(f"taskId: there is no task {task_id[:60]!r}.")
 
     async def get_status(self, principal: Principal, sandbox_id: str) -> Sandbox:
-        """From the database: never wakes."""
+        """Return the sandbox from the database. Never resumes it."""
         return await self._lifecycle.rows.get_for(principal, sandbox_id)
 
     async def list_sandboxes(
@@ -104,7 +108,7 @@ class Sandboxes:
         )
 
     async def names_of(self, rows: Sequence[Sandbox]) -> dict[str, SandboxNames]:
-        """Titles of the sessions of these sandboxes and names of their projects, by the sandbox's id."""
+        """Return the titles of the sandboxes' sessions and the names of their projects, by sandbox id."""
         query = (
             select(Sandbox.id, Session.title, Project.name)
             .outerjoin(Session, Session.id == Sandbox.session_id)
@@ -124,11 +128,11 @@ class Sandboxes:
         return await self._lifecycle.rows.get(row.id)
 
     async def destroy_sandbox(self, principal: Principal, sandbox_id: str) -> None:
-        """Idempotent."""
+        """Delete the sandbox. Idempotent."""
         await self._lifecycle.destroy(await self._lifecycle.rows.get_for(principal, sandbox_id))
 
     async def fork(self, principal: Principal, sandbox_id: str) -> Sandbox:
-        """A copy of its files, in a sandbox of the caller's own."""
+        """Copy the sandbox's files to a new sandbox of the caller's own."""
         row = await self._lifecycle.rows.get_for(principal, sandbox_id)
         wanted = NewSandbox(
             template=row.template,
@@ -140,7 +144,7 @@ class Sandboxes:
         return await self._lifecycle.fork(principal.user_id, row, wanted)
 
     async def usage(self, principal: Principal, sandbox_id: str) -> dict[str, Any] | None:
-        """Now, of one that runs; the last sample of any other. Wakes nothing."""
+        """Return the current usage of a running sandbox, or the last sample of any other. Never resumes it."""
         row = await self._lifecycle.rows.get_for(principal, sandbox_id)
         if row.status != Status.RUNNING or row.engine_id is None:
             return row.usage
@@ -151,26 +155,27 @@ class Sandboxes:
         return row.usage if usage is None else {**asdict(usage), "at": usage.at.isoformat()}
 
     async def denied(self, principal: Principal, sandbox_id: str) -> Sequence[Denied] | None:
-        """Connections that its network settings have refused; None: the engine does not tell. Wakes nothing."""
+        """Return connections that the network settings have denied. None if the engine does not report them. Never
+        resumes it."""
         row = await self._lifecycle.rows.get_for(principal, sandbox_id)
         if row.engine_id is None:
             return []
         try:
             return await self._lifecycle.engine.denied(row.engine_id)
-        except SandboxNotFoundError:  # it has ended, and so has its log
+        except SandboxNotFoundError:  # it has ended, and its log is gone
             return []
 
-    # files -------------------------------------------------------------------------------------------------------------
+    # files ------------------------------------------------------------------------------------------------------------
 
     async def upload_file(
         self, principal: Principal, sandbox_id: str, path: str, chunks: AsyncIterator[bytes], announced: int | None
     ) -> int:
-        """Its size. Nothing is kept of one that is too large."""
+        """Upload a file and return its size. Keeps nothing of a file that is too large."""
         row = await self._lifecycle.rows.get_for(principal, sandbox_id)
         limit = self._settings.upload_limit
         if announced is not None and announced > limit:
-            raise _too_large(limit)
-        body = _Body(chunks, limit)
+            raise _too_large_error(limit)
+        body = _UploadBody(chunks, limit)
 
         async def write(engine_id: str) -> int:
             if body.begun:
@@ -189,14 +194,14 @@ class Sandboxes:
     async def download_file(
         self, principal: Principal, sandbox_id: str, path: str
     ) -> tuple[int | None, AsyncIterator[bytes]]:
-        """Its size, if that is known, and its bytes."""
+        """Return the file's size, if known, and its bytes."""
         row = await self._lifecycle.rows.get_for(principal, sandbox_id)
         size, chunks = await self._lifecycle.call(
             row, lambda engine_id: self._lifecycle.engine.read_file(engine_id, path)
         )
-        return size, self._held(row, chunks)
+        return size, self._stream_in_use(row, chunks)
 
-    async def _held(self, row: Sandbox, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    async def _stream_in_use(self, row: Sandbox, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         with self._lifecycle.activity.using(row.id):
             async for chunk in chunks:
                 yield chunk
@@ -204,7 +209,7 @@ class Sandboxes:
     async def list_files(
         self, principal: Principal, sandbox_id: str, path: str, depth: int, page: PageRequest = FIRST_FILES
     ) -> Listing[FileEntry]:
-        """Entries in the order of their paths; the cursor is how many come before the page."""
+        """List entries ordered by path. The cursor is the number of entries before the page."""
         row = await self._lifecycle.rows.get_for(principal, sandbox_id)
         first = int(page.cursor or 0)
         found = await self._lifecycle.call(
@@ -227,10 +232,14 @@ class Sandboxes:
 async def check_template(
     database: Database, principal: Principal, template: str, project_id: str | None = None
 ) -> None:
-    """Snapshots are templates too, and hold somebody's files: InvalidInputError for checkpoints of sessions and preparations of
-    projects one may not see, and for the platform's snapshots of agents. Those of a project are for the project's own sandboxes, to
-    which its settings apply. `project_id`: that of the new sandbox."""
-    if not _TEMPLATE.fullmatch(template):  # an engine may take a name for another one that only looks different
+    """Check that the caller may use the template in this project.
+
+    Snapshots are templates too, and contain someone's files. Raises InvalidInputError for checkpoints of sessions and
+    preparations of projects that the caller may not see, and for the platform's snapshots of agents. Snapshots of a
+    project may be used only in its own sandboxes, where its settings apply. `project_id` is the project of the new
+    sandbox.
+    """
+    if not _TEMPLATE.fullmatch(template):  # an engine may resolve a name to another one that only looks different
         raise InvalidInputError(f"template: there is no template {template!r}.")
     seen = select(Project.id).where(projects.visible_to(principal))
     checkpoint, preparation = _is_named(Session.checkpoint, template), _is_named(Preparation.snapshot, template)
@@ -256,7 +265,7 @@ async def check_template(
 
 
 async def is_work_snapshot(database: Database, template: str) -> bool:
-    """Whether a template is the checkpoint of a session or a project's preparation, with somebody's files."""
+    """Return whether a template is a session's checkpoint or a project's preparation, which contain someone's files."""
     queries = (
         select(Session.id).where(_is_named(Session.checkpoint, template)),
         select(Preparation.id).where(_is_named(Preparation.snapshot, template)),
@@ -266,7 +275,7 @@ async def is_work_snapshot(database: Database, template: str) -> bool:
 
 
 def _is_named(column: InstrumentedAttribute[str | None], template: str) -> ColumnElement[bool]:
-    """Whether an engine might take this name for the snapshot in the column: with a tag or without, with an owner or without."""
+    """Match a snapshot that an engine might resolve this name to: with or without a tag, and with or without an owner."""
     base, known = template.partition(":")[0].lower(), func.lower(column)
     names = {base, base.rpartition("/")[2]}
     return or_(*(or_(known == name, known.startswith(f"{name}:", autoescape=True)) for name in names))
@@ -281,8 +290,8 @@ def check_envs(envs: Mapping[str, str]) -> Mapping[str, str]:
     return envs
 
 
-class _Body:
-    """What is uploaded. It can be read once."""
+class _UploadBody:
+    """An uploaded file, which can be read once."""
 
     def __init__(self, chunks: AsyncIterator[bytes], limit: int) -> None:
         self._chunks = chunks
@@ -295,9 +304,9 @@ class _Body:
         async for chunk in self._chunks:
             seen += len(chunk)
             if seen > self._limit:
-                raise _too_large(self._limit)
+                raise _too_large_error(self._limit)
             yield chunk
 
 
-def _too_large(limit: int) -> TooLargeError:
+def _too_large_error(limit: int) -> TooLargeError:
     return TooLargeError(f"The file is larger than the limit of {limit:,} bytes (SANDYARD_UPLOAD_LIMIT).")

@@ -1,4 +1,4 @@
-"""Shells that people come back to: one reader a shell, however many look at it, and the last screenfuls for who comes later."""
+"""Persistent terminals: one reader per shell for any number of viewers, and recent output for those who join later."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ log = get_logger(__name__)
 
 KEPT_BYTES = 256 * 1024
 BACKLOG = 1000
-"""Pieces a viewer may be behind; one that is further behind is sent away and may come back."""
+"""Maximum number of pieces a viewer may lag behind. A slower viewer is disconnected and may reconnect."""
 
 
 @dataclass(eq=False)
 class Viewer:
-    """Sees everything from when it came. None in the queue is the end."""
+    """Receives all output since it joined. None in the queue marks the end."""
 
     pieces: asyncio.Queue[bytes | None] = field(default_factory=lambda: asyncio.Queue(BACKLOG))
 
@@ -44,7 +44,7 @@ class Viewer:
 
 @dataclass(eq=False)
 class Shell:
-    """One that this process reads from."""
+    """A shell that this process reads from."""
 
     row: Terminal
     handle: e2b.Terminal
@@ -69,26 +69,26 @@ class Terminals:
         self._lifecycle = lifecycle
         self._shells: dict[str, Shell] = {}
         self._opening = asyncio.Lock()
-        lifecycle.ended.append(self._ended)
+        lifecycle.ended.append(self._mark_all_closed)
 
     async def open(
         self, principal: Principal, sandbox_id: str, cols: int, rows: int, cwd: str | None = None
     ) -> Terminal:
-        """A new login shell; without `cwd`, in the sandbox's checkout, if it has one that is still there."""
+        """Open a login shell. Without `cwd` it starts in the sandbox's checkout, if there is one."""
         box = await self._lifecycle.rows.get_for(principal, sandbox_id)
         if cwd is not None or (folder := await self._checkout(box.id)) is None:
             handle = await self._start(box, cols, rows, cwd)
         else:
             try:
                 handle = await self._start(box, cols, rows, folder)
-            except (InvalidInputError, NotFoundError):  # somebody has removed it
+            except (InvalidInputError, NotFoundError):  # the folder was removed
                 handle = await self._start(box, cols, rows, None)
         row = Terminal(
             id=ordered_id("trm_"), sandbox_id=box.id, user_id=principal.user_id, pid=handle.pid, created_at=utc_now()
         )
         async with self._database.transaction() as tx:
             tx.add(row)
-        self._read(Shell(row, handle), box)
+        self._start_reading(Shell(row, handle), box)
         return row
 
     async def _start(self, box: Sandbox, cols: int, rows: int, cwd: str | None) -> e2b.Terminal:
@@ -101,7 +101,7 @@ class Terminals:
             return await session.scalar(select(Checkout.folder).where(Checkout.sandbox_id == sandbox_id))
 
     async def list(self, principal: Principal, sandbox_id: str) -> list[Terminal]:
-        """Those that are open, as far as is known."""
+        """List the terminals that are open, as far as is known."""
         box = await self._lifecycle.rows.get_for(principal, sandbox_id)
         async with self._database.reading() as session:
             query = select(Terminal).where(Terminal.sandbox_id == box.id, Terminal.closed_at.is_(None))
@@ -111,10 +111,10 @@ class Terminals:
     async def view(
         self, principal: Principal, sandbox_id: str, terminal_id: str
     ) -> AsyncIterator[tuple[Shell, Viewer]]:
-        """Look at a shell: what was kept of it first, then what it says. The sandbox is awake meanwhile."""
+        """View a shell: recent output first, then new output. Keeps the sandbox running meanwhile."""
         box = await self._lifecycle.rows.get_for(principal, sandbox_id)
         with self._lifecycle.activity.using(box.id):
-            shell = await self._lifecycle.call(box, lambda engine_id: self._shell(box, engine_id, terminal_id))
+            shell = await self._lifecycle.call(box, lambda engine_id: self._get_shell(box, engine_id, terminal_id))
             viewer = Viewer()
             if shell.kept:
                 viewer.give(b"".join(shell.kept))
@@ -136,41 +136,42 @@ class Terminals:
     async def close(self, principal: Principal, sandbox_id: str, terminal_id: str) -> None:
         """End the shell. Idempotent."""
         box = await self._lifecycle.rows.get_for(principal, sandbox_id)
-        row = await self._row(box, terminal_id)
+        row = await self._get_row(box, terminal_id)
         if row.closed_at is None:
             await self._lifecycle.call(
                 box, lambda engine_id: self._lifecycle.engine.terminals.close(engine_id, row.pid)
             )
-            await self._closed(row.id)
+            await self._mark_closed(row.id)
 
-    async def _shell(self, box: Sandbox, engine_id: str, terminal_id: str) -> Shell:
+    async def _get_shell(self, box: Sandbox, engine_id: str, terminal_id: str) -> Shell:
         async with self._opening:
-            row = await self._row(box, terminal_id)
+            row = await self._get_row(box, terminal_id)
             shell = self._shells.get(terminal_id)
             if shell is not None:
                 return shell
             if row.closed_at is not None:
                 raise NotFoundError(f"Terminal {terminal_id} has ended.")
-            try:  # an earlier process opened it; the shell itself has gone on
+            try:  # an earlier process opened it, and the shell is still running
                 handle = await self._lifecycle.engine.terminals.attach(engine_id, row.pid)
             except e2b.TerminalNotFoundError:
-                await self._closed(row.id)
+                await self._mark_closed(row.id)
                 raise NotFoundError(f"Terminal {terminal_id} has ended.") from None
             shell = Shell(row, handle)
-            self._read(shell, box)
+            self._start_reading(shell, box)
             return shell
 
-    def _read(self, shell: Shell, box: Sandbox) -> None:
+    def _start_reading(self, shell: Shell, box: Sandbox) -> None:
         self._shells[shell.row.id] = shell
         shell.reader = self._lifecycle.tasks.spawn(self._pump(shell, box))
 
     async def _pump(self, shell: Shell, box: Sandbox) -> None:
-        """Until the shell ends. When only the connection did, viewers are sent away: who comes back attaches anew."""
+        """Read output until the shell ends. If only the connection broke, disconnect the viewers; they attach again on
+        return."""
         try:
             async for piece in shell.handle.output():
                 shell.say(piece)
             shell.over = True
-            await self._closed(shell.row.id)
+            await self._mark_closed(shell.row.id)
         except SandyardError as error:
             log.info("terminal_detached", terminal=shell.row.id, sandbox=box.id, reason=error.message)
         finally:
@@ -179,20 +180,20 @@ class Terminals:
                 viewer.give(None)
             await shell.handle.detach()
 
-    async def _row(self, box: Sandbox, terminal_id: str) -> Terminal:
+    async def _get_row(self, box: Sandbox, terminal_id: str) -> Terminal:
         async with self._database.reading() as session:
             row = await session.get(Terminal, terminal_id)
         if row is None or row.sandbox_id != box.id:
             raise NotFoundError(f"There is no terminal {terminal_id[:60]!r} in this sandbox.")
         return row
 
-    async def _closed(self, terminal_id: str) -> None:
+    async def _mark_closed(self, terminal_id: str) -> None:
         async with self._database.transaction() as tx:
             row = await tx.session.get(Terminal, terminal_id)
             if row is not None and row.closed_at is None:
                 row.closed_at = utc_now()
 
-    async def _ended(self, box: Sandbox) -> None:
+    async def _mark_all_closed(self, box: Sandbox) -> None:
         async with self._database.transaction() as tx:
             query = select(Terminal).where(Terminal.sandbox_id == box.id, Terminal.closed_at.is_(None))
             for row in (await tx.session.execute(query)).scalars():

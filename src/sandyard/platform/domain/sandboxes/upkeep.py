@@ -1,7 +1,7 @@
-"""What is done for all sandboxes again and again: compare with the engine, pause the idle, clear away the stale.
+"""Periodic work for all sandboxes: reconcile with the engine, pause idle ones, delete stale ones.
 
-State lives in the database, truth lives in the engine. Whatever the two do not agree on is settled here, in both directions, at
-start and every half minute; while the engine cannot be asked nothing is concluded from its silence.
+The database holds the desired state, the engine the actual state. Differences are resolved here in both directions, at
+start and every half minute. While the engine is unavailable, nothing is concluded from missing responses.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ class Upkeep:
         self._lifecycle = lifecycle
         self._settings = settings
         self._clock = clock
-        self._strangers: set[str] = set()
+        self._orphans: set[str] = set()
         self._pausing = asyncio.Semaphore(PAUSED_AT_ONCE)
         self.reconciled = asyncio.Event()
-        """Set when the engine has been compared with once."""
+        """Set after the first comparison with the engine."""
 
     def start(self) -> None:
         spawn, settings = self._lifecycle.tasks.spawn, self._settings
-        spawn(self._every(settings.reconcile_every_s, self.reconcile))
-        spawn(self._every(settings.health_every_s, self.check_health))
-        spawn(self._every(max(0.5, min(5.0, settings.idle_seconds / 10)), self.pause_idle))
-        spawn(self._every(settings.stale_every_s, self.cleanup_stale))
+        spawn(self._repeat(settings.reconcile_every_s, self.reconcile))
+        spawn(self._repeat(settings.health_every_s, self.check_health))
+        spawn(self._repeat(max(0.5, min(5.0, settings.idle_seconds / 10)), self.pause_idle))
+        spawn(self._repeat(settings.stale_every_s, self.cleanup_stale))
 
-    async def _every(self, seconds: float, work: Callable[[], Awaitable[object]]) -> None:
+    async def _repeat(self, seconds: float, work: Callable[[], Awaitable[object]]) -> None:
         while True:
             try:
                 await work()
@@ -56,7 +56,7 @@ class Upkeep:
                 log.error("upkeep_crashed", work=work.__name__, exc=error)  # noqa: TRY400
             await self._clock.sleep(seconds)
 
-    # the database against the engine -----------------------------------------------------------------------------------
+    # reconciliation ---------------------------------------------------------------------------------------------------
 
     async def reconcile(self) -> None:
         lifecycle = self._lifecycle
@@ -65,37 +65,38 @@ class Upkeep:
         for row in rows.values():
             lifecycle.activity.know(row.id, row.used_at)
             try:
-                await self._settle(row, there.get(row.engine_id) if row.engine_id else None)
+                await self._reconcile_row(row, there.get(row.engine_id) if row.engine_id else None)
             except SandyardError as error:
                 log.warning("sandbox_not_settled", sandbox=row.id, reason=error.message)
         for project_id in {row.project_id for row in rows.values() if row.project_id and row.status == Status.RUNNING}:
             await lifecycle.apply_network(project_id)
         await self._finish_doomed()
         known = {row.engine_id for row in rows.values()}
-        strangers = {box.id for box in there.values() if box.id not in known}
-        for engine_id in (
-            strangers & self._strangers
-        ):  # the second time: one of a moment ago may just be on its way to its row
-            await self._settle_stranger(there[engine_id])
-        self._strangers = strangers
+        orphans = {box.id for box in there.values() if box.id not in known}
+        for engine_id in orphans & self._orphans:  # only the second time, because a new one may not be in its row yet
+            await self._reconcile_orphan(there[engine_id])
+        self._orphans = orphans
         self.reconciled.set()
 
-    async def _settle(self, row: Sandbox, box: EngineSandbox | None) -> None:
+    async def _reconcile_row(self, row: Sandbox, box: EngineSandbox | None) -> None:
         lifecycle = self._lifecycle
         if row.doomed_at is not None:
             return  # see _finish_doomed
         if row.status == Status.PROVISIONING:
             lifecycle.provision(row.id)
         elif box is None:
-            await self._settle_missing(row)
+            await self._reconcile_missing(row)
         elif box.state == EngineState.PAUSED and row.status == Status.RUNNING:
             await lifecycle.seen_paused(row.id)
-        elif box.state == EngineState.RUNNING and row.status == Status.PAUSED and await self._runs_still(row):
+        elif box.state == EngineState.RUNNING and row.status == Status.PAUSED and await self._is_still_running(row):
             await lifecycle.wake(row)
 
-    async def _settle_missing(self, row: Sandbox) -> None:
-        """The list did not have it; lists are pages, and it may have been made since. Or a verb did not find it, which is what
-        E2B says to `extend` of a paused one. Its own answer counts."""
+    async def _reconcile_missing(self, row: Sandbox) -> None:
+        """Handle a sandbox that was not in the list or that the engine did not find.
+
+        Lists are paged, and it may have been created since; E2B also answers `extend` of a paused sandbox this way.
+        Only a direct request decides.
+        """
         assert row.engine_id is not None
         try:
             await self._lifecycle.engine.info(row.engine_id)
@@ -104,8 +105,9 @@ class Upkeep:
         else:
             await self._lifecycle.seen_paused(row.id)
 
-    async def _runs_still(self, row: Sandbox) -> bool:
-        """The engine says so now too, and nobody has changed the row: the list may be older than a pause."""
+    async def _is_still_running(self, row: Sandbox) -> bool:
+        """Return whether the engine still reports it as running and the row is unchanged, because the list may predate
+        a pause."""
         assert row.engine_id is not None
         box = await self._lifecycle.engine.info(row.engine_id)
         unchanged = (await self._lifecycle.rows.get(row.id)).version == row.version
@@ -119,7 +121,7 @@ class Upkeep:
             await self._destroy(row)
 
     async def _destroy(self, row: Sandbox) -> bool:
-        """One that cannot be ended now keeps nobody from ending the others."""
+        """Delete a sandbox. Failures are only logged, so that the others are still deleted."""
         try:
             await self._lifecycle.destroy(row)
         except SandyardError as error:
@@ -127,9 +129,9 @@ class Upkeep:
             return False
         return True
 
-    async def _settle_stranger(self, box: EngineSandbox) -> None:
-        """Ours by its metadata, and no row has it: one whose row is still waiting for it is that row's, any other is
-        ended."""
+    async def _reconcile_orphan(self, box: EngineSandbox) -> None:
+        """Handle a sandbox that is ours by its metadata but that no row has: keep it if its row still waits for it,
+        otherwise end it."""
         lifecycle = self._lifecycle
         async with self._database.reading() as session:
             holder = (await session.execute(select(Sandbox).where(Sandbox.engine_id == box.id))).scalar_one_or_none()
@@ -137,7 +139,7 @@ class Upkeep:
         if holder is not None and holder.status in LIVE:
             return
         if asked is not None and asked.status == Status.PROVISIONING:
-            return  # its own provisioning finds it
+            return  # its own provisioning will find it
         try:
             await lifecycle.engine.kill(box.id)
         except SandyardError as error:
@@ -145,10 +147,10 @@ class Upkeep:
         else:
             log.warning("sandbox_orphan_ended", engine_id=box.id, sandbox=box.metadata.get(ROW))
 
-    # health and idleness -----------------------------------------------------------------------------------------------
+    # health and idleness ----------------------------------------------------------------------------------------------
 
     async def check_health(self) -> None:
-        """Ask how each running sandbox is, and keep those in use from the engine's own timeout. Wakes nothing."""
+        """Check each running sandbox and extend the engine's timeout of those in use. Resumes nothing."""
         lifecycle = self._lifecycle
         await lifecycle.rows.note_uses(lifecycle.activity.unwritten())
         for row in await lifecycle.rows.with_status(Status.RUNNING):
@@ -165,7 +167,7 @@ class Upkeep:
                 await lifecycle.engine.extend(engine_id, row.idle_seconds + self._settings.idle_margin_s)
             usage = await lifecycle.engine.usage(engine_id)
         except SandboxNotFoundError:
-            await self._settle_missing(row)
+            await self._reconcile_missing(row)
         except ConflictError:
             await lifecycle.seen_paused(row.id)
         else:
@@ -173,7 +175,7 @@ class Upkeep:
             await lifecycle.rows.note(row.id, seen_at=utc_now(), **({"usage": sample} if sample else {}))
 
     async def pause_idle(self) -> None:
-        """Side by side: one that takes its time keeps nobody else from going to sleep."""
+        """Pause idle sandboxes concurrently, so that a slow one does not delay the others."""
         lifecycle = self._lifecycle
         idle = []
         for row in await lifecycle.rows.with_status(Status.RUNNING):
@@ -190,8 +192,11 @@ class Upkeep:
                 log.warning("sandbox_not_paused", sandbox=row.id, reason=error.message)
 
     async def cleanup_stale(self) -> int:
-        """Destroy what nobody has used for long: sandboxes without a session, or of an archived one, and failed ones. That of a
-        session that may be taken up again is kept, paused. How many there were."""
+        """Delete sandboxes that were not used for long: without a session, of an archived session, or failed. Returns
+        how many.
+
+        Sandboxes of sessions that may be continued are kept, paused.
+        """
         limit = utc_now() - timedelta(seconds=self._settings.stale_after_s)
         living = select(Session.id).where(Session.archived_at.is_(None))
         async with self._database.reading() as session:

@@ -1,1 +1,1 @@
-"""Values that go in and come out only where the platform itself needs them."""
+"""Secrets: values that can be written but are revealed only to the platform itself."""

@@ -1,4 +1,4 @@
-"""Secrets of people and of projects: written by them, listed by name, revealed to the platform's own code only."""
+"""Secrets of people and projects: written by them, listed by name, revealed only to the platform's own code."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MAX_SIZE = 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class SecretInfo:
-    """All that anybody is told of a secret."""
+    """Everything about a secret that may be shown."""
 
     id: str
     name: str
@@ -39,7 +39,8 @@ class SecretInfo:
 
 
 class Secrets:
-    """A person's own, or a project's: those belong to its owner, and only who may change the project writes them."""
+    """A person's own secrets, or a project's. Those belong to its owner, and only people who may change the project can
+    write them."""
 
     def __init__(self, database: Database, projects: Projects, vault: Vault, clock: Clock) -> None:
         self._database = database
@@ -48,7 +49,7 @@ class Secrets:
         self._clock = clock
 
     async def put(self, caller: Principal, name: str, value: Secret, project_id: str | None = None) -> SecretInfo:
-        """Replaces one of the same name."""
+        """Store a secret. Replaces an existing one of the same name."""
         check_name(name)
         if len(value.reveal().encode()) > MAX_SIZE:
             raise InvalidInputError(f"A secret can have at most {MAX_SIZE // 1024} KiB.")
@@ -56,9 +57,9 @@ class Secrets:
         sealed = await asyncio.to_thread(self._vault.seal, value, owner, project_id or "", name)
         try:
             row = await self._store(owner, project_id, name, sealed)
-        except IntegrityError:  # somebody else made one of the same name in the same moment: now it is there
+        except IntegrityError:  # another request created one of the same name at the same time, so now it exists
             row = await self._store(owner, project_id, name, sealed)
-        return _info(row)
+        return _to_info(row)
 
     async def _store(self, owner: str, project_id: str | None, name: str, sealed: bytes) -> StoredSecret:
         now = instant(self._clock)
@@ -79,17 +80,17 @@ class Secrets:
         return row
 
     async def list(self, caller: Principal, page: PageRequest, project_id: str | None = None) -> Listing[SecretInfo]:
-        """Of the project, or the caller's own; never a value."""
+        """List the secrets of the project, or the caller's own, without their values."""
         owner = await self._owner(caller, project_id, change=False)
         rows = select(StoredSecret).where(
             StoredSecret.owner_id == owner, StoredSecret.project_key == (project_id or "")
         )
         async with self._database.reading() as session:
             found = await newest_first(session, rows, StoredSecret.id, page)
-        return Listing([_info(row) for row in found.items], found.next_cursor)
+        return Listing([_to_info(row) for row in found.items], found.next_cursor)
 
     async def delete(self, caller: Principal, name: str, project_id: str | None = None) -> None:
-        """NotFoundError when there is none."""
+        """Delete a secret. Raises NotFoundError if there is none."""
         owner = await self._owner(caller, project_id, change=True)
         async with self._database.transaction() as tx:
             row = await _find(tx.session, owner, project_id, name)
@@ -99,7 +100,7 @@ class Secrets:
             tx.emit("secret.deleted", owner_id=owner, project_id=project_id, name=name)
 
     async def reveal(self, owner_id: str, name: str, project_id: str | None = None) -> Secret | None:
-        """For the platform's own code only. VaultError when it cannot be opened."""
+        """Return the value, for the platform's own code only. Raises VaultError if it cannot be decrypted."""
         async with self._database.reading() as session:
             row = await _find(session, owner_id, project_id, name)
         if row is None:
@@ -128,5 +129,5 @@ async def _find(session: AsyncSession, owner: str, project_id: str | None, name:
     )
 
 
-def _info(row: StoredSecret) -> SecretInfo:
+def _to_info(row: StoredSecret) -> SecretInfo:
     return SecretInfo(row.id, row.name, row.project_id, row.created_at, row.updated_at)

@@ -1,4 +1,4 @@
-"""The first schema."""
+"""Initial schema."""
 
 from __future__ import annotations
 
@@ -396,7 +396,7 @@ def downgrade() -> None:
 
 
 def _guard_audit() -> None:
-    """Rows of `audit` are added and never changed, whoever asks."""
+    """Make `audit` append-only: rows can be added but never changed or deleted."""
     if op.get_bind().dialect.name == "postgresql":
         op.execute(
             "CREATE FUNCTION refuse_change() RETURNS trigger LANGUAGE plpgsql AS "

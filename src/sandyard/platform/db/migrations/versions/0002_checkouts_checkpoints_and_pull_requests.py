@@ -1,4 +1,4 @@
-"""checkouts, checkpoints and pull requests"""
+"""Add checkouts, checkpoints and pull requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""agents, turns, tasks and attempts"""
+"""Add agents, turns, tasks and attempts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""asks without a run"""
+"""Allow asks without a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""what sandboxes may connect to"""
+"""Add the network access of sandboxes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""whether repositories can be reached"""
+"""Add the connection state of repositories."""
 
 from __future__ import annotations
 

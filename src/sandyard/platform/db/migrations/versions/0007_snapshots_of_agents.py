@@ -1,4 +1,4 @@
-"""snapshots of agents"""
+"""Add snapshots of agents."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""mcp servers"""
+"""Add MCP servers."""
 
 from __future__ import annotations
 

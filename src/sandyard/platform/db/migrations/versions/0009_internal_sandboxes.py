@@ -1,4 +1,4 @@
-"""internal sandboxes"""
+"""Add internal sandboxes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engine client: the one place of the platform that touches the official `e2b` SDK.
+"""The engine client: the only part of the platform that uses the official `e2b` SDK.
 
 engine = SandboxEngine(EngineConfig(api_key=Secret("e2b_…")))
 sandbox = await engine.create(template="base", timeout_s=600, metadata={}, envs={}, idempotency_key="sbx-1")

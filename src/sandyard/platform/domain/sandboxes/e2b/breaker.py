@@ -1,4 +1,4 @@
-"""A circuit breaker: when the engine has failed several times in a row, nobody waits for it until a probe succeeds."""
+"""Circuit breaker: after several engine failures in a row, calls fail at once until a probe succeeds."""
 
 from __future__ import annotations
 
@@ -20,9 +20,11 @@ class BreakerState(StrEnum):
 
 
 class Breaker:
-    """Opens after `threshold` transient failures without a success between them. While it is open every call is
-    answered with BreakerOpenError at once; after `cooldown_s` one call is let through as a probe. An answer of
-    the engine, be it a refusal, is a success: it is there."""
+    """Opens after `threshold` transient failures without a success in between.
+
+    While it is open, every call fails at once with BreakerOpenError; after `cooldown_s` one call is let through as a
+    probe. Any response of the engine, even an error, counts as a success, because the engine is reachable.
+    """
 
     def __init__(self, clock: Clock | None = None, *, threshold: int = 5, cooldown_s: float = 10.0) -> None:
         self._clock = clock or SystemClock()
@@ -35,7 +37,7 @@ class Breaker:
 
     @property
     def state(self) -> BreakerState:
-        """As a call now would find it."""
+        """Return the state that a call would find now."""
         if self.opened_at is None:
             return BreakerState.CLOSED
         if self._probing or self._clock.now() - self.opened_at >= self._cooldown:
@@ -44,19 +46,20 @@ class Breaker:
 
     @asynccontextmanager
     async def guard(self, *, counts: bool = True) -> AsyncIterator[None]:
-        """Around one attempt. `counts` False: how it ends says nothing about the engine as a whole, so it is no probe either."""
+        """Wrap one attempt. `counts` False: its outcome says nothing about the engine as a whole, so it cannot be a
+        probe."""
         probe = self._admit(counts)
         try:
             yield
         except EngineError as error:
             if counts and (not error.transient or isinstance(error, EngineBusyError)):
-                self._succeeded()
+                self._record_success()
             elif counts:
-                self._failed(error)
+                self._record_failure(error)
             raise
         else:
             if counts:
-                self._succeeded()
+                self._record_success()
         finally:
             if probe:
                 self._probing = False
@@ -75,13 +78,13 @@ class Breaker:
             unsent=True,
         )
 
-    def _succeeded(self) -> None:
+    def _record_success(self) -> None:
         if self.opened_at is not None:
             log.info("breaker_closed")
         self._failures = 0
         self.reason = self.opened_at = None
 
-    def _failed(self, error: EngineError) -> None:
+    def _record_failure(self, error: EngineError) -> None:
         self._failures += 1
         self.reason = error.message
         if self._failures >= self._threshold:

@@ -1,4 +1,4 @@
-"""Commands that outlive whoever started them: run under the relay, read from its journal at any byte."""
+"""Commands that survive the process that started them: run under the relay, and read from its journal at any offset."""
 
 from __future__ import annotations
 
@@ -45,28 +45,31 @@ from sandyard.platform.domain.sandboxes.e2b.relay import (
 log = get_logger(__name__)
 
 PATIENCE_S = 300.0
-"""How long an engine may be away before whoever follows a command is told."""
+"""How long an engine may be unavailable before a follower of a command gets an error."""
 START_PATIENCE_S = 15.0
-"""The same for a command that is not known to have begun."""
+"""The same limit for a command that is not known to have started."""
 SILENT_RUNS = 5
 _NO_RELAY = "The sandbox cannot run the platform's relay. Check that /bin/bash works in it."
 SWEEP_S, SWEEP_LOOK_S = 15.0, 0.2
-"""How long a relay may take to end what its command has left behind, and how often it is looked for its answer."""
+"""Time limit for a relay to end what its command has left behind, and the interval of polling for its answer."""
 ASK_S = 10.0
-"""How long a sandbox may think about a question that takes it milliseconds."""
+"""Time limit for a request that normally takes a sandbox milliseconds."""
 _PAUSES = (0.1, 0.4, 1.0, 2.0, 3.0)
 _STREAMS = {"1": Stream.STDOUT, "2": Stream.STDERR}
 _ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
-_MOST = sys.maxsize
+_UNLIMITED = sys.maxsize
 _OWNER = "root"  # may read, end and remove what any user of the sandbox has started
 
 Event = Started | Output | Ended
 
 
 class Commands:
-    """`start` and `follow` go on through breaks: when the stream is cut (the engine restarts, the sandbox is paused
-    and resumed) they read on from the journal at the next byte, so that nothing is lost or told twice. While the
-    sandbox is paused they wait and do not wake it. SandboxNotFoundError: it is gone, and with it the command."""
+    """Commands in sandboxes.
+
+    `start` and `follow` survive interruptions: if the stream breaks (the engine restarts, the sandbox is paused and
+    resumed), they continue from the journal at the next byte, so that nothing is lost or repeated. While the sandbox is
+    paused they wait without resuming it. Raises SandboxNotFoundError if the sandbox is gone, and the command with it.
+    """
 
     def __init__(self, gate: Gate, *, patience_s: float = PATIENCE_S, silence_s: float = SILENCE_S) -> None:
         self._gate = gate
@@ -74,12 +77,15 @@ class Commands:
         self._silence = silence_s
         self._closing: set[asyncio.Task[None]] = set()
 
-    def start(self, engine_id: str, spec: CommandSpec, *, most: int = _MOST) -> AsyncIterator[Event]:
-        """Run it, at most once for its id: started again, it is followed from its beginning. Started (unless it never
-        could), then Output, then Ended. Not reading on lets the command run. Of a stream's output beyond `most` bytes parts
-        may be left out: whoever keeps no more is spared the rest."""
-        _check(spec)
-        return self._events(engine_id, _Course(spec.id, spec, most=most))
+    def start(self, engine_id: str, spec: CommandSpec, *, most: int = _UNLIMITED) -> AsyncIterator[Event]:
+        """Run a command at most once for its id. If it was started before, follow it from its beginning.
+
+        Yields Started (unless it could not start), then Output, then Ended. The command keeps running if the caller
+        stops reading. Output of a stream beyond `most` bytes may be incomplete, which spares callers that store no
+        more.
+        """
+        _check_spec(spec)
+        return self._events(engine_id, _ReadState(spec.id, spec, most=most))
 
     def follow(
         self,
@@ -88,31 +94,39 @@ class Commands:
         stdout_offset: int = 0,
         stderr_offset: int = 0,
         *,
-        most: int = _MOST,
+        most: int = _UNLIMITED,
     ) -> AsyncIterator[Output | Ended]:
-        """From these bytes on until it has ended, also when it has ended long ago. Ended(NOT_STARTED) when the
-        sandbox knows nothing of it; it may still be started then, unless it was claimed."""
+        """Yield output from these offsets on until the command has ended, also if it ended long ago.
+
+        Yields Ended(NOT_STARTED) if the sandbox does not know the command; it may then still be started, unless it was
+        claimed.
+        """
         _check_id(command_id)
-        return self._followed(engine_id, _Course(command_id, None, stdout_offset, stderr_offset, most=most))
+        return self._follow(engine_id, _ReadState(command_id, None, stdout_offset, stderr_offset, most=most))
 
     async def claim(self, engine_id: str, command_id: str) -> bool:
-        """Make sure that it never starts, if it has not. False: it has, or was claimed before."""
-        return await self._ask(engine_id, "claim", command_id)
+        """Make sure that the command never starts. Returns False if it has started or was claimed before."""
+        return await self._call_relay(engine_id, "claim", command_id)
 
     async def kill(self, engine_id: str, command_id: str) -> bool:
-        """SIGTERM to it and its children, SIGKILL 3 s later; whoever follows it sees the end. False: it does not run."""
-        return await self._ask(engine_id, "kill", command_id)
+        """Send SIGTERM to the command and its children, and SIGKILL 3 s later. Followers see the end. Returns False if
+        it does not run."""
+        return await self._call_relay(engine_id, "kill", command_id)
 
     async def end_leftovers(self, engine_id: str, command_id: str) -> int | None:
-        """End processes that a running command started and no longer holds, unless they serve something; how many. Asks its relay by a
-        file, because the sandbox may have no process left to ask with. None: it did not answer."""
+        """End processes that a running command started and no longer holds, unless they serve something, and return how
+        many.
+
+        Asks the relay through a file, because the sandbox may be unable to start another process. None if the relay did
+        not answer.
+        """
         _check_id(command_id)
         wish, answer_path = sweep_paths(command_id)
         token = random_id()
 
         async def ask(handle: Handle) -> int | None:
             if not handle.python:
-                return None  # its relay is a shell, which cannot
+                return None  # its relay is a shell script, which cannot do this
             files = handle.sandbox.files
             await files.write(wish, token)
             for _ in range(round(SWEEP_S / SWEEP_LOOK_S)):
@@ -126,14 +140,14 @@ class Commands:
         return await self._gate.inside("end_leftovers", engine_id, ask, idempotent=True, attempts=1)
 
     async def forget(self, engine_id: str, *command_ids: str) -> None:
-        """Remove their journals. Idempotent. From then on their ids could be started again."""
-        await self._ask(engine_id, "forget", *command_ids)
+        """Remove the journals of these commands. Idempotent. Afterwards the ids could be started again."""
+        await self._call_relay(engine_id, "forget", *command_ids)
 
     async def close(self) -> None:
         await end_tasks(*self._closing)
 
-    async def _followed(self, engine_id: str, course: _Course) -> AsyncIterator[Output | Ended]:
-        events = self._events(engine_id, course)
+    async def _follow(self, engine_id: str, state: _ReadState) -> AsyncIterator[Output | Ended]:
+        events = self._events(engine_id, state)
         try:
             async for event in events:
                 if not isinstance(event, Started):
@@ -141,82 +155,84 @@ class Commands:
         finally:
             await events.aclose()  # type: ignore[attr-defined] # it is a generator
 
-    async def _events(self, engine_id: str, course: _Course) -> AsyncIterator[Event]:
+    async def _events(self, engine_id: str, state: _ReadState) -> AsyncIterator[Event]:
         now = asyncio.get_running_loop().time
         contact, failures = now(), 0
-        while not course.ended:
+        while not state.ended:
             stream = RelayStream(self._gate.config.api_key, self._silence)
             try:
-                await self._open(engine_id, course, stream)
+                await self._open(engine_id, state, stream)
                 async for frame in stream.frames():
                     contact, failures = now(), 0
-                    async with contextlib.aclosing(self._interpret(engine_id, course, frame)) as events:
+                    async with contextlib.aclosing(self._interpret(engine_id, state, frame)) as events:
                         async for event in events:
                             contact = now()
                             yield event
-                    if course.ended or frame.kind in "ain":
+                    if state.ended or frame.kind in "ain":
                         break
                 else:
                     failures += 1
-                    course.fell_silent(failures)
-                    log.info("command_stream_ended", sandbox=engine_id, command=course.id)
+                    state.check_silence(failures)
+                    log.info("command_stream_ended", sandbox=engine_id, command=state.id)
             except EngineError as error:
                 if isinstance(error, SandboxNotRunningError):
                     contact = now()
-                if not course.may_go_on(error, now() - contact, self._patience):
+                if not state.may_retry(error, now() - contact, self._patience):
                     raise
                 failures += 1
-                log.info("command_stream_broken", sandbox=engine_id, command=course.id, reason=error.message)
+                log.info("command_stream_broken", sandbox=engine_id, command=state.id, reason=error.message)
             finally:
-                self._finish(stream, patience_s=1.0 if course.ended else 0.0)
+                self._finish(stream, patience_s=1.0 if state.ended else 0.0)
             if failures:
                 await self._gate.clock.sleep(_PAUSES[min(failures, len(_PAUSES)) - 1])
 
-    async def _interpret(self, engine_id: str, course: _Course, frame: Frame) -> AsyncGenerator[Event, None]:
-        """What a line means to the reader, with the output that is to be fetched for it. What no relay says ends in LOST:
-        whatever says it, this command is out of our hands."""
+    async def _interpret(self, engine_id: str, state: _ReadState, frame: Frame) -> AsyncGenerator[Event, None]:
+        """Yield the events of a line, with the output to fetch for it.
+
+        Lines that no relay would send end in LOST, because the command is then out of our control.
+        """
         try:
             if frame.kind == "b":
-                async with contextlib.aclosing(self._fetch(engine_id, course, *frame.grown)) as outputs:
+                async with contextlib.aclosing(self._fetch(engine_id, state, *frame.grown)) as outputs:
                     async for output in outputs:
                         yield output
             else:
-                for event in course.events(frame):
+                for event in state.events(frame):
                     yield event
         except (ValueError, OverflowError, FileMissingError):
-            for event in course.lose():
+            for event in state.finish_lost():
                 yield event
 
     async def _fetch(
-        self, engine_id: str, course: _Course, number: str, end: int, folder: int
+        self, engine_id: str, state: _ReadState, number: str, end: int, folder: int
     ) -> AsyncGenerator[Event, None]:
-        """A stream's output from the journal: up to `end`, and what has been added since."""
-        begin = course.offsets[number]
-        if begin >= end or course.has_most(number):
+        """Fetch a stream's output from the journal: up to `end`, and what has been added since."""
+        begin = state.offsets[number]
+        if begin >= end or state.has_enough(number):
             return
-        path = journal_path(course.id, number, folder)
+        path = journal_path(state.id, number, folder)
         async with contextlib.aclosing(
             read_from(self._gate, engine_id, path, begin, silence_s=self._silence)
         ) as pieces:
             async for data in pieces:
-                for event in course.add(number, course.offsets[number], data):
+                for event in state.add(number, state.offsets[number], data):
                     yield event
-                if course.has_most(number):
+                if state.has_enough(number):
                     return
-        if course.offsets[number] == begin:
+        if state.offsets[number] == begin:
             raise ValueError("the journal is shorter than the relay says")
-        if course.offsets[number] < end:
+        if state.offsets[number] < end:
             raise SandboxUnreachableError("The sandbox sent less of a journal than it reported.")
 
-    async def _open(self, engine_id: str, course: _Course, stream: RelayStream) -> None:
+    async def _open(self, engine_id: str, state: _ReadState, stream: RelayStream) -> None:
         async def begin(handle: Handle) -> None:
-            if course.spec is None or course.begun:
-                arguments = f"follow {course.id} {course.offsets['1']} {course.offsets['2']}"
+            if state.spec is None or state.begun:
+                arguments = f"follow {state.id} {state.offsets['1']} {state.offsets['2']}"
                 await stream.open(handle, arguments, user=_OWNER, envs={}, disposable=True)
             else:
-                await self._begin(handle, stream, course.spec)
+                await self._begin(handle, stream, state.spec)
 
-        verb = "follow_command" if course.begun else "start_command"
+        verb = "follow_command" if state.begun else "start_command"
         await self._gate.inside(verb, engine_id, begin, idempotent=True, attempts=1)
 
     async def _begin(self, handle: Handle, stream: RelayStream, spec: CommandSpec) -> None:
@@ -233,7 +249,7 @@ class Commands:
             await handle.sandbox.files.write(path, spec.encode(), user=spec.user)
             await stream.open(handle, f"start {path}", user=spec.user, envs={})
 
-    async def _ask(self, engine_id: str, verb: str, *command_ids: str) -> bool:
+    async def _call_relay(self, engine_id: str, verb: str, *command_ids: str) -> bool:
         for command_id in command_ids:
             _check_id(command_id)
 
@@ -250,7 +266,7 @@ class Commands:
 
         async def answer(handle: Handle) -> bool:
             nonlocal stream
-            for _ in range(3):  # it may have no python3, or not the relay any more
+            for _ in range(3):  # it may have no python3, or no relay any more
                 stream = RelayStream(self._gate.config.api_key, self._silence)
                 await stream.open(handle, f"{verb} {' '.join(command_ids)}", user=_OWNER, envs={})
                 try:
@@ -269,11 +285,11 @@ class Commands:
         task.add_done_callback(self._closing.discard)
 
 
-class _Course:
+class _ReadState:
     """How far one reader of a command has come."""
 
     def __init__(
-        self, command_id: str, spec: CommandSpec | None, out: int = 0, err: int = 0, *, most: int = _MOST
+        self, command_id: str, spec: CommandSpec | None, out: int = 0, err: int = 0, *, most: int = _UNLIMITED
     ) -> None:
         self.id = command_id
         self._most = most
@@ -283,12 +299,12 @@ class _Course:
         self.ended = False
         self._announced = spec is None
 
-    def lose(self) -> list[Event]:
+    def finish_lost(self) -> list[Event]:
         self.begun = self.ended = True
         return [*self._announce(None), Ended(EndReason.LOST)]
 
     def add(self, number: str, offset: int, data: bytes) -> list[Event]:
-        """Output of a stream, some of which may be known."""
+        """Add output of a stream, parts of which may be known already."""
         known = self.offsets[number]
         fresh = data[known - offset :] if offset < known else data
         if not fresh:
@@ -296,12 +312,12 @@ class _Course:
         self.offsets[number] = offset + len(data)
         return [*self._announce(None), Output(_STREAMS[number], max(known, offset), fresh)]
 
-    def has_most(self, number: str) -> bool:
-        """Whether the reader wants no more of this stream."""
+    def has_enough(self, number: str) -> bool:
+        """Return whether the reader wants no more of this stream."""
         return self.offsets[number] > self._most
 
     def events(self, frame: Frame) -> list[Event]:
-        """What a line means to the reader. Raises what it refuses, and ValueError for what no relay says."""
+        """Return the events of a line. Raises the relay's refusals, and ValueError for lines that no relay would send."""
         found: list[Event] = []
         if frame.kind == "s":
             self.begun = True
@@ -320,15 +336,17 @@ class _Course:
             raise self._refusal(*frame.refusal)
         return found
 
-    def may_go_on(self, error: EngineError, away_s: float, patience_s: float) -> bool:
-        """Whether to try again after this, with the engine out of reach for so long. To wait for a sandbox to be
-        resumed makes sense only for what runs in it."""
+    def may_retry(self, error: EngineError, away_s: float, patience_s: float) -> bool:
+        """Return whether to retry after this error, with the engine unavailable for `away_s`.
+
+        Waiting for a sandbox to be resumed makes sense only for a command that runs in it.
+        """
         if isinstance(error, SandboxNotRunningError):
             return self.begun
         return error.transient and away_s <= (patience_s if self.begun else min(patience_s, START_PATIENCE_S))
 
-    def fell_silent(self, times: int) -> None:
-        """The relay's output ended, and nothing more was said, so many times in a row."""
+    def check_silence(self, times: int) -> None:
+        """Raise EngineError if the relay's output has ended without a result too many times in a row."""
         if times > SILENT_RUNS:
             raise EngineError(_NO_RELAY)
 
@@ -353,7 +371,7 @@ def _check_id(command_id: str) -> None:
         raise InvalidInputError(f"{command_id!r} is not a valid command id.")
 
 
-def _check(spec: CommandSpec) -> None:
+def _check_spec(spec: CommandSpec) -> None:
     _check_id(spec.id)
     for name, value in spec.envs.items():
         if not name or "=" in name:

@@ -1,4 +1,4 @@
-"""Where the E2B endpoint is, and what it says about a sandbox."""
+"""Address of the E2B endpoint, and its data about a sandbox."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CLOUD_DOMAIN = "e2b.app"
 
 
 class ApiOptions(TypedDict, total=False):
-    """The options of the SDK that every call of ours carries."""
+    """SDK options that we pass with every call."""
 
     api_key: str
     api_url: str
@@ -27,8 +27,11 @@ class ApiOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """`api_url` None means E2B Cloud (or the self-hosted E2B at `domain`); a `sandbox_url` means that all sandboxes
-    are reached through that one address."""
+    """Connection settings of an engine.
+
+    `api_url` None means E2B Cloud, or the self-hosted E2B at `domain`. With `sandbox_url`, all sandboxes are reached
+    through that address.
+    """
 
     api_key: Secret | None
     api_url: str | None = None
@@ -39,7 +42,7 @@ class EngineConfig:
 
     @property
     def options(self) -> ApiOptions:
-        """Nothing is left to the SDK's own environment variables, and retries are ours."""
+        """Return all options explicitly: the SDK's environment variables are not used, and retries are ours."""
         domain = self.domain or CLOUD_DOMAIN
         return {
             "api_key": self.api_key.reveal() if self.api_key else "",
@@ -59,7 +62,7 @@ class EngineState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class EngineSandbox:
-    """`template` is its name where it has one, else its id. Times are in UTC, as the engine told them."""
+    """A sandbox as the engine reports it. `template` is its name if it has one, else its id. Times are in UTC."""
 
     id: str
     state: EngineState
@@ -71,7 +74,7 @@ class EngineSandbox:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """The engine's latest sample. `cpu_percent` is of all its cores together: 200 is two busy ones of two."""
+    """The engine's latest sample. `cpu_percent` is the sum over all cores: 200 means two fully used cores."""
 
     cpu_percent: float
     cpu_count: int
@@ -84,7 +87,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Denied:
-    """A connection that a sandbox wanted and was refused; `protocol` dns: the name was not resolved for it."""
+    """A connection of a sandbox that was denied. `protocol` dns: the name was not resolved."""
 
     host: str
     protocol: str

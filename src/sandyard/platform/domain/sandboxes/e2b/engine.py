@@ -1,4 +1,4 @@
-"""The engine as the platform sees it: every verb, through the official SDK and nothing else."""
+"""The engine as the platform sees it: all operations, through the official SDK only."""
 
 from __future__ import annotations
 
@@ -51,14 +51,18 @@ from sandyard.platform.domain.sandboxes.e2b.terminal import Terminals
 
 PAGE = 100
 DENIED, DENIED_SHOWN, DENIED_HEADER = "Blocked by the network policy:", 300, "x-sandyard-egress-denied"
-"""How entries of a sandbox's log begin that tell of refused connections; the header with which an endpoint says that it has such."""
+"""Prefix of log entries about denied connections, and the header with which an endpoint announces that it has such
+entries."""
 SAMPLES_S = 120
-"""How far back usage is asked for: the newest sample counts."""
+"""How far back to ask for usage samples. The newest one counts."""
 
 
 class SandboxEngine:
-    """One engine endpoint. Verbs take the engine's id of a sandbox. Only `wake` wakes; every verb that works inside a
-    sandbox raises SandboxNotRunningError for a paused one, and SandboxNotFoundError for one that is gone."""
+    """One engine endpoint. Methods take the engine's id of a sandbox.
+
+    Only `wake` resumes a sandbox. Every method that works inside a sandbox raises SandboxNotRunningError if it is
+    paused and SandboxNotFoundError if it is gone.
+    """
 
     def __init__(
         self,
@@ -81,10 +85,10 @@ class SandboxEngine:
 
     @property
     def configured(self) -> bool:
-        """There is a key to knock with."""
+        """Whether an API key is configured."""
         return bool(self.config.api_key)
 
-    # life of a sandbox -----------------------------------------------------------------------------------------------
+    # life cycle of a sandbox ------------------------------------------------------------------------------------------
 
     async def create(
         self,
@@ -96,11 +100,13 @@ class SandboxEngine:
         idempotency_key: str,
         allowed: Sequence[str] | None = None,
     ) -> EngineSandbox:
-        """A running sandbox, within `create_timeout_s`, attempts and all. With the same key the same sandbox. When its
-        time is over it pauses with its memory, and nothing but `wake` wakes it. Its ports are for those who have its traffic
-        token, at an endpoint that knows of such: who may look is the platform's to say. `allowed`: the only names and addresses
-        it may connect to; None: all."""
-        key = _key(idempotency_key)
+        """Create a sandbox and return it when it is running, within `create_timeout_s` including retries.
+
+        The same key returns the same sandbox. When its time is over it is paused with its memory, and only `wake`
+        resumes it. If the endpoint supports it, its ports require the traffic token, because the platform decides who
+        has access. `allowed` lists the only names and addresses it may connect to. None: all.
+        """
+        key = _normalize_key(idempotency_key)
         network: SandboxNetworkOpts = {"allow_public_traffic": False}
         if allowed:
             network |= {"allow_out": list(allowed), "deny_out": [ALL_TRAFFIC]}
@@ -139,11 +145,11 @@ class SandboxEngine:
             ) from None
 
     async def info(self, engine_id: str) -> EngineSandbox:
-        """Never wakes it. SandboxNotFoundError."""
+        """Return the sandbox's state without resuming it. Raises SandboxNotFoundError."""
         return _from_detail(await self._gate.detail(engine_id))
 
     async def list(self, metadata: Mapping[str, str] | None = None) -> list[EngineSandbox]:
-        """Those of this key, running and paused, with at least this metadata."""
+        """List the running and paused sandboxes of this key that have at least this metadata."""
 
         async def collect() -> list[EngineSandbox]:
             query = SandboxQuery(
@@ -158,14 +164,14 @@ class SandboxEngine:
         return await self._gate.control("list", collect)
 
     async def pause(self, engine_id: str) -> None:
-        """With its memory. Idempotent."""
+        """Pause the sandbox with its memory. Idempotent."""
         require_id(engine_id)
         self._gate.drop(engine_id)
         await self._gate.control("pause", lambda: AsyncSandbox.pause(engine_id, mode="full", **self.config.options))
         self._gate.drop(engine_id)
 
     async def wake(self, engine_id: str, timeout_s: float) -> None:
-        """Running afterwards, for at least that long. Idempotent."""
+        """Resume the sandbox for at least that long. Idempotent."""
         require_id(engine_id)
         timeout = max(1, round(timeout_s))
         sandbox = await self._gate.control(
@@ -174,7 +180,7 @@ class SandboxEngine:
         self._gate.remember(sandbox)
 
     async def extend(self, engine_id: str, timeout_s: float) -> None:
-        """Let it run for that long from now. Idempotent, and never wakes it."""
+        """Let the sandbox run for that long from now. Idempotent; never resumes it."""
         require_id(engine_id)
         timeout = max(1, round(timeout_s))
         await self._gate.control(
@@ -182,7 +188,7 @@ class SandboxEngine:
         )
 
     async def set_network(self, engine_id: str, allowed: Sequence[str] | None) -> None:
-        """What a running sandbox may connect to from now on, connections that exist included. Idempotent."""
+        """Set what a running sandbox may connect to from now on, including existing connections. Idempotent."""
         require_id(engine_id)
         update: SandboxNetworkUpdate = {"allow_internet_access": allowed is None or len(allowed) > 0}
         if allowed:
@@ -192,8 +198,10 @@ class SandboxEngine:
         )
 
     async def denied(self, engine_id: str) -> Sequence[Denied] | None:
-        """What a sandbox's network settings have refused, oldest first. None: this endpoint does not tell, as E2B Cloud.
-        Never wakes it."""
+        """Return the connections that the sandbox's network settings have denied, oldest first.
+
+        None if the endpoint does not report them, as E2B Cloud. Never resumes the sandbox.
+        """
         require_id(engine_id)
 
         async def read() -> Sequence[Denied] | None:
@@ -207,12 +215,12 @@ class SandboxEngine:
                 raise handle_api_exception(answer)
             if answer.headers.get(DENIED_HEADER) is None:
                 return None
-            return [_denied(entry) for entry in answer.parsed.logs if entry.fields.to_dict().get("host")]
+            return [_to_denied(entry) for entry in answer.parsed.logs if entry.fields.to_dict().get("host")]
 
         return await self._gate.control("denied", read)
 
     async def kill(self, engine_id: str) -> bool:
-        """Gone afterwards, paused or not. False: it was gone. Idempotent."""
+        """Delete the sandbox, paused or not. Returns False if it was gone already. Idempotent."""
         self._gate.drop(engine_id)
         try:
             require_id(engine_id)
@@ -223,7 +231,8 @@ class SandboxEngine:
             self._gate.drop(engine_id)
 
     async def usage(self, engine_id: str) -> Usage | None:
-        """Never wakes it. None: the engine has no sample of the last two minutes, as of a paused one."""
+        """Return the usage. None if there is no sample of the last two minutes, as for a paused sandbox. Never resumes
+        it."""
         require_id(engine_id)
         since = datetime.fromtimestamp(self._gate.clock.now(), UTC) - timedelta(seconds=SAMPLES_S)
         samples = await self._gate.control(
@@ -242,10 +251,10 @@ class SandboxEngine:
             at=newest.timestamp,
         )
 
-    # copies ----------------------------------------------------------------------------------------------------------
+    # snapshots and copies ---------------------------------------------------------------------------------------------
 
     async def snapshot(self, engine_id: str, name: str | None = None) -> str:
-        """The id of a snapshot, which works as a template. Not idempotent: each call makes one."""
+        """Take a snapshot and return its id, which can be used as a template. Not idempotent: each call creates one."""
         require_id(engine_id)
         made = await self._gate.control(
             "snapshot",
@@ -255,7 +264,7 @@ class SandboxEngine:
         return made.snapshot_id
 
     async def snapshots(self, engine_id: str) -> Sequence[str]:
-        """Ids of those taken of this sandbox, also when it is gone."""
+        """Return the ids of this sandbox's snapshots, also if the sandbox is gone."""
         require_id(engine_id)
 
         async def collect() -> Sequence[str]:
@@ -268,8 +277,10 @@ class SandboxEngine:
         return await self._gate.control("snapshots", collect)
 
     async def template_build(self, template: str) -> str | None:
-        """The id of the build that new sandboxes of this template use. None if the endpoint does not say, as E2B Cloud for templates of
-        others."""
+        """Return the id of the build that new sandboxes of this template use.
+
+        None if the endpoint does not say, as E2B Cloud for templates of others.
+        """
 
         async def read() -> str | None:
             client = client_async.get_api_client(ConnectionConfig(**self.config.options))
@@ -284,14 +295,17 @@ class SandboxEngine:
         return await self._gate.control("template_build", read)
 
     async def delete_snapshot(self, snapshot_id: str) -> None:
-        """Idempotent."""
+        """Delete a snapshot. Idempotent."""
         await self._gate.control(
             "delete_snapshot", lambda: AsyncSandbox.delete_snapshot(snapshot_id, **self.config.options)
         )
 
     async def fork(self, engine_id: str, timeout_s: float) -> EngineSandbox:
-        """A running copy. Not idempotent, and the protocol has no key for it: an answer that was lost leaves a copy
-        behind, which `list` shows."""
+        """Create a running copy.
+
+        Not idempotent, and the protocol has no key for it: if the response is lost, a copy is left behind, which `list`
+        shows.
+        """
         require_id(engine_id)
 
         async def fork() -> AsyncSandbox:
@@ -306,7 +320,7 @@ class SandboxEngine:
         self._gate.remember(sandbox)
         return await self.info(sandbox.sandbox_id)
 
-    # programs --------------------------------------------------------------------------------------------------------
+    # programs ---------------------------------------------------------------------------------------------------------
 
     async def run(
         self,
@@ -319,12 +333,13 @@ class SandboxEngine:
         limit: int = LIMIT,
         idempotent: bool = False,
     ) -> Ran:
-        """A short program of the platform's own, as the sandbox's default user. What a user runs goes through `commands`."""
+        """Run a short program of the platform itself as the sandbox's default user. Users' commands go through
+        `commands`."""
         return await self._programs.run(
             engine_id, argv, cwd=cwd, envs=envs, timeout_s=timeout_s, limit=limit, idempotent=idempotent
         )
 
-    # files -----------------------------------------------------------------------------------------------------------
+    # files ------------------------------------------------------------------------------------------------------------
 
     async def read_file(self, engine_id: str, path: str) -> tuple[int | None, AsyncIterator[bytes]]:
         return await self._files.read(engine_id, path)
@@ -353,12 +368,12 @@ class SandboxEngine:
         return await self._files.make_dir(engine_id, path)
 
     async def close(self) -> None:
-        """Let go of streams and handles. Sandboxes and what runs in them stay."""
+        """Close streams and handles. Sandboxes and their processes continue."""
         await self.commands.close()
         self._gate.drop_all()
 
 
-def _denied(entry: SandboxLogEntry) -> Denied:
+def _to_denied(entry: SandboxLogEntry) -> Denied:
     fields = entry.fields.to_dict()
     port = str(fields.get("port", ""))
     return Denied(
@@ -369,8 +384,8 @@ def _denied(entry: SandboxLogEntry) -> Denied:
     )
 
 
-def _key(idempotency_key: str) -> str:
-    """In the alphabet of the protocol: small letters, digits and hyphens."""
+def _normalize_key(idempotency_key: str) -> str:
+    """Convert the key to the protocol's alphabet: lower-case letters, digits and hyphens."""
     key = re.sub(r"[^a-z0-9-]", "-", idempotency_key.lower())
     if not 1 <= len(key) <= 255:
         raise InvalidInputError("An idempotency key must have 1 to 255 characters.")

@@ -1,7 +1,7 @@
-"""Every way an engine can fail us, and which exception of the SDK means which.
+"""Errors of the engine, and the translation of the SDK's exceptions to them.
 
-A failure with `transient` may be gone a moment later. One with `unsent` is known to have changed nothing, so that even
-a call that must not happen twice may be repeated.
+A `transient` error may disappear on a retry. An `unsent` error is known to have changed nothing, so that even a call
+that must not run twice may be repeated.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class EngineNotConfiguredError(EngineError):
 class EngineAuthError(EngineError):
     """The engine rejected this platform's API key. The operator must set a valid E2B_API_KEY."""
 
-    # 502 and not 401 or 403: the caller's own login is fine, and a client must not log out or ask for another one
+    # 502 and not 401 or 403: the caller's own login is valid, and a client must not log out or ask for another one
     code, status = "engine_auth", 502
 
 
@@ -149,14 +149,14 @@ class TerminalNotFoundError(NotFoundError):
 
 _NO_PROCESS = re.compile(r"resource temporarily unavailable|cannot fork\b", re.IGNORECASE)
 _NO_PROCESS_LAST = re.compile(r"resource temporarily unavailable(: rate limit exceeded[\w ,]*)?\W*\Z", re.IGNORECASE)
-"""As envd says it (EAGAIN), and what the SDK adds to it."""
+"""envd's message for EAGAIN, and what the SDK appends to it."""
 _UNKNOWN_USER = re.compile(r"unknown user|invalid username|looking up user", re.IGNORECASE)
 
 Rule = tuple[type[BaseException] | tuple[type[BaseException], ...], Callable[[str], SandyardError]]
 
 
-def _said(make: type[EngineError]) -> Callable[[str], SandyardError]:
-    """The class's own sentence, then what the engine said."""
+def _with_engine_message(make: type[EngineError]) -> Callable[[str], SandyardError]:
+    """Return a factory for the class's own message followed by the engine's."""
 
     def build(said: str) -> SandyardError:
         sentence = make().message
@@ -165,22 +165,22 @@ def _said(make: type[EngineError]) -> Callable[[str], SandyardError]:
     return build
 
 
-_RULES: tuple[Rule, ...] = (  # the first that fits
+_RULES: tuple[Rule, ...] = (  # the first match applies
     (
         (httpx.ConnectError, httpx.ConnectTimeout, ConnectionRefusedError),
         lambda _: EngineUnreachableError(unsent=True),
     ),
     (AuthenticationException, lambda _: EngineAuthError()),
-    (RateLimitException, _said(EngineQuotaError)),
+    (RateLimitException, _with_engine_message(EngineQuotaError)),
     (ServiceBusyException, lambda _: EngineBusyError(unsent=True)),
     (NotEnoughSpaceException, lambda _: NotEnoughSpaceError()),
-    ((InvalidArgumentException, TemplateException), _said(EngineInvalidError)),
+    ((InvalidArgumentException, TemplateException), _with_engine_message(EngineInvalidError)),
     (SandboxNotFoundException, lambda _: SandboxNotFoundError()),
     (FileNotFoundException, lambda _: FileMissingError()),
-    (NotFoundException, _said(SandboxNotFoundError)),
+    (NotFoundException, _with_engine_message(SandboxNotFoundError)),
     (SandboxNotRunningException, lambda _: SandboxNotRunningError()),
     (SandboxUnreachableException, lambda _: SandboxUnreachableError()),
-    (GuestUnresponsiveException, _said(SandboxNotRunningError)),
+    (GuestUnresponsiveException, _with_engine_message(SandboxNotRunningError)),
     ((TimeoutException, httpx.TimeoutException, TimeoutError), lambda _: EngineTimeoutError()),
     (
         (httpx.TransportError, OSError, ReadError, WriteError, StreamError, ConnectError),
@@ -189,14 +189,14 @@ _RULES: tuple[Rule, ...] = (  # the first that fits
 )
 
 _STATUSES: dict[int, Callable[[str], SandyardError]] = {
-    400: _said(EngineInvalidError),
+    400: _with_engine_message(EngineInvalidError),
     401: lambda _: EngineAuthError(),
     403: lambda _: EngineAuthError(),
-    404: _said(EngineInvalidError),  # what the request named beside the sandbox, such as its template
-    409: _said(SandboxNotRunningError),
-    413: _said(EngineInvalidError),
-    422: _said(EngineInvalidError),
-    429: _said(EngineQuotaError),
+    404: _with_engine_message(EngineInvalidError),  # what the request named besides the sandbox, such as its template
+    409: _with_engine_message(SandboxNotRunningError),
+    413: _with_engine_message(EngineInvalidError),
+    422: _with_engine_message(EngineInvalidError),
+    429: _with_engine_message(EngineQuotaError),
     502: lambda _: EngineUnreachableError(),
     503: lambda _: EngineBusyError(unsent=True),
     504: lambda _: EngineTimeoutError(),
@@ -205,15 +205,19 @@ _STATUSES: dict[int, Callable[[str], SandyardError]] = {
 
 
 def translate(error: BaseException, key: Secret | None = None) -> BaseException:
-    """What this exception of the SDK or its transport means. Ours, cancellation and what ends the process pass
-    unchanged. No message contains `key`."""
+    """Return our error for an exception of the SDK or its transport. No message contains `key`.
+
+    Returns our own errors, cancellation and process-ending exceptions unchanged.
+    """
     if isinstance(error, SandyardError | asyncio.CancelledError) or not isinstance(error, Exception):
         return error
-    said = _clean(str(error), key)
-    make = next((make for kinds, make in _RULES if isinstance(error, kinds)), _said(EngineError))
+    said = _sanitize(str(error), key)
+    make = next((make for kinds, make in _RULES if isinstance(error, kinds)), _with_engine_message(EngineError))
     if isinstance(error, AuthenticationException) and _UNKNOWN_USER.search(said):
-        return EngineInvalidError("The sandbox has no user with that name.")  # envd's way to say it
-    if isinstance(error, SandboxException) and _NO_PROCESS_LAST.search(str(error)):  # behind the whole command
+        return EngineInvalidError("The sandbox has no user with that name.")  # how envd reports it
+    if isinstance(error, SandboxException) and _NO_PROCESS_LAST.search(
+        str(error)
+    ):  # at the end, after the whole command
         return ProcessesFullError(unsent=True)
     if isinstance(error, SandboxException):
         make = _STATUSES.get(error.status_code or _leading_status(said) or 0, make)
@@ -221,18 +225,18 @@ def translate(error: BaseException, key: Secret | None = None) -> BaseException:
 
 
 def says_processes_full(said: str) -> bool:
-    """Whether these words of a shell, a program or an engine mean that no process could be started (EAGAIN)."""
+    """Return whether a message of a shell, a program or an engine means that no process could be started (EAGAIN)."""
     return _NO_PROCESS.search(said) is not None
 
 
 def _leading_status(said: str) -> int | None:
-    """The SDK puts the status of an answer before its message, and not always elsewhere too."""
+    """Parse the status code that the SDK puts before the message, sometimes nowhere else."""
     number = said.partition(":")[0]
     return int(number) if number.isdigit() and len(number) == 3 else None
 
 
-def _clean(said: str, key: Secret | None) -> str:
-    """One line of bounded length, without the key."""
+def _sanitize(said: str, key: Secret | None) -> str:
+    """Return one line of bounded length without the key."""
     if key:
         said = said.replace(key.reveal(), "***")
     return " ".join(said.split())[:500]

@@ -1,4 +1,4 @@
-"""Files of a running sandbox, streamed both ways."""
+"""Files of a running sandbox, streamed in both directions."""
 
 from __future__ import annotations
 
@@ -18,22 +18,25 @@ from sandyard.platform.domain.sandboxes.e2b.gate import Gate
 from sandyard.platform.domain.sandboxes.e2b.listing import FileEntry, FilePage, read_page
 
 LISTINGS_AT_ONCE = 16
-"""Each may hold `listing.MOST_BYTES`. More than one person may have under way, so that nobody takes them all."""
+"""Each may hold `listing.MOST_BYTES`. The number exceeds what one person may run at once, so that nobody can use them
+all."""
 
 T = TypeVar("T")
 
 
 class Files:
-    """FileMissingError and InvalidInputError name the path."""
+    """Files of sandboxes. FileMissingError and InvalidInputError name the path."""
 
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
         self._listings = asyncio.Semaphore(LISTINGS_AT_ONCE)
 
     async def read(self, engine_id: str, path: str) -> tuple[int | None, AsyncIterator[bytes]]:
-        """The size, where the engine tells it before, and the bytes. The iterator is to be read to its end or closed
-        (`aclose`): until then it holds a connection."""
-        reader = await self._at(
+        """Return the size, if the engine reports it in advance, and the bytes.
+
+        Read the iterator to its end or close it (`aclose`): until then it holds a connection.
+        """
+        reader = await self._call(
             engine_id, path, "read_file", lambda sandbox: sandbox.files.read(path, format="stream"), idempotent=True
         )
         headers = reader._response.headers
@@ -52,8 +55,11 @@ class Files:
         return size, chunks()
 
     async def write(self, engine_id: str, path: str, chunks: AsyncIterator[bytes]) -> int:
-        """How many bytes were written. Makes missing directories, replaces what was there. Never repeated, because
-        `chunks` is used up; an error of `chunks` is raised as it is."""
+        """Write a file and return the number of bytes.
+
+        Creates missing directories and replaces an existing file. Never retried, because `chunks` can be read only
+        once; an error of `chunks` is raised as it is.
+        """
         written = 0
         failure: list[BaseException] = []
 
@@ -76,7 +82,7 @@ class Files:
                 raise
 
         try:
-            await self._at(engine_id, path, "write_file", write, idempotent=False, attempts=1)
+            await self._call(engine_id, path, "write_file", write, idempotent=False, attempts=1)
         except InvalidInputError as error:
             if failure:
                 raise failure[0] from error
@@ -84,9 +90,9 @@ class Files:
         return written
 
     async def list(self, engine_id: str, path: str, depth: int, first: int, limit: int) -> FilePage:
-        """At most `limit` entries, from the one with number `first` on."""
+        """Return at most `limit` entries starting at number `first`."""
         async with self._listings:
-            return await self._at(
+            return await self._call(
                 engine_id,
                 path,
                 "list_files",
@@ -95,25 +101,27 @@ class Files:
             )
 
     async def stat(self, engine_id: str, path: str) -> FileEntry:
-        found = await self._at(
+        found = await self._call(
             engine_id, path, "stat_file", lambda sandbox: sandbox.files.get_info(path), idempotent=True
         )
-        return _entry(found)
+        return _to_entry(found)
 
     async def remove(self, engine_id: str, path: str) -> None:
-        """A directory goes with all that is in it. Nothing happens where there is nothing."""
+        """Remove a file, or a directory with everything in it. Does nothing if it does not exist."""
         try:
-            await self._at(engine_id, path, "remove_file", lambda sandbox: sandbox.files.remove(path), idempotent=True)
+            await self._call(
+                engine_id, path, "remove_file", lambda sandbox: sandbox.files.remove(path), idempotent=True
+            )
         except FileMissingError:
             return
 
     async def make_dir(self, engine_id: str, path: str) -> bool:
-        """With those above it. False: it was there."""
-        return await self._at(
+        """Create a directory and its parents. Returns False if it existed already."""
+        return await self._call(
             engine_id, path, "make_dir", lambda sandbox: sandbox.files.make_dir(path), idempotent=True
         )
 
-    async def _at(
+    async def _call(
         self,
         engine_id: str,
         path: str,
@@ -139,7 +147,7 @@ class _SourceError(InvalidInputError):
     """The data to write could not be read."""
 
 
-def _entry(found: EntryInfo) -> FileEntry:
+def _to_entry(found: EntryInfo) -> FileEntry:
     kinds = {FileType.FILE: "file", FileType.DIR: "dir", FileType.SYMLINK: "symlink"}
     return FileEntry(
         name=found.name,

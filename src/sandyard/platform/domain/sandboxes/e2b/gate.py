@@ -1,8 +1,9 @@
-"""The way every call takes: configured, breaker, errors translated, tried again. And the handles of sandboxes.
+"""The path of every engine call: configuration check, circuit breaker, error translation, retries. Also keeps handles
+of sandboxes.
 
-A handle is the SDK's object for one sandbox: its address and access token. It is made from what create, connect or a
-plain read of the sandbox answered, and making one never wakes a sandbox: only `connect` does that, and only `wake`
-connects, and who needs a traffic token of a sandbox that runs.
+A handle is the SDK's object for one sandbox, with its address and access token. It is created from the response to
+create, connect or a plain read of the sandbox. Creating a handle never resumes a sandbox: only `connect` does, which is
+called only by `wake` and to get the traffic token of a running sandbox.
 """
 
 from __future__ import annotations
@@ -36,10 +37,10 @@ from sandyard.platform.domain.sandboxes.e2b.errors import (
 from sandyard.platform.domain.sandboxes.e2b.retry import BACKOFF, retrying
 
 client_async.connection_retries = 0  # type: ignore[attr-defined]
-"""Retries are ours: the SDK's (E2B_CONNECTION_RETRIES) make every answer of an engine that is away 2.5 s late."""
+"""Retries are ours: those of the SDK (E2B_CONNECTION_RETRIES) would delay every error of an unavailable engine by 2.5 s."""
 client_async.max_connections = max(4096, client_async.max_connections)  # type: ignore[attr-defined]
-"""Over plain HTTP every command, terminal and transfer under way has a connection of its own; with the SDK's 200
-(E2B_MAX_CONNECTIONS) the next call, be it a pause, would wait until one of them has ended."""
+"""Over plain HTTP every running command, terminal and transfer has its own connection; with the SDK's limit of 200
+(E2B_MAX_CONNECTIONS) the next call, such as a pause, would wait until one of them has ended."""
 
 HANDLES_KEPT = 512
 _REFUSED = "The sandbox rejected the access token issued by the engine. Try again, or create a new sandbox."
@@ -49,8 +50,11 @@ T = TypeVar("T")
 
 
 class Handle:
-    """`relays` are the users for whom the relay is known to be in the sandbox; `python` False: it has no python3;
-    `token_due`: its ports want a traffic token that nobody has asked for yet."""
+    """Handle of a sandbox.
+
+    `relays` are the users for whom the relay is known to be installed in the sandbox. `python` False: it has no
+    python3. `token_due`: its ports require a traffic token that has not been requested yet.
+    """
 
     __slots__ = ("asking", "python", "relays", "sandbox", "token_due")
 
@@ -71,38 +75,38 @@ class Gate:
         self._handles: OrderedDict[str, Handle] = OrderedDict()
 
     async def control(self, verb: str, call: Callable[[], Awaitable[T]], *, idempotent: bool = True) -> T:
-        """A call of the control API."""
+        """Call the control API."""
 
         async def attempt() -> T:
             async with self._breaker.guard():
-                return await self._translated(call)
+                return await self._call_translated(call)
 
-        return await self._retrying(verb, attempt, idempotent)
+        return await self._retry(verb, attempt, idempotent)
 
     async def inside(
         self, verb: str, engine_id: str, call: Callable[[Handle], Awaitable[T]], *, idempotent: bool, attempts: int = 3
     ) -> T:
-        """A call into a running sandbox. SandboxNotRunningError: it is paused, and stays so."""
+        """Call into a running sandbox. Raises SandboxNotRunningError if it is paused, without resuming it."""
 
         async def attempt() -> T:
             handle = await self.handle(engine_id)
             try:
-                # What happens inside a sandbox is its tenant's doing and says nothing about the engine: whoever failed there
-                # begins anew with a control call, and those count
+                # The outcome inside a sandbox depends on its tenant and says nothing about the engine: after a failure
+                # the next attempt starts with a control call, and those count
                 async with self._breaker.guard(counts=False):
-                    return await self._translated(lambda: call(handle))
+                    return await self._call_translated(lambda: call(handle))
             except EngineError as error:
                 if error.transient or isinstance(
                     error, SandboxNotRunningError | SandboxNotFoundError | EngineAuthError
                 ):
                     self.drop(engine_id)
                 if isinstance(error, SandboxNotRunningError | SandboxNotFoundError):
-                    raise await self._why(engine_id) from error
+                    raise await self._explain_missing(engine_id) from error
                 if isinstance(error, EngineAuthError):
                     raise SandboxUnreachableError(_REFUSED, unsent=True) from error
                 raise
 
-        return await self._retrying(verb, attempt, idempotent, attempts)
+        return await self._retry(verb, attempt, idempotent, attempts)
 
     async def handle(self, engine_id: str) -> Handle:
         handle = self._handles.get(engine_id)
@@ -112,14 +116,17 @@ class Gate:
         detail = await self.detail(engine_id)
         if detail.state != SandboxState.RUNNING:
             raise SandboxNotRunningError
-        # others may have asked at the same time: they all get the same one
-        return self._handles.get(engine_id) or self.remember(self._build(detail), token_due=_private(detail))
+        # concurrent callers all get the same handle
+        return self._handles.get(engine_id) or self.remember(self._build(detail), token_due=_needs_token(detail))
 
     async def with_token(self, engine_id: str) -> AsyncSandbox:
-        """The sandbox with its traffic token, if its ports want one. Only `connect` tells it, which would wake a sandbox: one
-        that has just been seen running is asked, for no longer than it has anyway. SandboxNotRunningError."""
+        """Return the sandbox with its traffic token, if its ports require one. Raises SandboxNotRunningError.
+
+        Only `connect` returns the token, and it would resume a paused sandbox. It is therefore called only for a
+        sandbox that has just been seen running, with a timeout that does not extend its time.
+        """
         handle = await self.handle(engine_id)
-        async with handle.asking:  # a page asks for a hundred files at once
+        async with handle.asking:  # a page requests a hundred files at once
             if handle.token_due:
                 handle.sandbox = await self.control(
                     "token", lambda: AsyncSandbox.connect(engine_id, timeout=1, **self.config.options)
@@ -140,7 +147,7 @@ class Gate:
         self._handles.clear()
 
     async def detail(self, engine_id: str) -> SandboxDetail:
-        """What the control API says of a sandbox. The SDK's own `get_info` hides the access token."""
+        """Return the control API's data of a sandbox. The SDK's own `get_info` hides the access token."""
         require_id(engine_id)
 
         async def read() -> SandboxDetail:
@@ -154,19 +161,19 @@ class Gate:
 
         return await self.control("info", read)
 
-    async def _why(self, engine_id: str) -> EngineError:
-        """Why the sandbox's own address said that there is none."""
+    async def _explain_missing(self, engine_id: str) -> EngineError:
+        """Return the reason why the sandbox's own address reported that it does not exist."""
         try:
             detail = await self.detail(engine_id)
         except EngineError as error:
             return error
         return SandboxUnreachableError() if detail.state == SandboxState.RUNNING else SandboxNotRunningError()
 
-    async def _translated(self, call: Callable[[], Awaitable[T]]) -> T:
+    async def _call_translated(self, call: Callable[[], Awaitable[T]]) -> T:
         if not self.config.api_key:
             raise EngineNotConfiguredError
         try:
-            with heeded():  # the SDK has `wait_for` around much of what it does
+            with heeded():  # the SDK wraps much of its work in `wait_for`
                 return await call()
         except Exception as error:
             ours = translate(error, self.config.api_key)
@@ -174,7 +181,7 @@ class Gate:
                 raise
             raise ours from error
 
-    async def _retrying(self, verb: str, attempt: Callable[[], Awaitable[T]], idempotent: bool, attempts: int = 3) -> T:
+    async def _retry(self, verb: str, attempt: Callable[[], Awaitable[T]], idempotent: bool, attempts: int = 3) -> T:
         return await retrying(
             verb, attempt, clock=self.clock, idempotent=idempotent, wait=self._wait, attempts=attempts
         )
@@ -194,11 +201,11 @@ class Gate:
         )
 
 
-def _private(detail: SandboxDetail) -> bool:
+def _needs_token(detail: SandboxDetail) -> bool:
     return bool(detail.network) and getattr(detail.network, "allow_public_traffic", None) is False
 
 
 def require_id(engine_id: str) -> None:
-    """Ids become parts of paths: what cannot be one names no sandbox."""
+    """Raise SandboxNotFoundError for an invalid id. Ids become parts of paths."""
     if not _ID.fullmatch(engine_id):
         raise SandboxNotFoundError

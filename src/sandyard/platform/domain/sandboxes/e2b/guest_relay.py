@@ -1,16 +1,17 @@
-"""Runs inside a sandbox: starts a command, keeps its output in a journal, and tells it on as it comes.
+"""Relay, which runs inside a sandbox: starts a command, stores its output in a journal, and forwards it as it arrives.
 
     python3 -I -S guest_relay.py MARK start [SPEC FILE] | follow ID OUT ERR | claim ID | kill ID | forget ID…
 
 Standard library only, Python 3.6 or newer, and few imports, because it starts for every command. The journal of a
-command is the directory `commands/ID`: making it is claiming the command, which happens once. In it are `lock` (held
-by the relay for as long as it lives, containing its pid once the command is about to start), `out` and `err` (the
-bytes), `exit` (how it ended, written atomically) and `claimed` (made by someone who wants that it never starts).
+command is the directory `commands/ID`. Creating the directory claims the command, which can happen only once. It
+contains `lock` (held by the relay while it lives, with its pid once the command is about to start), `out` and `err`
+(the output), `exit` (the result, written atomically) and `claimed` (created by a caller who wants to make sure that the
+command never starts).
 
-It speaks in lines: `:s PID` started, `:x` was started before, `:1 OFFSET BASE64` and `:2 …` output, `:b STREAM END BASE`
-output to be fetched from the journal (its file for that stream has grown to END bytes; BASE is an index into BASES),
-`:e JSON` the end, `:h` still there, `:r WORD` an answer, `:f WORD BASE64` a refusal, `:a` ask again. What comes before
-the line `:: MARK` is noise of login shells.
+The relay prints lines: `:s PID` started, `:x` was started before, `:1 OFFSET BASE64` and `:2 …` output,
+`:b STREAM END BASE` output to fetch from the journal (the stream's file has grown to END bytes; BASE is an index into
+BASES), `:e JSON` the result, `:h` heartbeat, `:r WORD` an answer, `:f WORD BASE64` a failure, `:a` ask again.
+Everything before the line `:: MARK` is output of login shells and is ignored.
 """
 
 # Old Pythons, plain os calls, and no module more than it needs: a command waits for this to start.
@@ -26,31 +27,31 @@ import sys
 import time
 
 try:
-    import _signal as signal  # type: ignore[import-not-found] # without the enumerations, which take longer to load than all the rest
+    import _signal as signal  # type: ignore[import-not-found] # without the enumerations, which take longer to load than everything else
 except ImportError:
     import signal
 
-BASES = ("/tmp/.sandyard", "/dev/shm/.sandyard")  # the second one for when the disk is full
-SPARE_LIMIT = 16 << 20  # of output kept in the second one, which is memory
+BASES = ("/tmp/.sandyard", "/dev/shm/.sandyard")  # the second one is used when the disk is full
+SPARE_LIMIT = 16 << 20  # limit of output in the second one, which is in memory
 CHUNK = 48 << 10
-LIVE_LIMIT = 512 << 10  # of a stream's output in LIVE_INTERVAL goes into lines; more is fetched by the reader,
-LIVE_INTERVAL = 0.05  # who is told so no more often than this
+LIVE_LIMIT = 512 << 10  # of a stream's output is sent in lines per interval; the reader fetches more from the journal
+LIVE_INTERVAL = 0.05  # also the minimum time between two requests to fetch
 PIPE_SIZE = 256 << 10
 GRACE = 3.0  # between SIGTERM and SIGKILL
-QUIET = 0.15  # children that keep the output open may add to it until it has been quiet that long,
+QUIET = 0.15  # children that keep the output open may add to it until it has been quiet for this long
 LONGEST = 2.0  # but no longer than this
 HEARTBEAT = 10.0
-FROZEN = 2.0  # a wait that took this much longer than asked for was a pause of the sandbox
+FROZEN = 2.0  # a wait that took this much longer than requested was a pause of the sandbox
 FOLLOW_INTERVAL = 0.05
 LOOK_INTERVAL = 0.2
-RUN_VARIABLE = "SANDYARD_RUN"  # in the environment of an agent, and of all that it starts
-SWEEP_GRACE = 2.0  # between SIGTERM and SIGKILL for what was left behind
+RUN_VARIABLE = "SANDYARD_RUN"  # in the environment of an agent and of everything it starts
+SWEEP_GRACE = 2.0  # between SIGTERM and SIGKILL for leftover processes
 SWEEP_LONGEST = 10.0
 FOLLOW_LONGEST = 600.0
 ORPHAN_GRACE = 2.0
 EXIT_PATIENCE = 60.0
 SOURCE_LIMIT = 100 << 10  # a longer command does not fit into an argument
-F_SETPIPE_SZ = 1031  # Python 3.10 has it in fcntl
+F_SETPIPE_SZ = 1031  # in fcntl since Python 3.10
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 PRIVATE = ("SANDYARD_SPEC", "SANDYARD_RELAY")
 
@@ -70,7 +71,7 @@ def fetch_line(number: int, end: int, folder: str) -> str:
 
 
 def is_open_file(path: str, fd: int) -> bool:
-    """False when somebody has removed or replaced the file."""
+    """Return whether the path still names this open file. False if it was removed or replaced."""
     try:
         found, opened = os.stat(path), os.fstat(fd)
     except OSError:
@@ -92,11 +93,11 @@ def make_base(base: str) -> None:
             if os.stat(path).st_mode & 0o7777 != 0o1777:
                 os.chmod(path, 0o1777)
         except OSError:
-            pass  # another user's, who has done it
+            pass  # it belongs to another user, who has done this already
 
 
 def claim(name: str) -> "str | None":
-    """Make the journal's directory. None: somebody has it. OSError: there is no room for it anywhere."""
+    """Create the journal's directory. None if it exists already. Raises OSError if there is no space for it anywhere."""
     first, second = folders(name)
     if os.path.isdir(second):
         return None
@@ -115,7 +116,7 @@ def claim(name: str) -> "str | None":
 
 
 def claim_spare(name: str, reason: OSError) -> str:
-    """The journal's directory in memory, because of `reason`, which is raised when that can't be had either."""
+    """Create the journal's directory in memory because of `reason`, which is raised if that fails too."""
     try:
         make_base(BASES[1])
         os.mkdir(folders(name)[1], 0o755)
@@ -134,8 +135,11 @@ def write_file(path: str, data: bytes) -> None:
 
 
 class Stream:
-    """One of the command's two outputs. What does not fit on the disk waits in memory for the live reader, and then
-    the journal ends there: what is in it is always the beginning, without holes."""
+    """One of the command's two output streams.
+
+    What does not fit on the disk waits in memory for the live reader, and the journal ends there: it always holds the
+    beginning of the output, without gaps.
+    """
 
     def __init__(self, number: int, name: str, folder: str, limit: "int | None") -> None:
         read, self.child_end = os.pipe()
@@ -154,10 +158,10 @@ class Stream:
         self.tail = bytearray()
         self.whole = True
         self.interval_end = 0.0
-        self.live_left = 0  # of this interval's LIVE_LIMIT
+        self.live_left = 0  # what remains of this interval's LIVE_LIMIT
 
     def read(self) -> bool:
-        """True when something came."""
+        """Read available output. Returns True if there was any."""
         if self.pipe is None:
             return False
         try:
@@ -188,11 +192,11 @@ class Stream:
         return self.pipe is not None and len(self.tail) < 1 << 20
 
     def is_held(self, now: float) -> bool:
-        """Whether nothing is to be told before the interval has ended."""
+        """Return whether nothing may be sent before the interval has ended."""
         return self.sent < self.kept and self.live_left <= 0 and now < self.interval_end
 
     def next_line(self, now: float) -> "str | None":
-        """The next line for the live reader. None: nothing yet."""
+        """Return the next line for the live reader. None if there is nothing yet."""
         if self.is_held(now):
             return None
         start = self.sent
@@ -216,7 +220,7 @@ class Stream:
 
 
 class Live:
-    """This program's own output: never waited for, so that a slow or dead reader stops nothing."""
+    """This program's own output. Writing never blocks, so that a slow or dead reader stops nothing."""
 
     def __init__(self) -> None:
         os.set_blocking(1, False)
@@ -237,7 +241,7 @@ class Live:
             self.buffer = b""
 
     def feed(self, streams: "list[Stream]", now: float) -> None:
-        """Send what there is, as far as it goes."""
+        """Send what is available, as far as the reader accepts it."""
         for stream in streams:
             while not self.gone and not self.buffer and stream.sent < stream.total:
                 line = stream.next_line(now)
@@ -314,7 +318,7 @@ class Relay:
         self.began = time.monotonic()
         try:
             self.pid = self.spawn()
-        except OSError as error:  # no process is to be had
+        except OSError as error:  # no process could be started
             self.keep('{"reason":"not_started"}')
             say(":f processes " + encoded(error.strerror or ""))
             return
@@ -333,7 +337,7 @@ class Relay:
         self.terminated = True
 
     def loop(self, wake: int) -> None:
-        """Until the command has ended and its output is complete."""
+        """Run until the command has ended and its output is complete."""
         deadline = self.began + self.timeout if self.timeout else float("inf")
         beat = self.began + HEARTBEAT
         look = self.began + LOOK_INTERVAL
@@ -366,7 +370,7 @@ class Relay:
             if self.poll(wake, wait):
                 quiet_since = time.monotonic()
             lost = time.monotonic() - now - wait
-            if lost > FROZEN:  # the time of a pause is nobody's
+            if lost > FROZEN:  # time spent in a pause does not count
                 self.began += lost
                 deadline += lost
             if not exited_at:
@@ -377,7 +381,7 @@ class Relay:
                     self.duration = exited_at - self.began
 
     def end_leftovers(self) -> None:
-        """If somebody asks for it by a file `sweep` in the journal: end what the command has left behind, then write `swept`."""
+        """If the journal has a file `sweep`, end the command's leftover processes, then write `swept`."""
         wish = os.path.join(self.folder, "sweep")
         try:
             with open(wish) as file:
@@ -393,7 +397,7 @@ class Relay:
             pass
 
     def poll(self, wake: int, wait: float) -> bool:
-        """Wait for something to happen. True: output came."""
+        """Wait for an event. Returns True if output arrived."""
         poll = select.poll()
         poll.register(wake, select.POLLIN)
         readable = {stream.pipe: stream for stream in self.streams if stream.wants()}
@@ -437,7 +441,7 @@ class Relay:
         return text + "}"
 
     def keep(self, result: str) -> bool:
-        """Write the result into the journal, in memory if the disk is full. False: there was no way."""
+        """Write the result to the journal, in memory if the disk is full. Returns False if both failed."""
         for folder in (self.folder, folders(self.name)[1]):
             new, final = os.path.join(folder, "exit.new"), os.path.join(folder, "exit")
             try:
@@ -459,11 +463,11 @@ class Relay:
             time.sleep(0.5)
 
     def deliver(self, last: str) -> None:
-        """All that is left for the live reader, however slow it is, then the last line."""
+        """Send all remaining output to the live reader, however slow it is, then the last line."""
         while self.live.behind(self.streams):
             self.wait_for_reader()
             self.live.flush()
-            self.live.feed(self.streams, float("inf"))  # no interval matters any more
+            self.live.feed(self.streams, float("inf"))  # intervals do not matter any more
         self.live.line(last)
         while self.live.buffer and not self.live.gone:
             self.live.flush()
@@ -477,8 +481,11 @@ class Relay:
 
 
 def end_orphans(marker: str, root: int) -> int:
-    """End processes with this in their environment that no longer belong to the process `root`, unless they serve something. Starts no
-    process: there may be none to be had. How many there were."""
+    """End processes with this marker in their environment that no longer belong to the process `root`, unless they
+    serve something.
+
+    Starts no process, because that may be impossible. Returns how many there were.
+    """
     found = orphans(marker, root)
     first = len(found)
     began = time.monotonic()
@@ -507,7 +514,7 @@ def orphans(marker: str, root: int) -> "list[int]":
             with open("/proc/%s/environ" % entry, "rb") as file:
                 environment = file.read()
         except (OSError, ValueError):
-            continue  # it has ended, or is another user's
+            continue  # it has ended, or belongs to another user
         if state not in (b"Z", b"X") and marker.encode() in environment.split(b"\0"):
             marked.append(int(entry))
     sockets = listening()
@@ -519,7 +526,7 @@ def orphans(marker: str, root: int) -> "list[int]":
 
 
 def lineage(pid: int, parents: "dict[int, int]", root: int) -> "list[int]":
-    """It and its parents, without the first process of the sandbox."""
+    """Return the process and its ancestors, without the first process of the sandbox."""
     found = []
     while pid > 1 and pid not in found:
         found.append(pid)
@@ -530,7 +537,7 @@ def lineage(pid: int, parents: "dict[int, int]", root: int) -> "list[int]":
 
 
 def listening() -> "set[bytes]":
-    """Sockets at which somebody is served, as links to them read."""
+    """Return the listening sockets, in the form of links to them."""
     found = set()
     for name, column, inode in (("tcp", 3, 9), ("tcp6", 3, 9), ("udp", 3, 9), ("udp6", 3, 9), ("unix", 3, 6)):
         try:
@@ -555,13 +562,13 @@ def is_server(pid: int, sockets: "set[bytes]") -> bool:
 
 
 def drain(streams: "list[Stream]") -> None:
-    """Children that live on may still write; without a reader they would die of it, so somebody reads."""
+    """Keep reading for children that are still running: without a reader, writing would kill them."""
     for stream in streams:
         if stream.pipe is None:
             continue
         try:
             pid = os.fork()
-        except OSError:  # no process is to be had
+        except OSError:  # no process could be started
             pid = -1
         if pid == 0:
             try:
@@ -606,7 +613,7 @@ def start(spec: "list[str]") -> None:
 
 
 def find(name: str) -> "str | None":
-    """The journal: of two, the one in which something was started."""
+    """Return the journal. If there are two, the one in which something was started."""
     found = [path for path in folders(name) if os.path.isdir(path)]
     for path in found:
         try:
@@ -618,7 +625,7 @@ def find(name: str) -> "str | None":
 
 
 def relay_pid(folder: str) -> "int | None":
-    """The pid of the relay that lives there, None if there is none."""
+    """Return the pid of the relay that holds the journal, or None."""
     try:
         fd = os.open(os.path.join(folder, "lock"), os.O_RDONLY)
     except OSError:
@@ -650,7 +657,7 @@ def read_result(name: str) -> "str | None":
 
 
 class Told:
-    """One file of a journal, and how far it was told."""
+    """One file of a journal, and how much of it was sent."""
 
     def __init__(self, number: int, name: str, offset: int) -> None:
         self.number = number
@@ -677,7 +684,7 @@ class Told:
 
 
 def follow(name: str, out: int, err: int) -> None:
-    """Tell the journal from these offsets on, until the command has ended."""
+    """Send the journal from these offsets on until the command has ended."""
     began = beat = seen = time.monotonic()
     files = [Told(1, "out", out), Told(2, "err", err)]
     while True:

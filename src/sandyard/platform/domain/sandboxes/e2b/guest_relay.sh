@@ -1,4 +1,4 @@
-# The relay for sandboxes without python3: the same journal, the same lines (see guest_relay.py), by bash alone.
+# Relay for sandboxes without python3: the same journal and the same lines as guest_relay.py, in bash only.
 # Arguments: MARK start ID SPEC | follow ID OUT ERR | claim ID | kill ID | forget ID…
 printf '\n:: %s\n' "$1"
 shift

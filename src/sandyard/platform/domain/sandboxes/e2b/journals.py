@@ -1,4 +1,4 @@
-"""The end of a file in a running sandbox, as raw bytes: `GET /files` of envd with a range."""
+"""Read the end of a file in a running sandbox as raw bytes, with envd's `GET /files` and a range."""
 
 from __future__ import annotations
 
@@ -18,16 +18,18 @@ from sandyard.platform.domain.sandboxes.e2b.errors import (
 from sandyard.platform.domain.sandboxes.e2b.gate import Gate, Handle
 
 PIECE = 1 << 20
-"""What is handed on at once."""
-_NOT_THERE = (400, 404, 416)
-"""No such file, no regular file, or none that goes so far."""
+"""Size of the pieces to yield."""
+_MISSING_STATUSES = (400, 404, 416)
+"""There is no such file, it is not a regular file, or it is shorter."""
 
 
 async def read_from(
     gate: Gate, engine_id: str, path: str, offset: int, *, silence_s: float
 ) -> AsyncGenerator[bytes, None]:
-    """What the file holds from this byte on, up to the end that it has now. FileMissingError when there is nothing.
-    SandboxUnreachableError when the sandbox says nothing for `silence_s`. To be read to its end or closed."""
+    """Yield the file's content from this offset to its current end. Read it to the end or close it.
+
+    Raises FileMissingError if there is nothing, and SandboxUnreachableError if the sandbox is silent for `silence_s`.
+    """
     response = await gate.inside(
         "read_journal",
         engine_id,
@@ -61,7 +63,7 @@ async def read_from(
 
 
 def _bytes_before(response: httpx.Response, offset: int) -> int:
-    """How much comes before the byte that was asked for: all of it, when somebody on the way does not know ranges."""
+    """Return how many bytes to skip: all before the offset, if a server on the way does not support ranges."""
     if response.status_code != httpx.codes.PARTIAL_CONTENT:
         return offset
     if not response.headers.get("content-range", "").startswith(f"bytes {offset}-"):
@@ -86,7 +88,7 @@ async def _open(handle: Handle, path: str, offset: int, silence_s: float) -> htt
     )
     async with asyncio.timeout(silence_s):
         response = await client.send(request, stream=True)
-    if response.status_code in _NOT_THERE:
+    if response.status_code in _MISSING_STATUSES:
         await response.aclose()
         raise FileMissingError
     if error := await ahandle_envd_api_exception(response):

@@ -1,7 +1,8 @@
-"""Pages of a sandbox's folder, within bounds of time and memory.
+"""Pages of a sandbox's folder listing, with bounded time and memory.
 
-The protocol's ListDir knows no pages: the SDK would read all entries, of any number and length, and decode them in the event loop. Our
-engine gives a page to who asks for one with these headers; of another one's answer, which has all entries, the page is cut here.
+The protocol's ListDir has no pages: the SDK would read all entries, whatever their number and length, and decode them
+in the event loop. Our engine returns a page if asked with these headers; from another engine's response, which has all
+entries, the page is cut out here.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from sandyard.platform.domain.sandboxes.e2b.errors import EngineError, EngineInv
 
 FIRST, LIMIT = "X-Sandyard-List-First", "X-Sandyard-List-Limit"
 MOST_BYTES = 32 << 20
-"""Of an answer. 100,000 entries with usual names have 23 MiB."""
+"""Maximum size of a response. 100,000 entries with typical names have 23 MiB."""
 LONGEST_ENTRY = 512 << 10
 _USUAL_ENTRY = 16 << 10
 _URL = "/filesystem.Filesystem/ListDir"
@@ -39,7 +40,7 @@ _decoder = json.JSONDecoder()
 
 @dataclass(frozen=True, slots=True)
 class FileEntry:
-    """`kind` is file, dir, symlink or other."""
+    """An entry of a folder. `kind` is file, dir, symlink or other."""
 
     name: str
     path: str
@@ -54,14 +55,14 @@ class FileEntry:
 
 @dataclass(frozen=True, slots=True)
 class FilePage:
-    """`next`: the number of the first entry of the next page, None on the last one."""
+    """A page of entries. `next` is the number of the next page's first entry, None on the last page."""
 
     entries: list[FileEntry]
     next: int | None
 
 
 async def read_page(sandbox: AsyncSandbox, path: str, depth: int, first: int, limit: int) -> FilePage:
-    """At most `limit` entries, from the one with number `first` on. EngineInvalidError when the engine's answer is too large."""
+    """Return at most `limit` entries starting at number `first`. Raises EngineInvalidError if the response is too large."""
     files = sandbox.files
     headers = {
         **authentication_header(files._envd_version),
@@ -80,7 +81,7 @@ async def read_page(sandbox: AsyncSandbox, path: str, depth: int, first: int, li
     except httpx.TransportError as error:
         raise await ahandle_envd_api_transport_exception_with_health(error, files._envd_health_api) from None
     if not reply.is_success:
-        raise _failure(reply.status_code, body)
+        raise _to_exception(reply.status_code, body)
     return await asyncio.to_thread(decode, body, first, limit)
 
 
@@ -98,7 +99,7 @@ async def _read(reply: httpx.Response) -> bytes:
     return bytes(body)
 
 
-def _failure(status: int, body: bytes) -> Exception:
+def _to_exception(status: int, body: bytes) -> Exception:
     said = body[:2000].decode(errors="replace")
     try:
         message = json.loads(said)["message"]
@@ -109,36 +110,38 @@ def _failure(status: int, body: bytes) -> Exception:
 
 
 def decode(body: bytes, first: int, limit: int) -> FilePage:
-    """In a thread: entry by entry, so that it never keeps the others from running. Entries of an unknown type are left out, as the SDK
-    does. EngineError for what is no list."""
+    """Decode a response. Run it in a thread; it decodes entry by entry, so that other threads are never blocked.
+
+    Skips entries of an unknown type, as the SDK does. Raises EngineError if the response is not a list.
+    """
     try:
-        return _page(body.decode(), first, limit)
+        return _parse_page(body.decode(), first, limit)
     except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise EngineError("The sandbox sent a list of files that cannot be read.") from error
 
 
-def _page(text: str, first: int, limit: int) -> FilePage:
+def _parse_page(text: str, first: int, limit: int) -> FilePage:
     head = _HEAD.match(text)
     if head is None:
-        raise ValueError("this is no object")
-    found = _entries(text, head.end())
+        raise ValueError("not an object")
+    found = _iterate_entries(text, head.end())
     if head["next"] is not None:
         page = list(islice(found, limit))
         following = None if head["next"] == "null" else int(head["next"])
         if following is not None and following <= first:
-            raise ValueError("the next page is none")
+            raise ValueError("the next page does not follow this one")
     else:
         page = list(islice(found, first, first + limit))
         following = None if next(found, None) is None else first + limit
-    return FilePage([_entry(one) for one in page if one.get("type") in _KINDS], following)
+    return FilePage([_to_entry(one) for one in page if one.get("type") in _KINDS], following)
 
 
-def _entries(text: str, start: int) -> Iterator[dict[str, Any]]:
+def _iterate_entries(text: str, start: int) -> Iterator[dict[str, Any]]:
     while True:
-        start = _BETWEEN.match(text, start).end()  # type: ignore[union-attr]  # it matches nothing, too
+        start = _BETWEEN.match(text, start).end()  # type: ignore[union-attr] # it also matches the empty string
         if text[start : start + 1] != "{":
             if text[start : start + 1] not in ("]", "}"):
-                raise ValueError("the list has no end")
+                raise ValueError("the list is not terminated")
             return
         try:
             entry, length = _decoder.raw_decode(text[start : start + _USUAL_ENTRY])
@@ -148,28 +151,28 @@ def _entries(text: str, start: int) -> Iterator[dict[str, Any]]:
         start += length
 
 
-def _entry(said: dict[str, Any]) -> FileEntry:
+def _to_entry(said: dict[str, Any]) -> FileEntry:
     target = said.get("symlinkTarget")
     return FileEntry(
         name=storable(said.get("name", "")),
         path=storable(said.get("path", "")),
         kind="symlink" if said.get("isSymlink") is True else _KINDS[said["type"]],
-        size=_number(said.get("size", 0)),
-        mode=_number(said.get("mode", 0)),
+        size=_parse_number(said.get("size", 0)),
+        mode=_parse_number(said.get("mode", 0)),
         owner=storable(said.get("owner", "")),
         group=storable(said.get("group", "")),
-        modified_at=_moment(said.get("modifiedTime")),
+        modified_at=_parse_time(said.get("modifiedTime")),
         symlink_target=None if target is None else storable(target),
     )
 
 
-def _number(said: Any) -> int:
+def _parse_number(said: Any) -> int:
     text = str(said)
     if not text.isascii() or not text.isdigit() or len(text) > 19:
-        raise ValueError("this is no number")
+        raise ValueError("not a valid number")
     return int(text)
 
 
-def _moment(said: Any) -> datetime:
+def _parse_time(said: Any) -> datetime:
     found = datetime.fromisoformat(said) if said is not None else datetime.fromtimestamp(0, UTC)
     return found if found.tzinfo is not None else found.replace(tzinfo=UTC)

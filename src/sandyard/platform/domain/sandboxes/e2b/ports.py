@@ -1,4 +1,4 @@
-"""Ports of a running sandbox: which of them something listens on, and by which way a client gets there."""
+"""Ports of a running sandbox: those that something listens on, and the route to them."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from sandyard.platform.domain.sandboxes.e2b.gate import Gate
 from sandyard.platform.domain.sandboxes.e2b.programs import Programs, storable
 
 AGENT_PORT: int = ConnectionConfig.envd_port
-"""Of envd, which has a way in of its own."""
+"""Port of envd, which has its own access."""
 LISTED = 200
-"""A sandbox that listens on more is shown the first ones."""
+"""Maximum number of ports to list."""
 _TIMEOUT_S, _LIMIT = 10.0, 1 << 20
 _NAME_LENGTH = 60
-_OURS = b"/tmp/.sandyard/"  # in the sandbox: where the platform's own programs lie
+_PLATFORM_PATH = b"/tmp/.sandyard/"  # in the sandbox: folder of the platform's own programs
 _FILES, _LINES = b"::files", b"::lines"
 
-# What the kernel says, with programs every template has. Whose socket it is, is known of processes of the same user only, and
-# of nobody where `ls` or `head` are missing: ports are listed all the same.
-_LOOK = f"""exec 2>/dev/null
+# Reads the kernel's tables with programs that every template has. The owner of a socket is known only for processes of
+# the same user, and unknown if `ls` or `head` is missing; ports are listed anyway.
+_LIST_SCRIPT = f"""exec 2>/dev/null
 grep -h ' 0A ' /proc/net/tcp /proc/net/tcp6
 echo {_FILES.decode()}
 ls -l /proc/[0-9]*/fd | grep -e '^/proc/' -e 'socket:'
@@ -39,7 +39,7 @@ _LISTENING = "0A"
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """`process` is its program's name, if that could be seen."""
+    """A listening port. `process` is the program's name, if it could be determined."""
 
     port: int
     address: str
@@ -48,7 +48,11 @@ class Listener:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """`headers` lead to the sandbox and its port. `keeps_host`: the Host header is the client's to choose; else it is `url`'s."""
+    """Route to a port of a sandbox.
+
+    `headers` select the sandbox and its port. `keeps_host`: the client's Host header is passed on; otherwise it is that
+    of `url`.
+    """
 
     url: str
     headers: Mapping[str, str] = field(repr=False)
@@ -61,13 +65,14 @@ class Ports:
         self._programs = programs
 
     async def listeners(self, engine_id: str) -> list[Listener]:
-        """One for each port, by number, without the platform's own and envd's. What a sandbox says of itself: it may lie."""
-        argv = ("/bin/sh", "-c", _LOOK)
+        """List one entry per port, by number, without those of the platform and envd. The sandbox's information may be
+        false."""
+        argv = ("/bin/sh", "-c", _LIST_SCRIPT)
         ran = await self._programs.run(engine_id, argv, timeout_s=_TIMEOUT_S, limit=_LIMIT, idempotent=True)
         return parse(ran.stdout)
 
     async def route(self, engine_id: str, port: int) -> Route:
-        """Never wakes it: SandboxNotRunningError, SandboxNotFoundError."""
+        """Return the route without resuming the sandbox. Raises SandboxNotRunningError and SandboxNotFoundError."""
         sandbox = await self._gate.with_token(engine_id)
         headers = {}
         if sandbox.traffic_access_token:
@@ -81,24 +86,24 @@ class Ports:
 
 
 def parse(said: bytes) -> list[Listener]:
-    """What `_LOOK` printed. Nothing in it is believed to be well-formed."""
+    """Parse the output of `_LIST_SCRIPT`. It may be malformed in any way."""
     table, _, rest = said.partition(_FILES + b"\n")
     files, _, lines = rest.partition(_LINES + b"\n")
-    owners = dict(_owners(files))
-    commands = dict(_commands(lines))
+    owners = dict(_parse_owners(files))
+    commands = dict(_parse_commands(lines))
     found: dict[int, Listener] = {}
-    for port, address, inode in _listening(table):
+    for port, address, inode in _parse_listening(table):
         command = commands.get(owners.get(inode, -1), b"")
-        if port == AGENT_PORT or _OURS in command:
+        if port == AGENT_PORT or _PLATFORM_PATH in command:
             continue
         known = found.get(port)
         if known is None or _rank(address) < _rank(known.address):
-            found[port] = Listener(port, address, _name(command) or (known.process if known else None))
+            found[port] = Listener(port, address, _program_name(command) or (known.process if known else None))
     return [found[port] for port in sorted(found)[:LISTED]]
 
 
-def _listening(table: bytes) -> Iterator[tuple[int, str, int]]:
-    """Port, address and inode of the lines of /proc/net/tcp and tcp6 that listen."""
+def _parse_listening(table: bytes) -> Iterator[tuple[int, str, int]]:
+    """Yield the port, address and inode of listening lines of /proc/net/tcp and tcp6."""
     for line in table.decode("ascii", "replace").splitlines():
         parts = line.split()
         if len(parts) < 10 or parts[3] != _LISTENING:
@@ -106,15 +111,15 @@ def _listening(table: bytes) -> Iterator[tuple[int, str, int]]:
         address, _, port = parts[1].partition(":")
         try:
             number, inode = int(port, 16), int(parts[9])
-            shown = _address(address)
+            shown = _parse_address(address)
         except ValueError:
             continue
         if 0 < number < 65536:
             yield number, shown, inode
 
 
-def _address(written: str) -> str:
-    """Words of 32 bits, each in the order of this kind of machine: little-endian."""
+def _parse_address(written: str) -> str:
+    """Parse an address of 32-bit words, each in the byte order of this kind of machine: little-endian."""
     raw = bytes.fromhex(written)
     if len(raw) not in (4, 16):
         raise ValueError(written)
@@ -124,8 +129,8 @@ def _address(written: str) -> str:
     return str(mapped or address)
 
 
-def _owners(files: bytes) -> Iterator[tuple[int, int]]:
-    """Which process has which socket."""
+def _parse_owners(files: bytes) -> Iterator[tuple[int, int]]:
+    """Yield which process owns which socket."""
     process = None
     for line in files.splitlines():
         if (directory := _DIRECTORY.match(line)) is not None:
@@ -134,20 +139,20 @@ def _owners(files: bytes) -> Iterator[tuple[int, int]]:
             yield int(link.group(1)), process
 
 
-def _commands(lines: bytes) -> Iterator[tuple[int, bytes]]:
+def _parse_commands(lines: bytes) -> Iterator[tuple[int, bytes]]:
     parts = _HEADING.split(lines)
     for number, command in zip(parts[1::2], parts[2::2], strict=False):
         yield int(number), command.rstrip(b"\n")
 
 
-def _name(command: bytes) -> str | None:
-    """The program, without where it lies and what it was called with: that is nobody else's to see."""
+def _program_name(command: bytes) -> str | None:
+    """Return the program's name without its path and arguments, which others may not see."""
     program = storable(command.partition(b"\0")[0].decode(errors="replace")).strip()
     name = program.rpartition("/")[2] if program.startswith("/") else program
     return " ".join(name.split())[:_NAME_LENGTH] or None
 
 
 def _rank(address: str) -> int:
-    """Of several addresses at one port, the one that says most: everywhere, then this machine, then any other."""
+    """Rank the addresses of one port by usefulness: all interfaces, then loopback, then any other."""
     parsed = ipaddress.ip_address(address)
     return 0 if parsed.is_unspecified else 1 if parsed.is_loopback else 2

@@ -1,7 +1,9 @@
-"""Short programs in a running sandbox, run for the platform itself: an argv in, its output and its real exit code out.
+"""Run short programs of the platform itself in a running sandbox: takes an argv, returns the output and the real exit
+code.
 
-The SDK runs a line of shell. Here that line is always the same text, which takes the argv from a variable or a file, so
-that no value ever becomes part of a line. Output comes as base64, because the SDK decodes what it gets as text.
+The SDK runs a shell command line. Here that line is always the same text, which takes the argv from a variable or a
+file, so that no value ever becomes part of a command line. Output is transferred as base64, because the SDK decodes it
+as text.
 """
 
 from __future__ import annotations
@@ -33,27 +35,27 @@ from sandyard.platform.domain.sandboxes.e2b.gate import Gate, Handle
 TIMEOUT_S = 60.0
 LIMIT = 8 << 20
 STDERR_LIMIT = 16 << 10
-"""The end of it is kept: a program that fails says last why."""
+"""Only the end is kept, because a failing program prints the reason last."""
 STDERR_MOST = 4 << 20
-"""Who says more is ended: to listen costs the platform more than it costs the sandbox to speak."""
+"""A program that writes more is ended: reading costs the platform more than writing costs the sandbox."""
 NO_ENVS: Mapping[str, str] = MappingProxyType({})
-_INLINE = 96 << 10
-"""A longer argv does not fit into a variable and goes by a file."""
-_NOISE = 32 << 20
-"""What a login shell's profile may write before the program begins."""
+_MAX_INLINE = 96 << 10
+"""A longer argv does not fit into a variable and is passed in a file."""
+_MAX_NOISE = 32 << 20
+"""Maximum output of a login shell's profile before the program starts."""
 _PIECES = 100_000
-"""In which all of it may come: each costs the same, however short it is."""
-_APART = 256 << 10
+"""Maximum number of pieces of output. Each costs the same, whatever its length."""
+_THREAD_THRESHOLD = 256 << 10
 _GRACE_S = 10.0
-"""How long after its time the sandbox may still be busy to end a program."""
+"""Extra time after the timeout for the sandbox to end a program."""
 _KILL_S = 5.0
 _TIMED_OUT = (124, 137)
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _UNSTORABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
 
-# $SANDYARD_MARK begins and ends what the program writes: a login shell's profile may write before it. The argv is a list of
-# fields, each ended by a zero byte: directory, seconds, bytes, number of variables, the variables, the words. The variables
-# come that way because a profile could change those the SDK sets.
+# $SANDYARD_MARK marks the start and end of the program's output, because a login shell's profile may print something
+# before it. The argv is a list of fields that end with NUL: directory, seconds, bytes, number of variables, the
+# variables, the words. The variables are passed this way because a profile could change those that the SDK sets.
 _PROGRAM = r"""set +eu
 m=$SANDYARD_MARK
 no() { printf '\n:%s !%s\n' "$m" "$1"; exit 0; }
@@ -72,16 +74,19 @@ printf '\n:%s\n' "$m"
 "${c[@]}" </dev/null | head -c "${a[2]}" | base64
 printf '\n:%s %s\n' "$m" "${PIPESTATUS[0]}"
 """
-# `timeout` has a process group of its own with all that it started
-_END = r"""read -r -a c <"/proc/$SANDYARD_PID/task/$SANDYARD_PID/children"
+# `timeout` has its own process group with everything it started
+_KILL_CHILDREN = r"""read -r -a c <"/proc/$SANDYARD_PID/task/$SANDYARD_PID/children"
 for p in "${c[@]}"; do kill -- "-$p" || kill "$p"; done 2>/dev/null
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """How a program ended. `truncated`: it wrote more than the limit, and the rest is lost; it was ended by that (SIGPIPE,
-    exit code 141) unless it was through. `stderr` is the end of what it said, as `storable` has it."""
+    """Result of a program.
+
+    `truncated`: it wrote more than the limit and the rest is lost; unless it had finished, it was ended by that
+    (SIGPIPE, exit code 141). `stderr` is the end of its standard error, as returned by `storable`.
+    """
 
     exit_code: int
     stdout: bytes
@@ -92,7 +97,7 @@ class Ran:
 class ProgramTimeoutError(EngineTimeoutError):
     """The program in the sandbox did not finish in time and was killed."""
 
-    transient = False  # it has run for all its time: to begin anew would be no help
+    transient = False  # it has used all its time, so a retry would not help
 
 
 class DirectoryMissingError(InvalidInputError):
@@ -114,14 +119,18 @@ class Programs:
         limit: int = LIMIT,
         idempotent: bool = False,
     ) -> Ran:
-        """Run it as the sandbox's default user, without a standard input, and wait for its end. Words may hold any bytes but
-        zero (as os.fsdecode has them). Happens at most once unless `idempotent`. DirectoryMissingError,
-        ProgramTimeoutError; whatever the sandbox sends, no more than about three times `limit` is held of it. EngineError
-        when the program says more than STDERR_MOST on its standard error: it is ended."""
+        """Run a program as the sandbox's default user, without standard input, and wait for it to exit.
+
+        Words may contain any bytes except NUL (as os.fsdecode returns them). Runs at most once unless `idempotent`.
+        Whatever the sandbox sends, at most about three times `limit` is held in memory.
+
+        Raises DirectoryMissingError and ProgramTimeoutError, and EngineError if the program writes more than
+        STDERR_MOST to its standard error, in which case it is ended.
+        """
         blob = _encode(argv, cwd, envs, timeout_s, limit)
 
         async def attempt(handle: Handle) -> Ran | None:
-            return await _Run(limit).through(handle, blob, timeout_s)
+            return await _Run(limit).execute(handle, blob, timeout_s)
 
         ran = await self._gate.inside("run_program", engine_id, attempt, idempotent=idempotent)
         if ran is None:
@@ -132,11 +141,11 @@ class Programs:
 
 
 class _Run:
-    """One run, and what came of it."""
+    """One run of a program and its output."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._most = (limit + 1) * 3 // 2 + 1024  # base64 in lines
+        self._max_encoded = (limit + 1) * 3 // 2 + 1024  # base64 with line breaks
         self._mark = random_id()
         self._token = f"\n:{self._mark}"
         self._begun = False
@@ -145,16 +154,16 @@ class _Run:
         self._size = 0
         self._noise = 0
         self._stderr = ""
-        self._complaints = 0
+        self._stderr_size = 0
         self._pieces = 0
-        self._flood: str | None = None
+        self._abort_reason: str | None = None
 
-    async def through(self, handle: Handle, blob: bytes, timeout_s: float) -> Ran | None:
-        """None: its time was over."""
+    async def execute(self, handle: Handle, blob: bytes, timeout_s: float) -> Ran | None:
+        """Run the program and return its result. None if it timed out."""
         envs = {"SANDYARD_MARK": self._mark}
         encoded = base64.b64encode(blob).decode()
         path = None
-        if len(encoded) <= _INLINE:
+        if len(encoded) <= _MAX_INLINE:
             envs["SANDYARD_ARGV"] = encoded
         else:
             path = envs["SANDYARD_FILE"] = f"/tmp/.sandyard-argv-{random_id()}"  # noqa: S108 - in the sandbox
@@ -169,11 +178,11 @@ class _Run:
                     background=True,
                     timeout=0,
                     envs=envs,
-                    on_stdout=self._heard,
-                    on_stderr=self._complained,
+                    on_stdout=self._on_stdout,
+                    on_stderr=self._on_stderr,
                     retain_output=False,
                 )
-                with contextlib.suppress(CommandExitException):  # a shell that could not even begin: it said nothing
+                with contextlib.suppress(CommandExitException):  # the shell could not even start, and printed nothing
                     await running.wait()
                 ended = True
         except TimeoutError:
@@ -181,80 +190,80 @@ class _Run:
                 raise
             return None
         except Exception:
-            if self._flood is not None:
-                raise EngineError(self._flood) from None
+            if self._abort_reason is not None:
+                raise EngineError(self._abort_reason) from None
             raise
         finally:
             if running is not None and not ended:
-                await _end(handle, running, with_children=self._flood is not None)
-        ran = await asyncio.to_thread(self._result) if self._size > _APART else self._result()
+                await _end_program(handle, running, with_children=self._abort_reason is not None)
+        ran = await asyncio.to_thread(self._result) if self._size > _THREAD_THRESHOLD else self._result()
         return None if ran.exit_code in _TIMED_OUT and now() - began >= timeout_s else ran
 
-    def _heard(self, text: str) -> None:
+    def _on_stdout(self, text: str) -> None:
         self._count_piece()
         if not self._begun:
             self._noise += len(text)
-            if self._noise > _NOISE:
-                self._stop(_STRANGE)
+            if self._noise > _MAX_NOISE:
+                self._abort(_CANNOT_RUN)
             before, found, text = (self._tail + text).partition(self._token)
             if not found:
                 self._tail = before[-len(self._token) :]
                 return
             self._begun = True
         self._size += len(text)
-        if self._size > self._most:
-            self._stop(_STRANGE)
+        if self._size > self._max_encoded:
+            self._abort(_CANNOT_RUN)
         self._parts.append(text)
 
-    def _complained(self, text: str) -> None:
+    def _on_stderr(self, text: str) -> None:
         self._count_piece()
-        self._complaints += len(text)
-        if self._complaints > STDERR_MOST:
-            self._stop(_LOUD)
+        self._stderr_size += len(text)
+        if self._stderr_size > STDERR_MOST:
+            self._abort(_TOO_MUCH_STDERR)
         said = self._stderr + text[-STDERR_LIMIT:]
         self._stderr = said.rpartition(f"{self._token}\n")[2][-STDERR_LIMIT:]
 
     def _count_piece(self) -> None:
         self._pieces += 1
         if self._pieces > _PIECES:
-            self._stop(_LOUD)
+            self._abort(_TOO_MUCH_STDERR)
 
-    def _stop(self, why: str) -> NoReturn:
-        """The SDK ends its waiting with this, in words of its own."""
-        self._flood = self._flood or why
+    def _abort(self, why: str) -> NoReturn:
+        """Abort the run. The SDK stops waiting when this is raised, but replaces the message."""
+        self._abort_reason = self._abort_reason or why
         self._parts.clear()
-        raise EngineError(self._flood)
+        raise EngineError(self._abort_reason)
 
     def _result(self) -> Ran:
         body, found, last = "".join(self._parts).rpartition(self._token)
         self._parts.clear()
         last = last.strip()
         if not found and last.startswith("!"):
-            raise _refusal(last[1:])
+            raise _to_error(last[1:])
         if not found or not re.fullmatch("[0-9]{1,3}", last):
-            raise ProcessesFullError if says_processes_full(self._stderr) else EngineError(_STRANGE)
+            raise ProcessesFullError if says_processes_full(self._stderr) else EngineError(_CANNOT_RUN)
         try:
             data = binascii.a2b_base64(body)
         except ValueError:
-            raise EngineError(_STRANGE) from None
+            raise EngineError(_CANNOT_RUN) from None
         return Ran(int(last), data[: self._limit], storable(self._stderr), truncated=len(data) > self._limit)
 
 
-_STRANGE = "The sandbox could not run the platform's program. Check that /bin/bash, base64 and head work in it and its disk is not full."
+_CANNOT_RUN = "The sandbox could not run the platform's program. Check that /bin/bash, base64 and head work in it and its disk is not full."
 
-_LOUD = (
+_TOO_MUCH_STDERR = (
     f"The program in the sandbox wrote more than {STDERR_MOST >> 20} MiB to its standard error, or in too many pieces, and was "
     "killed. Check its error output in the sandbox."
 )
 
 
 def storable(text: str) -> str:
-    """What a sandbox said, with a replacement for each character that a database or a terminal does not take: zero bytes, half
-    characters, control characters other than line ends and tabs."""
+    """Replace each character that a database or a terminal does not accept: NUL, surrogates, and control characters
+    other than line breaks and tabs."""
     return _UNSTORABLE.sub("\ufffd", text)
 
 
-def _refusal(word: str) -> Exception:
+def _to_error(word: str) -> Exception:
     if word == "cwd":
         return DirectoryMissingError()
     if word == "bash":
@@ -263,12 +272,14 @@ def _refusal(word: str) -> Exception:
         return EngineError(
             f"The program {word!r}, which the platform needs, is not installed in the sandbox. Install it in the template."
         )
-    return EngineError(_STRANGE)
+    return EngineError(_CANNOT_RUN)
 
 
-async def _end(handle: Handle, running: AsyncCommandHandle[None], *, with_children: bool) -> None:
-    """What was started goes, whoever waited for it has left. `with_children`: the program itself too, which else may finish
-    what it does."""
+async def _end_program(handle: Handle, running: AsyncCommandHandle[None], *, with_children: bool) -> None:
+    """End the shell, even if the caller was cancelled.
+
+    `with_children`: also end the program itself, which otherwise may finish its work.
+    """
     with contextlib.suppress(Exception):
         async with asyncio.timeout(_KILL_S):
             await running.disconnect()
@@ -276,7 +287,7 @@ async def _end(handle: Handle, running: AsyncCommandHandle[None], *, with_childr
         with contextlib.suppress(Exception):
             async with asyncio.timeout(_KILL_S):
                 envs = {"SANDYARD_PID": str(running.pid)}
-                await handle.sandbox.commands.run(_END, timeout=_KILL_S, envs=envs, retain_output=False)
+                await handle.sandbox.commands.run(_KILL_CHILDREN, timeout=_KILL_S, envs=envs, retain_output=False)
     with contextlib.suppress(Exception):
         async with asyncio.timeout(_KILL_S):
             await running.kill()

@@ -1,5 +1,8 @@
-"""How the platform talks to the relay in a sandbox: the shell line that runs it, the specification it gets, and the
-lines it answers with. The relay itself is `guest_relay.py`, and `guest_relay.sh` where there is no python3."""
+"""Communication with the relay in a sandbox: the shell line that runs it, the specification it gets, and the lines it
+answers with.
+
+The relay itself is `guest_relay.py`, or `guest_relay.sh` if there is no python3.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ from sandyard.platform.domain.sandboxes.e2b.gate import Handle
 _HERE = Path(__file__).parent
 _PYTHON = (_HERE / "guest_relay.py").read_bytes()
 _SHELL = (_HERE / "guest_relay.sh").read_text()
-_FOLDERS = ("/tmp/.sandyard", "/dev/shm/.sandyard")  # noqa: S108 - in the sandbox; guest_relay.py's BASES
+_FOLDERS = ("/tmp/.sandyard", "/dev/shm/.sandyard")  # noqa: S108 - in the sandbox; same as BASES of guest_relay.py
 _FOLDER = _FOLDERS[0]
 _PROGRAM = f"{_FOLDER}/relay-{hashlib.sha256(_PYTHON).hexdigest()[:16]}"
 _INSTALL = """
@@ -57,24 +60,26 @@ printf '\\n:: MARK\\n:i\\n'"""
 _SHELL_LINE = "exec /bin/bash -c 'eval \"$SANDYARD_RELAY\"' relay MARK ARGUMENTS"
 
 SPEC_INLINE = 96 << 10
-_RESULT = 4096
-"""A longer one does not fit into a variable and goes by a file."""
+_MAX_RESULT = 4096
+"""Limits of specifications and results. A specification longer than SPEC_INLINE does not fit into a variable and is
+passed in a file."""
 SILENCE_S = 30.0
-"""The relay says something every 10 s. A stream that is silent for longer is dead, whatever the network says."""
+"""The relay writes something every 10 s. A stream that is silent for longer is considered dead."""
 _QUEUE = 32
-_LONGEST = 1 << 20
-_COMPLAINTS = 4 << 10
-"""No line of the relay is longer. A tenant may put another program in its place, which then speaks for that sandbox only."""
-_EMPTY_LINES = 1000
-"""The relay never says more lines in a row without a word for the reader: it says `:h` every 10 s."""
+_MAX_LINE = 1 << 20
+_MAX_STDERR = 4 << 10
+"""Limits of a line and of stderr. The relay never exceeds them. A tenant may replace the relay, but only in their own
+sandbox."""
+_MAX_EMPTY_LINES = 1000
+"""Maximum number of lines in a row without content. The relay writes `:h` every 10 s."""
 _LINES_AT_ONCE = 100
-"""Then others have their turn."""
+"""Number of lines after which other tasks may run."""
 _MOST = 1 << 53
 
 
 @dataclass(frozen=True, slots=True)
 class CommandSpec:
-    """A command for a sandbox. `id` is the caller's and makes it happen at most once. `timeout_s` None: no limit."""
+    """A command for a sandbox. `id` is chosen by the caller and makes it run at most once. `timeout_s` None: no limit."""
 
     id: str
     command: str
@@ -94,8 +99,11 @@ class Stream(StrEnum):
 
 
 class EndReason(StrEnum):
-    """LOST: the sandbox died or was restarted under the command, so nobody knows how it ended. NOT_STARTED: it never
-    ran and never will."""
+    """Why a command ended.
+
+    LOST: the sandbox died or was restarted, so that the result is unknown. NOT_STARTED: the command never ran and never
+    will.
+    """
 
     EXITED = "exited"
     TIMED_OUT = "timed_out"
@@ -106,14 +114,14 @@ class EndReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """`pid` is that of the command in its sandbox, None where it had been started before."""
+    """The command has started. `pid` is its process id in the sandbox, None if it was started before."""
 
     pid: int | None
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """`offset` is where `data` begins in all that came on that stream."""
+    """Output of the command. `offset` is the position of `data` in the stream."""
 
     stream: Stream
     offset: int
@@ -122,8 +130,11 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """`code` or `signal`, whichever it ended by; neither for LOST and NOT_STARTED. `stdout_bytes` and `stderr_bytes`
-    are all it wrote: when the sandbox's disk was full and nobody listened, less of it may be left to read."""
+    """The command has ended, with `code` or `signal`; neither for LOST and NOT_STARTED.
+
+    `stdout_bytes` and `stderr_bytes` count everything it wrote. Less may be available if the disk was full and nobody
+    was listening.
+    """
 
     reason: EndReason
     code: int | None = None
@@ -134,17 +145,17 @@ class Ended:
 
     @classmethod
     def parse(cls, text: str) -> Ended:
-        """What is no result, because somebody wrote into the journal, says as much as none: LOST."""
+        """Parse a result. Anything invalid, because somebody wrote to the journal, counts as LOST."""
         try:
-            told: dict[str, Any] = bounded_json.parse(text, largest=_RESULT, values=100)
-            ms = told.get("ms")
+            result: dict[str, Any] = bounded_json.parse(text, largest=_MAX_RESULT, values=100)
+            ms = result.get("ms")
             return cls(
-                reason=EndReason(told["reason"]),
-                code=_number(told.get("code")),
-                signal=_number(told.get("signal")),
+                reason=EndReason(result["reason"]),
+                code=_optional_number(result.get("code")),
+                signal=_optional_number(result.get("signal")),
                 duration_s=None if ms is None else bounded(ms) / 1000,
-                stdout_bytes=_number(told.get("out")),
-                stderr_bytes=_number(told.get("err")),
+                stdout_bytes=_optional_number(result.get("out")),
+                stderr_bytes=_optional_number(result.get("err")),
             )
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
             return cls(EndReason.LOST)
@@ -152,41 +163,41 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One line of the relay: its kind, a letter or the number of a stream, and the rest."""
+    """One line of the relay: its kind, which is a letter or the number of a stream, and the rest."""
 
     kind: str
     rest: str
 
     @classmethod
     def parse(cls, line: str) -> Frame | None:
-        """None for anything that the relay has not said."""
+        """Parse a line. None if it is not from the relay."""
         if len(line) < 2 or line[0] != ":" or line[1] not in "12abefhinrsx" or line[2:3] not in ("", " "):
             return None
         return cls(line[1], line[3:])
 
     @property
     def chunk(self) -> tuple[int, bytes]:
-        """Of output: its offset and its bytes."""
+        """Return the offset and the bytes of an output line."""
         offset, _, body = self.rest.partition(" ")
         return bounded(offset), binascii.a2b_base64(body)
 
     @property
     def grown(self) -> tuple[str, int, int]:
-        """Of a journal that is to be fetched: the stream's number, how long it is, and in which folder."""
+        """Return the stream's number, the length and the folder of a journal to fetch."""
         stream, end, folder = self.rest.split(" ")
         if stream not in ("1", "2") or folder not in ("0", "1"):
-            raise ValueError("this is no journal")
+            raise ValueError("not a valid journal")
         return stream, bounded(end), int(folder)
 
     @property
     def refusal(self) -> tuple[str, str]:
-        """A word for programs and a sentence."""
+        """Return a code for programs and a message."""
         word, _, body = self.rest.partition(" ")
         return word, base64.b64decode(body).decode(errors="replace")
 
 
 class RelayStream:
-    """What one run of the relay says. Closing it never ends a command."""
+    """The output of one run of the relay. Closing it never ends a command."""
 
     def __init__(self, key: Secret | None, silence_s: float) -> None:
         self._key = key
@@ -204,16 +215,16 @@ class RelayStream:
 
     @property
     def lacks_processes(self) -> bool:
-        """The sandbox's shell complains that it can't start a process."""
+        """Whether the sandbox's shell reports that it cannot start a process."""
         return says_processes_full(self._stderr)
 
-    def _complain(self, text: str) -> None:
-        self._stderr = (self._stderr + text)[-_COMPLAINTS:]
+    def _add_stderr(self, text: str) -> None:
+        self._stderr = (self._stderr + text)[-_MAX_STDERR:]
 
     async def open(
         self, handle: Handle, arguments: str, *, user: str | None, envs: Mapping[str, str], disposable: bool = False
     ) -> None:
-        """`disposable`: this run of the relay serves nobody else, and ends with the stream."""
+        """Run the relay. `disposable`: this run serves nobody else and ends with the stream."""
         self._disposable = disposable
         self._where, self._user = handle, user or ""
         variables = dict(envs)
@@ -229,13 +240,13 @@ class RelayStream:
             user=user,
             envs=variables,
             on_stdout=self._queue.put,
-            on_stderr=self._complain,
+            on_stderr=self._add_stderr,
             retain_output=False,
         )
         self._watch = asyncio.create_task(self._wait(self._handle))
 
     async def frames(self) -> AsyncIterator[Frame]:
-        """Until the stream ends. EngineUnreachableError (or what the SDK's error means) when it breaks."""
+        """Yield frames until the stream ends. Raises EngineUnreachableError, or the translated SDK error, if it breaks."""
         rest, heard, empty = "", False, 0
         while True:
             try:
@@ -246,8 +257,8 @@ class RelayStream:
             if chunk is None:
                 break
             *lines, rest = (rest + chunk).split("\n")
-            if len(rest) > _LONGEST:
-                yield Frame("e", "")  # an end that says nothing: LOST
+            if len(rest) > _MAX_LINE:
+                yield Frame("e", "")  # an end without a result: LOST
                 return
             for number, line in enumerate(lines, 1):
                 if number % _LINES_AT_ONCE == 0:
@@ -255,11 +266,11 @@ class RelayStream:
                 heard = heard or line == f":: {self._mark}"
                 frame = Frame.parse(line) if heard else None
                 empty = empty + 1 if frame is None or frame.kind == "h" else 0
-                if empty > _EMPTY_LINES:
+                if empty > _MAX_EMPTY_LINES:
                     yield Frame("e", "")
                     return
                 if frame is not None:
-                    self._learn(frame)
+                    self._note_capabilities(frame)
                     yield frame
         if self._error is not None:
             raise translate(self._error, self._key) from self._error
@@ -267,7 +278,7 @@ class RelayStream:
             raise ProcessesFullError(unsent=True)
 
     async def finish(self, patience_s: float) -> None:
-        """Let it end by itself, so that its connection can be used again, else close it."""
+        """Let the stream end by itself, so that its connection can be reused; close it after `patience_s`."""
         if self._watch is not None:
             await asyncio.wait([self._watch], timeout=patience_s)
         await self.close()
@@ -281,8 +292,8 @@ class RelayStream:
                 if self._disposable and not self._complete:
                     await self._handle.kill()
 
-    def _learn(self, frame: Frame) -> None:
-        """What a line tells about the sandbox: whether it has python3, and the relay."""
+    def _note_capabilities(self, frame: Frame) -> None:
+        """Note what a line shows about the sandbox: whether it has python3 and the relay."""
         if self._where is None:
             return
         if frame.kind == "n":
@@ -296,7 +307,7 @@ class RelayStream:
         try:
             await handle.wait()
         except CommandExitException:
-            pass  # a shell that could not even run the relay; its silence says it
+            pass  # the shell could not even run the relay, which is visible from its silence
         except Exception as error:
             self._error = error
         else:
@@ -304,15 +315,15 @@ class RelayStream:
         await self._queue.put(None)
 
 
-def _number(value: Any) -> int | None:
+def _optional_number(value: Any) -> int | None:
     return None if value is None else bounded(value)
 
 
 def bounded(value: Any) -> int:
-    """A number a sandbox has said. ValueError when it is none, or one that nothing real could be."""
+    """Parse a number from a sandbox. Raises ValueError if it is invalid or unrealistically large."""
     text = str(value)
     if len(text) > 16 or not 0 <= int(text) <= _MOST:
-        raise ValueError("this is no number")
+        raise ValueError("not a valid number")
     return int(text)
 
 
@@ -321,11 +332,11 @@ def spec_path(command_id: str) -> str:
 
 
 def sweep_paths(command_id: str) -> tuple[str, str]:
-    """Of the file that asks a relay to end what its command has left behind, and of the one with its answer."""
+    """Return the paths of the file that asks a relay to end leftover processes, and of the file with its answer."""
     folder = f"{_FOLDER}/commands/{command_id}"
     return f"{folder}/sweep", f"{folder}/swept"
 
 
 def journal_path(command_id: str, stream: str, folder: int) -> str:
-    """Of the file with the output of a stream, by its number."""
+    """Return the path of the file with the output of a stream, given by number."""
     return f"{_FOLDERS[folder]}/commands/{command_id}/{'out' if stream == '1' else 'err'}"

@@ -1,4 +1,4 @@
-"""Trying again: three attempts with growing, random pauses, for what may be gone a moment later and nothing else."""
+"""Retry transient errors only: three attempts with growing, randomized delays."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ log = get_logger(__name__)
 
 ATTEMPTS = 3
 BACKOFF = tenacity.wait_exponential(multiplier=1, min=1, max=9) + tenacity.wait_random(0, 1)
-"""1 to 10 s."""
+"""Delays of 1 to 10 s."""
 
 T = TypeVar("T")
 
@@ -30,15 +30,17 @@ async def retrying(
     wait: wait_base = BACKOFF,
     attempts: int = ATTEMPTS,
 ) -> T:
-    """The result of `attempt`, or its last error. A call that is not `idempotent` is only repeated after failures in
-    which nothing can have been done."""
+    """Return the result of `attempt`, or raise its last error.
 
-    def worthwhile(error: BaseException) -> bool:
+    A call that is not `idempotent` is repeated only after failures that cannot have had an effect.
+    """
+
+    def is_retryable(error: BaseException) -> bool:
         if not isinstance(error, EngineError) or isinstance(error, BreakerOpenError):
             return False
         return error.transient and (idempotent or error.unsent)
 
-    def tell(state: tenacity.RetryCallState) -> None:
+    def log_retry(state: tenacity.RetryCallState) -> None:
         error = state.outcome.exception() if state.outcome else None
         pause = state.next_action.sleep if state.next_action else 0.0
         log.warning("engine_retry", verb=verb, attempt=state.attempt_number, pause_s=pause, reason=str(error))
@@ -46,9 +48,9 @@ async def retrying(
     retryer = tenacity.AsyncRetrying(
         stop=tenacity.stop_after_attempt(attempts),
         wait=wait,
-        retry=tenacity.retry_if_exception(worthwhile),
+        retry=tenacity.retry_if_exception(is_retryable),
         sleep=clock.sleep,
-        before_sleep=tell,
+        before_sleep=log_retry,
         reraise=True,
     )
     return await retryer(attempt)

@@ -1,4 +1,4 @@
-"""A program in a running sandbox that is spoken with in lines, both ways, for as long as the connection holds."""
+"""Line-based communication in both directions with a program in a running sandbox, while the connection lasts."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from sandyard.platform.domain.sandboxes.e2b.errors import EngineError, SandboxUn
 from sandyard.platform.domain.sandboxes.e2b.gate import Gate, Handle
 
 SILENCE_S = 30.0
-"""The program says something every 10 s. A stream that is silent for longer is dead, whatever the network says."""
+"""The program writes something every 10 s. A stream that is silent for longer is considered dead."""
 PACE_S = 0.02
-"""What is said within this time goes together: each message to a sandbox costs the same, however short it is."""
+"""Lines sent within this time are combined, because each message to a sandbox costs the same, whatever its length."""
 LONGEST = 256 << 10
-"""Of a line. A tenant may put another program in the place of ours, which then speaks for that sandbox only."""
+"""Maximum length of a line. A tenant may replace our program, but only in their own sandbox."""
 UNSENT = 48 << 20
-"""Characters that may wait to be sent. One who never reads what it is told is given up."""
+"""Maximum number of unsent characters. A program that never reads its input is given up."""
 LINES_AT_ONCE = 100
-_SENT_AT_ONCE = 256 << 10
+_BATCH_SIZE = 256 << 10
 _SEND_S, _KILL_S = 30.0, 5.0
 _QUEUE = 32
-_NOISE = 4 << 20
+_MAX_NOISE = 4 << 20
 _INSTALL = """
 import binascii, os, sys
 source, path = binascii.a2b_base64(os.environ.pop("SANDYARD_PROGRAM")), sys.argv[1]
@@ -45,7 +45,7 @@ except OSError: pass
 sys.argv = sys.argv[1:]
 exec(compile(source, path, "exec"), {"__name__": "__main__"})
 """
-_LINE = f"""command -v python3 >/dev/null 2>&1 || {{ printf '\\n:: MARK\\n:n\\n'; exit 0; }}
+_COMMAND_LINE = f"""command -v python3 >/dev/null 2>&1 || {{ printf '\\n:: MARK\\n:n\\n'; exit 0; }}
 exec python3 -I -S -c '{_INSTALL}' PATH MARK ARGUMENTS"""
 
 
@@ -57,8 +57,10 @@ class NoPythonError(EngineError):
 
 @dataclass(frozen=True, slots=True)
 class GuestProgram:
-    """A Python program of the standard library. It is called with a mark, then with the given words (letters and digits), and says
-    `:: MARK` on a line of its own before anything else."""
+    """A Python program that uses only the standard library.
+
+    It is called with a mark and the given words (letters and digits), and prints `:: MARK` on a line of its own first.
+    """
 
     name: str
     source: bytes
@@ -70,7 +72,7 @@ class GuestProgram:
 
 
 class LineStream:
-    """One run of a program. Closing it ends that process."""
+    """One run of a program. Closing the stream ends the process."""
 
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
@@ -85,7 +87,7 @@ class LineStream:
         self._ended = False
 
     async def begin(self, handle: Handle, program: GuestProgram, arguments: str) -> None:
-        line = _LINE.replace("PATH", program.path).replace("ARGUMENTS", arguments).replace("MARK", self._mark)
+        line = _COMMAND_LINE.replace("PATH", program.path).replace("ARGUMENTS", arguments).replace("MARK", self._mark)
         self._process = await handle.sandbox.commands.run(
             line,
             background=True,
@@ -99,11 +101,14 @@ class LineStream:
         self._tasks = [loop.create_task(self._wait(self._process)), loop.create_task(self._send(self._process))]
 
     async def lines(self) -> AsyncIterator[str]:
-        """What it says, until it ends. EngineError when the connection breaks, when it says nothing for too long, or what no program of
-        ours says; NoPythonError."""
+        """Yield the program's lines until it ends.
+
+        Raises EngineError if the connection breaks, if the program is silent for too long or violates the protocol, and
+        NoPythonError.
+        """
         rest, heard, noise = "", False, 0
         now = asyncio.get_running_loop().time
-        while (chunk := await self._next()) is not None:
+        while (chunk := await self._next_chunk()) is not None:
             if self._waiting > UNSENT:
                 raise EngineError("A program in the sandbox does not read its input.")
             *lines, rest = (rest + chunk).split("\n")
@@ -116,18 +121,18 @@ class LineStream:
                 if heard and line:
                     yield line
                 heard = heard or line == f":: {self._mark}"
-                if count % LINES_AT_ONCE == 0:  # who says much takes half of the time, and leaves half to others
+                if count % LINES_AT_ONCE == 0:  # a chatty program gets half of the time, so that others can run
                     await asyncio.sleep(min(1.0, now() - begun))
                     begun = now()
             noise += 0 if heard else len(chunk)
-            if noise > _NOISE:
+            if noise > _MAX_NOISE:
                 raise EngineError("The sandbox's login shell writes too much output.")
         if self._error is not None:
             raise translate(self._error, self._gate.config.api_key) from self._error
 
     def say(self, line: str) -> None:
-        """Send it soon, in the order of the calls. When it cannot be sent, `lines` ends."""
-        if self._waiting <= UNSENT:  # else `lines` is about to end
+        """Send a line soon, in the order of the calls. If that fails, `lines` ends."""
+        if self._waiting <= UNSENT:  # otherwise `lines` is about to end
             self._unsent.append(line)
             self._waiting += len(line)
         self._to_send.set()
@@ -141,7 +146,7 @@ class LineStream:
                     async with asyncio.timeout(_KILL_S):
                         await self._process.kill()
 
-    async def _next(self) -> str | None:
+    async def _next_chunk(self) -> str | None:
         try:
             async with asyncio.timeout(SILENCE_S):
                 return await self._queue.get()
@@ -149,7 +154,7 @@ class LineStream:
             raise SandboxUnreachableError("The sandbox did not respond in time.") from None
 
     async def _send(self, process: AsyncCommandHandle[None]) -> None:
-        """Never repeated: half a line must not be followed by the whole one."""
+        """Send queued lines. Never retried: a partial line must not be followed by the whole one."""
         now = asyncio.get_running_loop().time
         try:
             while True:
@@ -163,7 +168,7 @@ class LineStream:
 
     def _packed(self) -> str:
         parts, size = [], 0
-        while self._unsent and size < _SENT_AT_ONCE:
+        while self._unsent and size < _BATCH_SIZE:
             parts.append(self._unsent.popleft() + "\n")
             size += len(parts[-1])
         self._waiting -= size - len(parts)
@@ -188,7 +193,8 @@ class Streams:
         self._gate = gate
 
     async def open(self, engine_id: str, program: GuestProgram, *arguments: str) -> LineStream:
-        """Run it as the sandbox's default user. Tried once; SandboxNotRunningError: it is paused, and stays so."""
+        """Run the program as the sandbox's default user. Tried once. Raises SandboxNotRunningError if it is paused,
+        without resuming it."""
         assert all(word.isalnum() for word in arguments), "they become part of a line of shell"
         stream = LineStream(self._gate)
 

@@ -1,4 +1,4 @@
-"""Terminals: a shell behind a pseudo-terminal of a sandbox, which lives on when nobody is attached."""
+"""Terminals: a shell behind a pseudo-terminal in a sandbox. It keeps running while nobody is attached."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SIDE_LIMIT = 1000
 
 
 class Terminal:
-    """One attachment to a terminal. `pid` names the terminal to any later process of the platform."""
+    """One attachment to a terminal. `pid` identifies the terminal to any later process of the platform."""
 
     def __init__(self, terminals: Terminals, engine_id: str) -> None:
         self._terminals = terminals
@@ -33,15 +33,18 @@ class Terminal:
         self._order = asyncio.Lock()
 
     async def output(self) -> AsyncIterator[bytes]:
-        """What the terminal shows from now on, until its shell has ended. A broken stream raises what broke it, and
-        the terminal may be attached to again. For one reader. Not reading makes the shell wait."""
+        """Yield the terminal's output from now on until its shell has ended.
+
+        Raises the error if the stream breaks; the terminal may then be attached to again. For one reader only. If the
+        output is not read, the shell blocks.
+        """
         while (chunk := await self._queue.get()) is not None:
             yield chunk
         if self._error is not None:
             raise translate(self._error, self._terminals.gate.config.api_key) from self._error
 
     async def write(self, data: bytes) -> None:
-        """Keys, in the order of the calls."""
+        """Send input, in the order of the calls."""
         async with self._order:
             await self._terminals.write(self.engine_id, self.pid, data)
 
@@ -49,13 +52,13 @@ class Terminal:
         await self._terminals.resize(self.engine_id, self.pid, cols, rows)
 
     async def close(self) -> bool:
-        """End the shell. False: it had ended."""
+        """End the shell. Returns False if it had ended already."""
         ended = await self._terminals.close(self.engine_id, self.pid)
         await self.detach()
         return ended
 
     async def detach(self) -> None:
-        """Leave; the shell stays."""
+        """Disconnect from the terminal. The shell keeps running."""
         if self._watch is not None:
             await end_tasks(self._watch)
         if self._handle is not None:
@@ -81,7 +84,8 @@ class Terminal:
 
 
 class Terminals:
-    """TerminalNotFoundError: its shell has ended. Writing is never repeated: keys must not be typed twice."""
+    """Terminals of sandboxes. Raises TerminalNotFoundError if the shell has ended. Input is never retried, so that it
+    is not typed twice."""
 
     def __init__(self, gate: Gate) -> None:
         self.gate = gate
@@ -96,7 +100,7 @@ class Terminals:
         envs: Mapping[str, str] | None = None,
         user: str | None = None,
     ) -> Terminal:
-        size = _size(cols, rows)
+        size = _pty_size(cols, rows)
         terminal = Terminal(self, engine_id)
 
         async def create(handle: Handle) -> None:
@@ -105,7 +109,7 @@ class Terminals:
                 await pty.create(size, terminal.receive, user=user, cwd=cwd, envs=dict(envs or {}), timeout=0)
             )
 
-        async with _left_if_cancelled(terminal):
+        async with _detach_on_error(terminal):
             await self.gate.inside("open_terminal", engine_id, create, idempotent=False)
         return terminal
 
@@ -113,39 +117,39 @@ class Terminals:
         terminal = Terminal(self, engine_id)
 
         async def connect(handle: Handle) -> None:
-            with _named():
+            with _translate_not_found():
                 terminal.attached(await handle.sandbox.pty.connect(pid, terminal.receive, timeout=0))
 
-        async with _left_if_cancelled(terminal):
+        async with _detach_on_error(terminal):
             await self.gate.inside("attach_terminal", engine_id, connect, idempotent=True)
         return terminal
 
     async def write(self, engine_id: str, pid: int, data: bytes) -> None:
         async def send(handle: Handle) -> None:
-            with _named():
+            with _translate_not_found():
                 await handle.sandbox.pty.send_stdin(pid, data)
 
         await self.gate.inside("write_terminal", engine_id, send, idempotent=False)
 
     async def resize(self, engine_id: str, pid: int, cols: int, rows: int) -> None:
-        size = _size(cols, rows)
+        size = _pty_size(cols, rows)
 
         async def resize(handle: Handle) -> None:
-            with _named():
+            with _translate_not_found():
                 await handle.sandbox.pty.resize(pid, size)
 
         await self.gate.inside("resize_terminal", engine_id, resize, idempotent=True)
 
     async def close(self, engine_id: str, pid: int) -> bool:
-        """End the shell (SIGKILL; what it runs gets SIGHUP). False: it had ended. Idempotent."""
+        """End the shell with SIGKILL; its children get SIGHUP. Returns False if it had ended already. Idempotent."""
         return await self.gate.inside(
             "close_terminal", engine_id, lambda handle: handle.sandbox.pty.kill(pid), idempotent=True
         )
 
 
 @contextlib.asynccontextmanager
-async def _left_if_cancelled(terminal: Terminal) -> AsyncIterator[None]:
-    """The SDK may have attached to it when whoever wanted that has gone."""
+async def _detach_on_error(terminal: Terminal) -> AsyncIterator[None]:
+    """Detach on an error or cancellation, because the SDK may have attached meanwhile."""
     try:
         yield
     except BaseException:
@@ -154,15 +158,15 @@ async def _left_if_cancelled(terminal: Terminal) -> AsyncIterator[None]:
 
 
 @contextlib.contextmanager
-def _named() -> Any:
-    """What was not found is the terminal, not the sandbox."""
+def _translate_not_found() -> Any:
+    """Report that the terminal was not found, not the sandbox."""
     try:
         yield
     except NotFoundException as error:
         raise TerminalNotFoundError from error
 
 
-def _size(cols: int, rows: int) -> PtySize:
+def _pty_size(cols: int, rows: int) -> PtySize:
     if not (1 <= cols <= SIDE_LIMIT and 1 <= rows <= SIDE_LIMIT):
         raise InvalidInputError(f"A terminal must have 1 to {SIDE_LIMIT} columns and rows, not {cols} and {rows}.")
     return PtySize(rows=rows, cols=cols)
