@@ -1,4 +1,4 @@
-"""WebSockets of previews, behind the platform's own server, with a server of the test's own in place of a sandbox."""
+"""WebSockets of previews through the platform's own server, with a test server in place of a sandbox."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def line(scene: Scene, port: int, headers: dict[str, str], **options: object) ->
     return connect(f"ws://{host}/x?y", host="127.0.0.1", port=port, additional_headers=headers, proxy=None, **options)  # type: ignore[arg-type]
 
 
-async def test_messages_and_the_way_it_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_forwards_messages_and_close_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def echo(socket: ServerConnection) -> None:
         assert socket.request is not None
         asked.update(socket.request.headers.raw_items())
@@ -71,7 +71,7 @@ async def test_messages_and_the_way_it_ends(tmp_path: Path, monkeypatch: pytest.
     assert "sandyard" not in str(asked).lower(), "the pass is the platform's"
 
 
-async def test_a_flood_of_frames_passes_unparsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_forwards_many_frames_unparsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     flood = frame(TEXT, masked=False) * 50_000 + frame(PING, masked=False) * 50_000 + frame(TEXT, b"end", masked=False)
 
     async def server(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -101,7 +101,7 @@ async def test_a_flood_of_frames_passes_unparsed(tmp_path: Path, monkeypatch: py
     assert sum(turns) < 100, "only the request's headers were parsed"
 
 
-async def test_answers_to_pings_are_no_use_of_the_sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_pongs_do_not_count_as_activity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     touched: list[int] = []
     done = asyncio.Event()
 
@@ -123,7 +123,7 @@ async def test_answers_to_pings_are_no_use_of_the_sandbox(tmp_path: Path, monkey
     assert touched == [-1, 1]
 
 
-async def test_servers_that_refuse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_server_refuses_upgrade(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with opened(tmp_path, monkeypatch) as (scene, port, headers):
         for says, status in (
             (b"HTTP/1.1 418 I'm a teapot\r\nContent-Length: 3\r\n\r\nno!", 418),
