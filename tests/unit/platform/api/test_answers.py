@@ -88,7 +88,7 @@ async def test_limits_unread_answers_per_user(world: World, monkeypatch: pytest.
         refused = await web.get("/api/v1/large")
         assert refused.status_code == 429 and "not being read" in refused.json()["detail"]
         assert (await web.get("/api/v1/me")).status_code == 200
-        assert (await web.get("/api/v1/slow")).status_code == 200, "it has slots of its own"
+        assert (await web.get("/api/v1/slow")).status_code == 200, "other routes have their own slots"
     async with client(app, otto) as web:
         assert (await web.get("/api/v1/large")).status_code == 200
     silent[0].read.set()
@@ -110,7 +110,7 @@ async def test_drops_finished_answer_without_slot(world: World, monkeypatch: pyt
     async with client(app, maria) as web:
         refused = await web.post("/api/v1/command")
         assert refused.status_code == 429 and refused.json()["detail"].startswith("The request was carried out, but")
-        assert (await web.get("/api/v1/large")).status_code == 200, "it has slots of its own"
+        assert (await web.get("/api/v1/large")).status_code == 200, "other routes have their own slots"
         for one in silent:
             one.read.set()
             await one.task

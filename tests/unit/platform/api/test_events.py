@@ -140,7 +140,7 @@ async def test_streams_events(yard: Yard) -> None:
             "seq": sent, "kind": "sandbox.paused", "ownerId": yard.admin.user_id, "projectId": None, "taskId": None,
             "sessionId": None, "sandboxId": "sbx_1", "data": {"reason": "idle"},
         }  # fmt: skip
-        assert await stream.block() == [":"], "a heartbeat when nothing happens"
+        assert await stream.block() == [":"], "sends a heartbeat while idle"
 
 
 async def test_resumes_after_last_event(yard: Yard) -> None:

@@ -25,7 +25,7 @@ def sent(*pairs: tuple[bytes, bytes], route: Route = ROUTE) -> list[tuple[bytes,
     found = list(to_sandbox(pairs, ADDRESSES, PLACE, route))
     for pair in ADDED.items():
         assert found.count(pair) == (1 if route is ROUTE or not pair[0].startswith(b"e2b-") else 0)
-    assert len({name for name, _ in found}) == len(found), "none of them twice"
+    assert len({name for name, _ in found}) == len(found), "no duplicates"
     return [pair for pair in found if pair not in ADDED.items()]
 
 

@@ -140,8 +140,8 @@ async def test_on_localhost_cookies_work_in_frames_and_tabs(scene: Scene) -> Non
     async with scene.browser() as web:
         answer = await web.get(scene.url("/x"))
         assert (answer.status_code, answer.text) == (200, "hello")
-        assert answer.headers["x-frame-options"] == "DENY", "the server's own words"
-        assert "content-security-policy" not in answer.headers, "and none of ours"
+        assert answer.headers["x-frame-options"] == "DENY", "the server's own header"
+        assert "content-security-policy" not in answer.headers, "no header of the platform"
         assert b"sandyard" not in scene.server.asked[-1].lower()
 
 
@@ -156,7 +156,7 @@ async def test_over_https_there_is_one_secure_cookie(public: Scene) -> None:
         assert (await web.get(public.url())).text == "hello"
         assert b"x-forwarded-proto: https" in public.server.asked[-1].lower()
         web.headers["Cookie"] = web.headers["Cookie"].replace(SECURE_COOKIE, PLAIN_COOKIE)
-        assert (await web.get(public.url())).status_code == 401, "a cookie that others could have set is none"
+        assert (await web.get(public.url())).status_code == 401, "ignores a cookie that other sites could have set"
     async with client(public.app, base="https://yard.example.com") as web:
         assert (await web.get("/health")).status_code == 200
         assert (await web.get("https://any.previews.example.net/health")).status_code == 404
@@ -174,7 +174,7 @@ async def test_without_credentials_shows_where_to_sign_in(scene: Scene) -> None:
             assert answer.status_code == 401
             assert "Open this preview from Sandyard" in answer.text
             assert answer.headers["content-security-policy"].startswith("default-src 'none'")
-        assert (await web.post(await scene.opening())).status_code == 401, "only who goes there uses a ticket"
+        assert (await web.post(await scene.opening())).status_code == 401, "only navigation uses a ticket"
     assert not scene.server.asked
     said = await connect(scene.app, urlsplit(scene.url("/echo")).path, {"host": urlsplit(scene.url()).netloc})
     assert said[0]["status"] == 401

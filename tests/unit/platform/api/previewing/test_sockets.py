@@ -59,7 +59,7 @@ async def test_forwards_messages_and_close_code(tmp_path: Path, monkeypatch: pyt
         scene.server.port = server.sockets[0].getsockname()[1]
         async with line(scene, port, headers, subprotocols=["one", "chat"], max_size=None) as client:
             assert client.subprotocol == "chat"
-            assert client.protocol.extensions, "compression is between the two"
+            assert client.protocol.extensions, "browser and server negotiate compression"
             for message in ("hello", "", b"\x00\xff", b"x" * 300_000):
                 await client.send(message)
                 assert await client.recv() == message
@@ -68,7 +68,7 @@ async def test_forwards_messages_and_close_code(tmp_path: Path, monkeypatch: pyt
                 await client.recv()
             assert (client.close_code, client.close_reason) == (4321, "as you wish")
     assert asked["e2b-sandbox-id"] == "i1"
-    assert "sandyard" not in str(asked).lower(), "the pass is the platform's"
+    assert "sandyard" not in str(asked).lower(), "the platform's cookie is not forwarded"
 
 
 async def test_forwards_many_frames_unparsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,7 +95,7 @@ async def test_forwards_many_frames_unparsed(tmp_path: Path, monkeypatch: pytest
         assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 101 ")
         assert await reader.readexactly(len(flood)) == flood
         writer.write(sent)
-        assert await reader.read() == b"", "the server's end is the browser's"
+        assert await reader.read() == b"", "closing the server's end closes the browser's"
         listener.close()
     assert heard == [sent]
     assert sum(turns) < 100, "only the request's headers were parsed"
