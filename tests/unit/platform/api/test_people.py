@@ -17,7 +17,7 @@ from tests.unit.platform.world import PASSWORD, World, client, everything
 CSRF = {"X-Sandyard-CSRF": "1"}
 
 
-class Room:
+class ApiClients:
     """Clients of an administrator, a member and another user."""
 
     def __init__(
@@ -27,11 +27,11 @@ class Room:
 
 
 @pytest.fixture
-async def clients(world: World) -> AsyncIterator[Room]:
+async def clients(world: World) -> AsyncIterator[ApiClients]:
     app = world.app()
     people = [await world.person("chief", "admin"), await world.person("maria"), await world.person("otto")]
     async with AsyncExitStack() as stack:
-        yield Room(world, *[await stack.enter_async_context(client(app, person)) for person in people])
+        yield ApiClients(world, *[await stack.enter_async_context(client(app, person)) for person in people])
 
 
 async def me(web: httpx.AsyncClient) -> dict[str, Any]:
@@ -41,7 +41,7 @@ async def me(web: httpx.AsyncClient) -> dict[str, Any]:
     return found
 
 
-async def test_users(clients: Room) -> None:
+async def test_users(clients: ApiClients) -> None:
     answer = await clients.chief.post("/api/v1/users", json={"name": "eve", "password": PASSWORD})
     assert answer.status_code == 201
     eve = answer.json()
@@ -78,12 +78,12 @@ async def test_users(clients: Room) -> None:
         {"name": "x" * 101},
     ],
 )
-async def test_bad_users(clients: Room, body: dict[str, Any]) -> None:
+async def test_bad_users(clients: ApiClients, body: dict[str, Any]) -> None:
     answer = await clients.chief.post("/api/v1/users", json=body)
     assert answer.status_code == 400 and answer.json()["errors"]
 
 
-async def test_members_and_users(clients: Room) -> None:
+async def test_members_and_users(clients: ApiClients) -> None:
     maria, otto = await me(clients.maria), await me(clients.otto)
     assert (await clients.maria.get(f"/api/v1/users/{maria['id']}")).status_code == 200
     for call in (
@@ -97,7 +97,7 @@ async def test_members_and_users(clients: Room) -> None:
         assert (await call).status_code == 403
 
 
-async def test_change_own_password(clients: Room) -> None:
+async def test_change_own_password(clients: ApiClients) -> None:
     app = clients.world.app()
     login = {"name": "maria", "password": PASSWORD}
     path, first = "/api/v1/me/password", {"password": PASSWORD}
@@ -124,7 +124,7 @@ async def test_change_own_password(clients: Room) -> None:
     assert (await clients.maria.get("/api/v1/me")).status_code == 200, "tokens stay valid"
 
 
-async def test_tokens(clients: Room) -> None:
+async def test_tokens(clients: ApiClients) -> None:
     made = await clients.maria.post("/api/v1/tokens", json={"name": "laptop", "expiresAt": "2099-01-01T00:00:00Z"})
     assert made.status_code == 201
     token = made.json()
@@ -150,13 +150,13 @@ async def test_tokens(clients: Room) -> None:
     "body",
     [{}, {"name": "maria"}, {"password": PASSWORD}, {"token": "x", "name": "maria"}, {"name": "m", "password": 1}],
 )
-async def test_bad_logins(clients: Room, body: dict[str, Any]) -> None:
+async def test_bad_logins(clients: ApiClients, body: dict[str, Any]) -> None:
     async with client(clients.world.app()) as web:
         answer = await web.post("/api/v1/login", json=body)
         assert answer.status_code == 400 and "hunter2" not in answer.text
 
 
-async def test_rejected_body_is_not_echoed(clients: Room) -> None:
+async def test_rejected_body_is_not_echoed(clients: ApiClients) -> None:
     async with client(clients.world.app()) as web:
         answer = await web.post("/api/v1/login", json={"name": "m", "password": "hunter2", "token": "hunter2"})
         assert answer.status_code == 400 and "hunter2" not in answer.text
@@ -164,7 +164,7 @@ async def test_rejected_body_is_not_echoed(clients: Room) -> None:
     assert answer.status_code == 400 and "hunter2" not in answer.text
 
 
-async def test_projects(clients: Room) -> None:
+async def test_projects(clients: ApiClients) -> None:
     settings = {"commandPolicy": {"allow": [], "deny": ["\\bsudo\\b"]}, "idleSeconds": 60, "template": "node"}
     made = await clients.maria.post(
         "/api/v1/projects", json={"name": " website ", "repository": "git@example.org:w.git", "settings": settings}
@@ -207,12 +207,12 @@ async def test_projects(clients: Room) -> None:
         ({"name": "x", "settings": {"color": 0}}, "settings.color"),
     ],
 )
-async def test_bad_projects(clients: Room, body: dict[str, Any], field: str) -> None:
+async def test_bad_projects(clients: ApiClients, body: dict[str, Any], field: str) -> None:
     answer = await clients.maria.post("/api/v1/projects", json=body)
     assert answer.status_code == 400 and answer.json()["errors"][0]["field"] == field, answer.text
 
 
-async def test_reading_projects_compiles_no_pattern(clients: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_reading_projects_compiles_no_pattern(clients: ApiClients, monkeypatch: pytest.MonkeyPatch) -> None:
     given = [f"^x{at}$" for at in range(300)]
     policy, permissions = {"deny": given[:100], "allow": given[100:200]}, {"deny": given[200:]}
     settings = {"commandPolicy": policy, "agent": {"permissions": permissions}}
@@ -229,7 +229,7 @@ async def test_reading_projects_compiles_no_pattern(clients: Room, monkeypatch: 
     assert compiled == []
 
 
-async def test_secrets(clients: Room) -> None:
+async def test_secrets(clients: ApiClients) -> None:
     project = (await clients.maria.post("/api/v1/projects", json={"name": "website"})).json()
     assert (await clients.maria.put("/api/v1/secrets/KEY", json={"value": "hunter2"})).status_code == 200
     shared = {"value": "hunter3", "projectId": project["id"]}
@@ -251,7 +251,7 @@ async def test_secrets(clients: Room) -> None:
         assert "hunter" not in told and session is not None
 
 
-async def test_audit(clients: Room) -> None:
+async def test_audit(clients: ApiClients) -> None:
     maria = await me(clients.maria)
     for number in range(3):
         await clients.maria.put(f"/api/v1/secrets/KEY{number}", json={"value": "hunter2"})
@@ -272,6 +272,6 @@ async def test_audit(clients: Room) -> None:
     assert (await clients.chief.get("/api/v1/audit", params={"cursor": "x"})).status_code == 400
 
 
-async def test_pages_are_bounded(clients: Room) -> None:
+async def test_pages_are_bounded(clients: ApiClients) -> None:
     for query in ("limit=0", "limit=201", "limit=x", "cursor=%20", "cursor="):
         assert (await clients.maria.get(f"/api/v1/tokens?{query}")).status_code == 400, query

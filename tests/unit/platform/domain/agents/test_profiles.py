@@ -29,7 +29,7 @@ def words(launch: Launch) -> str:
 
 
 @pytest.mark.parametrize(("profile", "api"), PAIRS, ids=lambda one: getattr(one, "name", one))
-def test_the_way_to_its_model_and_nothing_else(profile: Profile, api: ModelApi) -> None:
+def test_configures_only_its_model(profile: Profile, api: ModelApi) -> None:
     launch = started(profile, api, "some-model", wanted="house/some-model")
     assert "http://127.0.0.1:4100/prv_x" in words(launch)
     assert "some-model" in words(launch)
@@ -42,13 +42,13 @@ def test_the_way_to_its_model_and_nothing_else(profile: Profile, api: ModelApi) 
 
 
 @pytest.mark.parametrize("profile", REAL, ids=lambda profile: profile.name)
-def test_it_is_pinned_and_starts_without_a_model(profile: Profile) -> None:
+def test_version_is_pinned_and_model_is_optional(profile: Profile) -> None:
     assert profile.install is not None
     assert profile.install.version in profile.launch(LaunchWish(HOME, FOLDER)).argv[0]
     assert started(profile, profile.apis[0]).argv[0] == profile.launch(LaunchWish(HOME, FOLDER)).argv[0]
 
 
-def test_opencode_asks_before_it_changes_anything() -> None:
+def test_opencode_asks_before_changes() -> None:
     written, _ = started(BUILT_IN["opencode"], ModelApi.ANTHROPIC, "m").files.values()
     settings = json.loads(written)
     assert settings["permission"]["edit"] == settings["permission"]["bash"] == "ask"
@@ -56,7 +56,7 @@ def test_opencode_asks_before_it_changes_anything() -> None:
     assert settings["provider"]["sandyard"]["options"]["baseURL"] == "http://127.0.0.1:4100/prv_x/v1"
 
 
-def test_gemini_sends_what_commands_print() -> None:
+def test_gemini_sends_command_output() -> None:
     """It sends no output over ACP for commands that run in a terminal."""
     files = started(BUILT_IN["gemini"], ModelApi.GEMINI, "m").files
     settings = json.loads(next(data for path, data in files.items() if path.endswith("settings.json")))
@@ -67,14 +67,14 @@ def codex_settings(launch: Launch) -> dict[str, Any]:
     return tomllib.loads(launch.files[f"{HOME}/.sandyard/agents/codex/config.toml"].decode())
 
 
-def test_codex_is_told_in_whatever_folder_it_works() -> None:
+def test_codex_trusts_its_folder() -> None:
     settings = codex_settings(started(BUILT_IN["codex"], ModelApi.OPENAI, 'a"b😀'))
     assert settings["projects"][FOLDER]["trust_level"] == "trusted"
     assert (settings["model"], settings["approval_policy"]) == ('a"b😀', "untrusted")
 
 
 @pytest.mark.parametrize(("mode", "policy"), [(None, "untrusted"), ("ask", "untrusted"), ("full-access", "never")])
-def test_codex_leaves_isolation_to_the_sandbox_in_every_mode(mode: str | None, policy: str) -> None:
+def test_codex_disables_own_sandbox_in_every_mode(mode: str | None, policy: str) -> None:
     endpoint = ModelEndpoint(ModelApi.OPENAI, "http://127.0.0.1:4100/prv_x", Secret("cap-1"), None)
     settings = codex_settings(BUILT_IN["codex"].launch(LaunchWish(HOME, FOLDER, mode=mode, endpoint=endpoint)))
     assert (settings["approval_policy"], settings["sandbox_mode"]) == (policy, "danger-full-access")
@@ -82,7 +82,7 @@ def test_codex_leaves_isolation_to_the_sandbox_in_every_mode(mode: str | None, p
 
 @pytest.mark.parametrize("profile", REAL, ids=lambda profile: profile.name)
 @pytest.mark.parametrize("mode", [None, "full-access", "yolo", "bypassPermissions"])
-def test_each_is_made_to_ask_before_everything(profile: Profile, mode: str | None) -> None:
+def test_every_agent_can_be_made_to_ask(profile: Profile, mode: str | None) -> None:
     """tests/acceptance/test_agents.py checks how the real programs interpret these files."""
     endpoint = ModelEndpoint(profile.apis[0], "http://127.0.0.1:4100/prv_x", Secret("cap-1"), None)
     asking = profile.launch(LaunchWish(HOME, FOLDER, mode=mode, endpoint=endpoint, asks=True))
@@ -108,7 +108,7 @@ def test_each_is_made_to_ask_before_everything(profile: Profile, mode: str | Non
             )
 
 
-def test_modes_in_which_an_agent_does_not_ask() -> None:
+def test_asking_modes() -> None:
     known = {name: asking_modes(profile) for name, profile in BUILT_IN.items()}
     assert known == {
         "claude": ["default", "plan"],
@@ -120,7 +120,7 @@ def test_modes_in_which_an_agent_does_not_ask() -> None:
 
 
 @pytest.mark.parametrize("name", ["claude", "codex", "gemini", "opencode", "node"])
-def test_every_package_of_an_agent_is_locked(name: str) -> None:
+def test_all_packages_are_locked(name: str) -> None:
     """By digest, for both processors, and independent of the registry."""
     packages = json.loads(read_lock(name))["packages"]
     root = packages.pop("")
@@ -135,7 +135,7 @@ def test_every_package_of_an_agent_is_locked(name: str) -> None:
 
 
 @pytest.mark.parametrize("module", [claude, codex, gemini, opencode])
-def test_an_agent_is_installed_as_it_is_locked(module: ModuleType) -> None:
+def test_installs_locked_version(module: ModuleType) -> None:
     (profile,) = (one for one in vars(module).values() if isinstance(one, BuiltIn))
     assert profile.install is not None
     script = profile.install.script
