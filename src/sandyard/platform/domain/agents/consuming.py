@@ -320,11 +320,15 @@ class _Batch:
 
     async def _handle_request(self, request: wire.Request, verdicts: Verdicts) -> None:
         if request.method not in (asking.PERMISSION, asking.QUESTION):
-            say(self.tx, self.run, wire.refuse(request.key, wire.METHOD_NOT_FOUND, "The client cannot do this."))
+            say(
+                self.tx,
+                self.run,
+                wire.refuse(request.key, wire.METHOD_NOT_FOUND, "The client does not support this method."),
+            )
             return
         query = select(Ask.id).where(Ask.run_id == self.run.id, Ask.request == request.key)
         if (await self.tx.session.scalars(query)).first() is not None:
-            say(self.tx, self.run, wire.refuse(request.key, -32600, "This id was used before."))
+            say(self.tx, self.run, wire.refuse(request.key, -32600, "This request id was already used."))
         elif request.method == asking.PERMISSION:
             if self.turn is None or self.turn.cancel_at is not None:
                 say(self.tx, self.run, wire.answer(request.key, {"outcome": {"outcome": "cancelled"}}))

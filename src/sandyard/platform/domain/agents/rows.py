@@ -22,12 +22,17 @@ MCP, MCP_FINGERPRINT, MCP_MISSING = "mcpServers", "mcpFingerprint", "mcpMissing"
 STARTUP = "startupOutput"
 """Keys in the options of a run:
 
-PENDING: our requests that the agent has not answered. FOLDER: its working folder. AUTH: the authentication method it
-requires. FRESH: it does not know the earlier conversation. SERVED: it reaches its model through our tunnel. DELIVERED:
-bytes of input that are certainly in its sandbox. STRICTNESS: strictness of the project's policy at its start.
-ASKING_MODES: its modes in which it asks. PROMPTED: position of its first prompt in its input. MCP, MCP_FINGERPRINT,
-MCP_MISSING: its MCP servers, a hash of them, and the commands of those that are not in the sandbox. STARTUP: its text
-before the first prompt, which people may see.
+- PENDING: our requests that the agent has not answered.
+- FOLDER: its working folder.
+- AUTH: the authentication method it requires.
+- FRESH: it does not know the earlier conversation.
+- SERVED: it reaches its model through our tunnel.
+- DELIVERED: bytes of input that are certainly in its sandbox.
+- STRICTNESS: strictness of the project's policy at its start.
+- ASKING_MODES: its modes in which it asks.
+- PROMPTED: position of its first prompt in its input.
+- MCP, MCP_FINGERPRINT, MCP_MISSING: its MCP servers, a hash of them, and the commands of those that are not in the sandbox.
+- STARTUP: its text before the first prompt, which people may see.
 """
 HIDDEN = frozenset(
     (

@@ -434,7 +434,7 @@ async def test_reports_invalid_answers(desk: Desk) -> None:
 
 
 async def test_server_without_headers_requires_some_later(desk: Desk) -> None:
-    """Headers that the server itself has set are not headers that somebody could check."""
+    """The session id that the server has set does not count as a configured header."""
 
     async def handler(seen: Seen, reply: Reply) -> None:
         if seen.json["method"] == "tools/list":

@@ -61,7 +61,7 @@ class Agent:
         name = known(params.get("sessionId"))
         there = self._conversations.get(name)
         if there is not None and there.busy:
-            raise RpcError(INVALID_REQUEST, "A turn of this session is under way.")
+            raise RpcError(INVALID_REQUEST, "A turn of this session is already running.")
         conversation = Conversation(self._peer, _get_folder(params), name)
         conversation.recall(replay=replay)
         self._conversations[name] = conversation
@@ -80,7 +80,7 @@ class Agent:
         conversation = self._get_conversation(params)
         texts = _parse_texts(params.get("prompt"))
         if conversation.busy:
-            raise RpcError(INVALID_REQUEST, "A turn of this session is under way.")
+            raise RpcError(INVALID_REQUEST, "A turn of this session is already running.")
         conversation.busy = True
         conversation.cancelled.clear()
 
@@ -106,14 +106,14 @@ class Agent:
 def _get_folder(params: "dict[str, Any]") -> str:
     folder = params.get("cwd")
     if not isinstance(folder, str):
-        raise RpcError(INVALID_PARAMS, "A session has a working folder, `cwd`.")
+        raise RpcError(INVALID_PARAMS, "`cwd` is required and must be a string.")
     return folder
 
 
 def _parse_texts(blocks: Any) -> "list[Text]":
     """Return the texts of a prompt, including embedded ones. Only texts that a person wrote may contain instructions."""
     if not isinstance(blocks, list) or not all(isinstance(block, dict) for block in blocks):
-        raise RpcError(INVALID_PARAMS, "A prompt is a list of blocks.")
+        raise RpcError(INVALID_PARAMS, "`prompt` must be a list of content blocks.")
     texts: "list[Text]" = []
     for block in blocks:
         resource = block.get("resource")

@@ -25,7 +25,7 @@ _ID = re.compile(r"demo-[0-9a-f]{32}")
 class Conversation:
     def __init__(self, peer: Peer, folder: str, name: str = "") -> None:
         if not os.path.isabs(folder) or not os.path.isdir(folder):
-            raise RpcError(INVALID_PARAMS, "The working folder is not there: " + repr(folder[:200]) + ".")
+            raise RpcError(INVALID_PARAMS, "The working folder does not exist: " + repr(folder[:200]) + ".")
         self.peer = peer
         self.folder = folder
         self.name = name or "demo-" + uuid.uuid4().hex

@@ -35,9 +35,9 @@ def inside(folder: str, path: str) -> str:
     final = os.path.join(parent, os.path.basename(whole))
     real = os.path.realpath(final)
     if os.path.basename(whole) in ("", ".", "..") or not all(_is_below(root, one) for one in (final, real)):
-        raise WorkError(repr(path) + " is outside of the working folder, where I do nothing.")
+        raise WorkError(repr(path) + " is outside of the working folder.")
     if ".git" in os.path.relpath(real, root).split(os.sep):
-        raise WorkError(repr(path) + " belongs to git, which I leave alone.")
+        raise WorkError(repr(path) + " is inside of .git and cannot be changed.")
     return final
 
 
@@ -53,7 +53,7 @@ def content(path: str) -> "str | None":
                 raise WorkError(repr(path) + " is not a file.")
             return None
         if os.path.getsize(path) > LARGEST:
-            raise WorkError(repr(path) + " is larger than 8 MiB, which is too much for me.")
+            raise WorkError(repr(path) + " is larger than the limit of 8 MiB.")
         with open(path, encoding="utf-8", errors="surrogateescape", newline="") as file:
             return file.read()
     except OSError as error:

@@ -91,7 +91,7 @@ class Peer:
             self._send_error(None, PARSE_ERROR, "This is not JSON.")
             return
         if not isinstance(message, dict):
-            self._send_error(None, INVALID_REQUEST, "This is no JSON-RPC message.")
+            self._send_error(None, INVALID_REQUEST, "This is not a JSON-RPC message.")
             return
         method, number = message.get("method"), message.get("id")
         if method is None:

@@ -101,9 +101,7 @@ class Turn:
         """Follow the stored `fix:` instructions once."""
         steps = read("\n".join(self._conversation.fixes)).steps
         if not steps:
-            self.say(
-                MARK + "Something failed, and I have no (further) `fix:` instruction. I leave everything as it is.\n"
-            )
+            self.say(MARK + "Something failed, and I have no (further) `fix:` instruction. I changed nothing.\n")
             return
         self._conversation.change_fixes([])
         self._follow_steps(steps, "Something failed. ")
@@ -169,9 +167,8 @@ class Turn:
 
     def _answer_prose(self, prompt: str) -> None:
         self.say(
-            MARK
-            + "I am the demo agent: there is no model behind me, and I cannot understand this. What I can do is follow "
-            "instructions, one a line:\n\n" + "".join("    " + line + "\n" for line in HELP.splitlines()) + "\n"
+            MARK + "I am the demo agent: I have no model and cannot understand this. I can follow "
+            "instructions, one per line:\n\n" + "".join("    " + line + "\n" for line in HELP.splitlines()) + "\n"
         )
         words = prompt.strip()
         words = words if len(words) <= QUOTED else words[:QUOTED] + " …"
@@ -182,7 +179,7 @@ class Turn:
             self.say("Refused: " + str(refused) + ".\n")
             return
         if self._did:
-            self.say("So that there is something to see, I wrote what you asked for into " + NOTE + ".\n")
+            self.say("As a demonstration, I wrote your prompt to " + NOTE + ".\n")
 
     def _write_note(self, text: str) -> None:
         def change(before: "str | None") -> str:
@@ -294,7 +291,7 @@ class Turn:
             self.say(str(failed) + ".\n")
         except WorkError as error:
             call.end("failed", text=str(error))
-            self.say("This did not work: " + str(error) + "\n")
+            self.say("Failed: " + str(error) + "\n")
         except (Refused, Cancelled):
             if not call.ended:
                 call.end("failed", text="Not done.")
@@ -368,7 +365,7 @@ class Turn:
             told = conversation.peer.request(method, dict(params, sessionId=conversation.name), conversation.cancelled)
         except RpcError as error:
             self._raise_if_cancelled()
-            self.say("Nobody could be asked: " + error.message + "\n")
+            self.say("The request failed: " + error.message + "\n")
             return {}
         self._raise_if_cancelled()
         return told or {}
@@ -383,7 +380,7 @@ class Turn:
         try:
             seconds = float(step.text.split()[0].rstrip("s"))
         except (ValueError, IndexError):
-            self.say("I do not know how long to sleep: " + repr(step.text) + ".\n")
+            self.say("Invalid number of seconds: " + repr(step.text) + ".\n")
             return
         self._conversation.cancelled.wait(min(max(seconds, 0.0), 86400.0))
         self._raise_if_cancelled()

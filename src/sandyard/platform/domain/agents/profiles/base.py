@@ -97,7 +97,7 @@ _NODE_LOCK = read_lock("node")
 _NPM_SCRIPT = """\
 folder={folder} program={program} binary={binary}
 if ! command -v npm >/dev/null || ! command -v node >/dev/null; then
-  echo "There is no Node with npm in this sandbox, which {package} is installed with. Use a template that has them." >&2
+  echo "Installing {package} requires Node with npm, which this sandbox does not have. Use a template that includes them." >&2
   exit 1
 fi
 found=$(node -p 'process.versions.node.split(".")[0]') || exit 1
@@ -113,7 +113,7 @@ install_locked "$folder" {manifest} {lock} || exit 1
 PATH="$folder/node/node_modules/.bin:$PATH"
 (cd "$folder" && {run}) || exit 1
 if ! [ -x "$folder/node_modules/.bin/$binary" ]; then
-  echo "{package} is installed, and has no program $binary." >&2
+  echo "{package} was installed but does not contain the program $binary." >&2
   exit 1
 fi
 {{
