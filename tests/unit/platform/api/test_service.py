@@ -63,7 +63,7 @@ async def test_ready_requires_engine_and_schema(world: World) -> None:
         assert "newer" in (await web.get("/ready")).json()["reasons"][0]
 
 
-async def test_unreachable_engine_is_only_shown(tmp_path: Path) -> None:
+async def test_unreachable_engine_does_not_affect_readiness(tmp_path: Path) -> None:
     async with opened(tmp_path, e2b_api_key="e2b_x") as world, client(world.app()) as web:
         world.engine.breaker.opened_at, world.engine.breaker.reason = world.clock.now(), "It does not answer."
         answer = await web.get("/ready")

@@ -162,7 +162,7 @@ async def test_over_https_there_is_one_secure_cookie(public: Scene) -> None:
         assert (await web.get("https://any.previews.example.net/health")).status_code == 404
 
 
-async def test_without_credentials_shows_where_to_sign_in(scene: Scene) -> None:
+async def test_rejects_requests_without_credentials(scene: Scene) -> None:
     async with client(scene.app, scene.owner) as web:
         for url in (
             scene.url(),

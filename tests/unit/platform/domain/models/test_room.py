@@ -55,7 +55,7 @@ async def test_limits_user_to_share() -> None:
 
 
 @pytest.mark.usefixtures("hasty")
-async def test_small_requests_have_reserved_memory() -> None:
+async def test_small_requests_fit_when_large_ones_do_not() -> None:
     room = Room(SHARES * LARGE)
     held = [await room.take(f"person {number}", LARGE) for number in range(SHARES)]
     with pytest.raises(NoRoomError):

@@ -232,7 +232,7 @@ async def test_does_not_start_while_stopping(desk: Desk, monkeypatch: pytest.Mon
     assert [row.status for row in await desk.attempts_of(task)] == ["cancelled"]
 
 
-async def test_column_limit_applies_to_people_only(desk: Desk) -> None:
+async def test_column_limit_applies_to_people_but_not_platform(desk: Desk) -> None:
     await desk.configure(wipLimits={"backlog": 3, "in_progress": 1, "in_review": 1})
     one, two, three = [await desk.card(name) for name in ("one", "two", "three")]
     with pytest.raises(ColumnFullError):
