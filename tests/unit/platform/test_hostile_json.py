@@ -1,4 +1,5 @@
-"""JSON of many values, at every door where somebody else's comes in: nothing of it is parsed, because everybody would wait for that."""
+"""JSON with too many values is rejected wherever external JSON comes in, without parsing it, because parsing would
+block everybody."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ CHAT = Asked("/v1/chat/completions", "", counted=True)
 
 
 def flood(**fields: object) -> bytes:
-    """An object with these fields, and one of 300,000 empty lists."""
+    """Return an object with these fields, and one with 300,000 empty lists."""
     return json.dumps(fields).encode()[:-1] + b', "flood": [' + b"[]," * 300_000 + b"[]]}"
 
 
@@ -41,7 +42,7 @@ def _count(event: str) -> Tokens:
     return counter.result()
 
 
-DOORS: dict[str, Callable[[], object]] = {
+ENTRY_POINTS: dict[str, Callable[[], object]] = {
     "terminal": lambda: terminal._size(flood(type="resize", cols=1, rows=1).decode()),
     "ssh": lambda: remote._is_end(flood(type="eof").decode()),
     "command": lambda: Ended.parse(flood(reason="exited").decode()),
@@ -53,7 +54,7 @@ DOORS: dict[str, Callable[[], object]] = {
     "stream": lambda: _count("data: "),
     "answer": lambda: _count(""),
 }
-REFUSED: dict[str, object] = {
+EXPECTED: dict[str, object] = {
     "terminal": None,
     "ssh": False,
     "command": Ended(EndReason.LOST),
@@ -70,38 +71,38 @@ REFUSED: dict[str, object] = {
 @pytest.fixture(autouse=True)
 def _unparsed(monkeypatch: pytest.MonkeyPatch) -> None:
     def loads(*_: object, **__: object) -> None:
-        raise AssertionError("it was parsed")
+        raise AssertionError("The JSON was parsed.")
 
     monkeypatch.setattr(json, "loads", loads)
 
 
-@pytest.mark.parametrize("door", DOORS)
-def test_it_is_passed_over(door: str) -> None:
-    assert DOORS[door]() == REFUSED[door]
+@pytest.mark.parametrize("entry_point", ENTRY_POINTS)
+def test_ignores_flood(entry_point: str) -> None:
+    assert ENTRY_POINTS[entry_point]() == EXPECTED[entry_point]
 
 
-def test_a_webhook_is_refused() -> None:
+def test_rejects_webhook() -> None:
     with pytest.raises(InvalidInputError, match=r"more than 200,000 values\.$"):
         payload_of("application/json", flood(action="labeled"))
 
 
-def test_a_forge_is_none() -> None:
+def test_rejects_answer_of_forge() -> None:
     with pytest.raises(ForgeUnreachableError, match=r"forge\.apiUrl"):
         connection._answer(Kept("", flood(number=1), ""))
 
 
-def test_a_request_to_a_model_is_refused() -> None:
+def test_rejects_model_request() -> None:
     with pytest.raises(TooManyValuesError):
         gateway._parsed(flood(model="m"), CHAT, ModelApi.OPENAI_CHAT)
 
 
-def test_a_devcontainer_is_invalid() -> None:
+def test_rejects_devcontainer() -> None:
     with pytest.raises(ValueError, match="more than 20,000 values"):
         jsonc.parse(flood(image="x")[: 1 << 19].decode())
 
 
 class Script:
-    """A program in a sandbox that says one thing."""
+    """A program in a sandbox that prints one line."""
 
     def __init__(self, line: str) -> None:
         self._line = line
@@ -113,14 +114,14 @@ class Script:
         pass
 
 
-async def test_a_tunnel_ends() -> None:
+async def test_ends_tunnel() -> None:
     async def serve(*_: object) -> None: ...
 
     with pytest.raises(TunnelError, match="invalid line"):
         await Tunnel(Script(flood(t="ping").decode()), serve, Room(1), lambda _: None).run()
 
 
-async def test_an_ssh_connection_ends() -> None:
+async def test_ends_ssh_connection() -> None:
     line = Line(Script(flood(t="ack", n=1).decode()), "ssh-ed25519 AAAA")
     await line.run()
     with pytest.raises(SshError, match="invalid line"):

@@ -1,4 +1,4 @@
-"""JSON as agents, models and forges really send it: long texts with few values are taken."""
+"""Realistic JSON of agents, models and forges is accepted: long texts with few values."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sandyard.platform.domain.models.model import Tokens
 CODE = 'values = [{"a": 1, "b": [2, 3]}, {"c": "\\""}]\n' * 30_000  # 210,000 commas and brackets
 
 
-def test_a_request_with_a_long_context() -> None:
+def test_accepts_request_with_long_context() -> None:
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * (1 << 20)}}
     said = [{"role": "user", "content": [{"type": "text", "text": CODE}, image]}]
     short = [{"role": "assistant", "content": [{"type": "text", "text": "Yes."}]}] * 5_000
@@ -23,7 +23,7 @@ def test_a_request_with_a_long_context() -> None:
     assert _parsed(body, Asked("/v1/chat/completions", "", counted=True), ModelApi.OPENAI_CHAT) == ("m", body, [])
 
 
-def test_an_event_that_repeats_the_whole_answer() -> None:
+def test_accepts_event_that_repeats_whole_answer() -> None:
     tools = [{"type": "function", "name": f"t{number}", "parameters": {"type": "object"}} for number in range(500)]
     response = {"output": [{"text": CODE}], "tools": tools, "usage": {"input_tokens": 5, "output_tokens": 6}}
     counter = Counter(ModelApi.OPENAI, "text/event-stream")
@@ -31,7 +31,7 @@ def test_an_event_that_repeats_the_whole_answer() -> None:
     assert counter.result() == Tokens(5, 6)
 
 
-def test_a_page_of_pull_requests() -> None:
+def test_accepts_page_of_pull_requests() -> None:
     repository = {f"{number}_url": "https://api.github.com/repos/acme/site" for number in range(110)}
     pull = {"body": CODE[:5_000], "head": {"repo": repository}, "base": {"repo": repository}, **repository}
     page = [pull] * 100

@@ -1,4 +1,4 @@
-"""A platform's people and frame on a real SQLite file, without sandboxes; time is the test's to move."""
+"""A platform with users and an API on a real SQLite file, without sandboxes, with a manual clock."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ PASSWORD = "correct horse battery"
 
 @dataclass
 class DefaultAgents:
-    """All that the routes of projects want of `Models`."""
+    """The part of `Models` that the project routes need."""
 
     database: Database
     settings: PlatformSettings
@@ -73,7 +73,7 @@ class World:
     models: DefaultAgents
 
     async def person(self, name: str, role: str = "member", password: str | None = None) -> Person:
-        """Somebody with a token, made by the first administrator."""
+        """Create a user with a token, as the first administrator."""
         user = await self.users.create(ROOT, name, role, password)
         issued = await self.users.create_token(Principal(user.id, name, role, "test"), "test")
         return Person(Principal(user.id, name, role, f"token:{issued.id}"), issued.value.reveal())
@@ -126,7 +126,7 @@ async def opened(folder: Path, **settings: Any) -> AsyncIterator[World]:
         models=DefaultAgents(database, configured),
     )
     try:
-        with mock.patch.object(passwords, "_N", 16):  # instead of 50 ms of a core for each password
+        with mock.patch.object(passwords, "_N", 16):  # the real cost is 50 ms of CPU per password
             yield world
     finally:
         await world.users.close()
@@ -146,7 +146,7 @@ async def client(
 
 
 async def everything(pages: httpx.AsyncClient, path: str, **query: Any) -> Iterable[dict[str, Any]]:
-    """All items of a list, page by page."""
+    """Return all items of a list, page by page."""
     found: list[dict[str, Any]] = []
     cursor = None
     while True:

@@ -1,4 +1,4 @@
-"""The official client of the Model Context Protocol, before a platform that really listens."""
+"""The official MCP client, connected to a platform that listens on a port."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ else:
 
 @contextlib.asynccontextmanager
 async def serving(app: FastAPI, port: int = 0) -> AsyncIterator[str]:
-    """The address of /mcp, on loopback."""
+    """Yield the address of /mcp on loopback."""
     listener = listen("127.0.0.1", port)
     server = platform._server(app)
     task = asyncio.create_task(server.serve([listener]))
@@ -51,7 +51,7 @@ async def client(url: str, token: str, *, mode: str = "auto", **headers: str) ->
 
 @contextlib.asynccontextmanager
 async def kept(url: str, token: str, *, mode: str = "auto") -> AsyncIterator[Client]:
-    """The same for fixtures, which end in another task than they began in: the client's life is in one of its own."""
+    """Like `client`, for fixtures, which end in another task than they started in: the client runs in its own task."""
     ready: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
     over = asyncio.Event()
 
@@ -70,7 +70,7 @@ async def kept(url: str, token: str, *, mode: str = "auto") -> AsyncIterator[Cli
 
 
 async def done(client: Client, tool: str, **arguments: Any) -> dict[str, Any]:
-    """What a tool answers."""
+    """Return the result of a tool."""
     result = await client.call_tool(tool, arguments)
     assert not result.is_error, result.content
     found: dict[str, Any] = result.structured_content
@@ -78,7 +78,7 @@ async def done(client: Client, tool: str, **arguments: Any) -> dict[str, Any]:
 
 
 async def refused(client: Client, tool: str, **arguments: Any) -> tuple[str, str]:
-    """The code and the sentence."""
+    """Return the code and the message of an error."""
     result: CallToolResult = await client.call_tool(tool, arguments)
     assert result.is_error and result.structured_content is None, result
     assert result.meta is not None

@@ -1,4 +1,4 @@
-"""WebSockets spoken to an application without a server in between."""
+"""WebSocket connections to an application without a server."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fastapi import FastAPI
 
 
 async def connect(app: FastAPI, url: str, headers: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
-    """Everything the application says to a client that connects and goes away at once."""
+    """Return everything the application sends to a client that connects and disconnects at once."""
     said: list[dict[str, Any]] = []
     incoming = asyncio.Queue[dict[str, Any]]()
     incoming.put_nowait({"type": "websocket.connect"})
@@ -44,6 +44,6 @@ async def connect(app: FastAPI, url: str, headers: Mapping[str, str] | None = No
 
 
 def denial(said: list[dict[str, Any]]) -> tuple[int, dict[str, Any]]:
-    """Status and problem of a connection that was refused."""
+    """Return the status and the problem of a refused connection."""
     assert said[0]["type"] == "websocket.http.response.start", said
     return said[0]["status"], json.loads(b"".join(message.get("body", b"") for message in said[1:]))

@@ -1,4 +1,4 @@
-"""/agents: what people see of them, and what they add."""
+"""/agents: list, add, change and test agents."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ RESULT = Trial("demo", "ses_1", ok=True, steps=(TrialStep("sandbox", 0.2, ok=Tru
 
 
 class FakeTrials:
-    """A trial that has ended when it begins."""
+    """Trials that end as soon as they start."""
 
     def __init__(self) -> None:
         self.wanted: list[tuple[str, str | None]] = []
@@ -44,7 +44,7 @@ class FakeTrials:
 
 
 class NoModels:
-    """No provider is set up."""
+    """No model provider is configured."""
 
     async def find_default_agent(self, project: object) -> str:
         return "demo"
@@ -61,7 +61,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
         yield made
 
 
-async def test_added_listed_changed_and_removed(world: World) -> None:
+async def test_create_list_update_delete(world: World) -> None:
     ann, bob = await world.person("ann"), await world.person("bob")
     async with client(world.app(router), ann) as web:
         made = await web.post("/api/v1/agents", json=NEW)
@@ -86,7 +86,7 @@ async def test_added_listed_changed_and_removed(world: World) -> None:
         assert (await web.get("/api/v1/agents/mine")).status_code == 404
 
 
-async def test_a_trial_is_waited_for_or_goes_on(world: World) -> None:
+async def test_waits_for_trial_or_returns_at_once(world: World) -> None:
     ann = await world.person("ann")
     async with client(world.app(router), ann) as web:
         done = await web.post("/api/v1/agents/demo/test")

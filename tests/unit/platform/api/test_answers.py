@@ -1,4 +1,4 @@
-"""What one person's answers may cost while nobody reads them."""
+"""Limits for the unread answers of one user."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def app_of(world: World) -> FastAPI:
 
 
 class Silent:
-    """A client that asks, reads one piece of the answer, and then nothing until `read` is set."""
+    """A client that sends a request, reads one piece of the answer, and nothing more until `read` is set."""
 
     def __init__(self, app: FastAPI, person: Person, method: str = "GET", path: str = "/api/v1/large") -> None:
         self.read = asyncio.Event()
@@ -66,7 +66,7 @@ class Silent:
             await self.read.wait()
 
 
-async def test_a_large_body_goes_out_in_pieces(world: World) -> None:
+async def test_sends_large_body_in_pieces(world: World) -> None:
     app, maria = app_of(world), await world.person("maria")
     silent = Silent(app, maria)
     await silent.stuck.wait()
@@ -78,7 +78,7 @@ async def test_a_large_body_goes_out_in_pieces(world: World) -> None:
         assert (await web.get("/api/v1/large")).content == BODY
 
 
-async def test_one_person_has_so_many_unread_answers(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_limits_unread_answers_per_user(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     app, maria, otto = app_of(world), await world.person("maria"), await world.person("otto")
     silent = [Silent(app, maria) for _ in range(SLOTS)]
     for one in silent:
@@ -88,7 +88,7 @@ async def test_one_person_has_so_many_unread_answers(world: World, monkeypatch: 
         refused = await web.get("/api/v1/large")
         assert refused.status_code == 429 and "not being read" in refused.json()["detail"]
         assert (await web.get("/api/v1/me")).status_code == 200
-        assert (await web.get("/api/v1/slow")).status_code == 200, "it has slots of its own"
+        assert (await web.get("/api/v1/slow")).status_code == 200, "other routes have their own slots"
     async with client(app, otto) as web:
         assert (await web.get("/api/v1/large")).status_code == 200
     silent[0].read.set()
@@ -100,8 +100,8 @@ async def test_one_person_has_so_many_unread_answers(world: World, monkeypatch: 
         await one.task
 
 
-async def test_a_finished_answer_that_finds_no_slot_is_dropped(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of any route: its size is known only when it has done its work."""
+async def test_drops_finished_answer_without_slot(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On any route, because the size is known only when the work is done."""
     app, maria = app_of(world), await world.person("maria")
     silent = [Silent(app, maria, "POST", "/api/v1/command") for _ in range(SLOTS)]
     for one in silent:
@@ -110,14 +110,14 @@ async def test_a_finished_answer_that_finds_no_slot_is_dropped(world: World, mon
     async with client(app, maria) as web:
         refused = await web.post("/api/v1/command")
         assert refused.status_code == 429 and refused.json()["detail"].startswith("The request was carried out, but")
-        assert (await web.get("/api/v1/large")).status_code == 200, "it has slots of its own"
+        assert (await web.get("/api/v1/large")).status_code == 200, "other routes have their own slots"
         for one in silent:
             one.read.set()
             await one.task
         assert (await web.post("/api/v1/command")).content == BODY
 
 
-async def test_who_comes_too_soon_waits_for_a_slot() -> None:
+async def test_waits_for_free_slot() -> None:
     slots = AnswerSlots()
     for _ in range(SLOTS):
         await slots.take("maria")
@@ -128,7 +128,7 @@ async def test_who_comes_too_soon_waits_for_a_slot() -> None:
     await waiting
 
 
-async def test_nobody_is_remembered_who_has_no_answer_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_forgets_users_without_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(answers, "WAIT_SECONDS", 0)
     slots = AnswerSlots()
     for _ in range(SLOTS):
@@ -140,7 +140,7 @@ async def test_nobody_is_remembered_who_has_no_answer_under_way(monkeypatch: pyt
     assert not slots._people
 
 
-async def test_an_answer_that_fails_gives_its_slot_back(world: World) -> None:
+async def test_failed_answer_releases_slot(world: World) -> None:
     router = api_router("test")
 
     @router.get("/large", name="test.large", dependencies=[large_answer()])

@@ -57,7 +57,7 @@ async def test_tokens(world: World, web: httpx.AsyncClient) -> None:
 
 
 @pytest.mark.parametrize("given", [None, "Bearer", "Bearer sy_wrong", "Basic YTpi", "sy_x", "", "Bearer \xe4"])
-async def test_what_is_no_token_is_refused(web: httpx.AsyncClient, given: str | None) -> None:
+async def test_rejects_invalid_token(web: httpx.AsyncClient, given: str | None) -> None:
     headers = {} if given is None else {"Authorization": given.encode("latin-1")}
     for path in ("/api/v1/who", "/api/v1/admin", "/api/v1/stream"):
         answer = await web.get(path, headers=headers)
@@ -65,14 +65,14 @@ async def test_what_is_no_token_is_refused(web: httpx.AsyncClient, given: str | 
         assert answer.headers["www-authenticate"] == 'Bearer realm="sandyard"'
 
 
-async def test_a_bad_token_is_not_saved_by_a_good_cookie(world: World, web: httpx.AsyncClient) -> None:
+async def test_rejects_bad_token_despite_valid_cookie(world: World, web: httpx.AsyncClient) -> None:
     maria = await world.person("maria")
     await web.post("/api/v1/login", json={"token": maria.token})
     assert (await web.get("/api/v1/who")).status_code == 200
     assert (await web.get("/api/v1/who", headers={"Authorization": "Bearer sy_x"})).status_code == 401
 
 
-async def test_cookies_and_other_sites(world: World, web: httpx.AsyncClient) -> None:
+async def test_cookies_and_csrf(world: World, web: httpx.AsyncClient) -> None:
     await world.person("maria", password=PASSWORD)
     answer = await web.post("/api/v1/login", json={"name": "maria", "password": PASSWORD})
     assert answer.status_code == 200 and answer.json()["user"]["name"] == "maria"
@@ -86,7 +86,7 @@ async def test_cookies_and_other_sites(world: World, web: httpx.AsyncClient) -> 
     assert (await web.get("/api/v1/who")).status_code == 401
 
 
-async def test_tickets_are_for_streams_and_good_once(world: World, web: httpx.AsyncClient) -> None:
+async def test_ticket_opens_one_stream(world: World, web: httpx.AsyncClient) -> None:
     maria = await world.person("maria")
 
     async def ticket() -> str:
@@ -124,7 +124,7 @@ async def test_sockets(world: World) -> None:
         assert status == 403 and body["code"] == "csrf"
 
 
-async def test_a_disabled_person_is_out(world: World, web: httpx.AsyncClient) -> None:
+async def test_disabled_user_loses_access(world: World, web: httpx.AsyncClient) -> None:
     maria = await world.person("maria")
     await web.post("/api/v1/login", json={"token": maria.token})
     await world.users.update(ROOT, maria.principal.user_id, disabled=True)
@@ -132,8 +132,8 @@ async def test_a_disabled_person_is_out(world: World, web: httpx.AsyncClient) ->
     assert (await web.get("/api/v1/who", headers=maria.headers)).status_code == 401
 
 
-async def test_a_sign_in_is_small(web: httpx.AsyncClient) -> None:
-    """Anybody may send one: what is large or has many fields is refused before it is parsed."""
+async def test_limits_size_of_sign_in(web: httpx.AsyncClient) -> None:
+    """Anybody may send a sign-in request, so a large one or one with many fields is rejected before it is parsed."""
     many = {str(number): 0 for number in range(100)}
     for body in ({"name": "x" * 20_000}, many):
         assert (await web.post("/api/v1/login", json=body)).status_code == 413

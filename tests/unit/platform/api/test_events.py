@@ -1,4 +1,4 @@
-"""Streams over HTTP: from a real server, with the real people and the real feed behind it."""
+"""Event streams over HTTP, from a real server with real users and a real feed."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Server(uvicorn.Server):
 
 @dataclass
 class Yard:
-    """A platform that has nothing but people and events."""
+    """A platform with only users and events."""
 
     database: Database
     feed: Feed
@@ -69,7 +69,7 @@ class Reader:
     lines: AsyncIterator[str]
 
     async def block(self) -> list[str]:
-        """The lines up to the next empty one; none at the end of the stream."""
+        """Return the lines up to the next empty one, or none at the end of the stream."""
         found: list[str] = []
         async with asyncio.timeout(DEADLINE):
             async for line in self.lines:
@@ -127,7 +127,7 @@ async def yard(database: Database, monkeypatch: pytest.MonkeyPatch) -> AsyncIter
     await users.close()
 
 
-async def test_a_stream(yard: Yard) -> None:
+async def test_streams_events(yard: Yard) -> None:
     async with yard.open() as stream:
         headers = stream.response.headers
         assert headers["content-type"].startswith("text/event-stream")
@@ -140,10 +140,10 @@ async def test_a_stream(yard: Yard) -> None:
             "seq": sent, "kind": "sandbox.paused", "ownerId": yard.admin.user_id, "projectId": None, "taskId": None,
             "sessionId": None, "sandboxId": "sbx_1", "data": {"reason": "idle"},
         }  # fmt: skip
-        assert await stream.block() == [":"], "a heartbeat when nothing happens"
+        assert await stream.block() == [":"], "sends a heartbeat while idle"
 
 
-async def test_taken_up_where_it_was_left(yard: Yard) -> None:
+async def test_resumes_after_last_event(yard: Yard) -> None:
     sent = [await yard.emit() for _ in range(4)]
     for given in ({"after": sent[1]}, {"after": 0, "headers": {"Last-Event-ID": str(sent[1])}}):
         async with yard.open(**given) as stream:
@@ -153,7 +153,7 @@ async def test_taken_up_where_it_was_left(yard: Yard) -> None:
         assert (await stream.event())["seq"] == new
 
 
-async def test_nothing_is_missed_after_who_one_is_was_asked(yard: Yard) -> None:
+async def test_last_event_of_me_misses_nothing(yard: Yard) -> None:
     async with yard.open() as stream:
         before = await yard.emit()
         assert (await stream.event())["seq"] == before
@@ -165,7 +165,7 @@ async def test_nothing_is_missed_after_who_one_is_was_asked(yard: Yard) -> None:
 
 
 @pytest.mark.parametrize("text", ["x", "-1", "1.5", "9" * 19, "9" * 5000, "0x10", "²"])
-async def test_a_bad_number(yard: Yard, text: str) -> None:
+async def test_rejects_bad_number(yard: Yard, text: str) -> None:
     headers = {"Authorization": f"Bearer {yard.token}"}
     raw = {**headers, "Last-Event-ID": text.encode()}
     answers = [
@@ -195,7 +195,7 @@ async def test_filters_and_visibility(yard: Yard) -> None:
     assert seen[-1]["seq"] == own
 
 
-async def test_who_may_come_in(yard: Yard) -> None:
+async def test_requires_authentication(yard: Yard) -> None:
     for path in ("/events", "/events/history"):
         assert (await yard.http.get(path)).status_code == 401
         assert (await yard.http.get(path, headers={"Authorization": "Bearer sy_wrong"})).status_code == 401
@@ -205,15 +205,15 @@ async def test_who_may_come_in(yard: Yard) -> None:
     assert (await yard.http.get("/events", params={"ticket": ticket})).status_code == 401
 
 
-async def test_a_stream_goes_out_in_pieces(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each is kept for its reader until they have taken it."""
+async def test_sends_stream_in_pieces(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each piece is kept until its reader has taken it."""
     monkeypatch.setattr(module, "AT_ONCE", 3)
     monkeypatch.setattr(feeds, "CATCH_UP_PAGE", 5)
     emitted = [await yard.emit() for _ in range(8)]
     services = SimpleNamespace(settings=PlatformSettings(), clock=SystemClock(), database=yard.database)
     request: Any = SimpleNamespace(app=SimpleNamespace(state=SimpleNamespace(services=services)))
     behind = Feed(yard.database)
-    await behind.open()  # it has none of them in memory
+    await behind.open()  # it has none of these events in memory
     seen: list[list[int]] = []
     subscription = await behind.subscribe(yard.admin, after=emitted[0] - 1)
     async for piece in module._frames(request, yard.admin, subscription):
@@ -226,7 +226,7 @@ async def test_a_stream_goes_out_in_pieces(yard: Yard, monkeypatch: pytest.Monke
     assert [number for one in seen for number in one] == emitted
 
 
-async def test_history_in_pages(yard: Yard) -> None:
+async def test_pages_through_history(yard: Yard) -> None:
     sent = [await yard.emit(number=number, session_id="ses_1") for number in range(5)]
     seen, cursor, pages = [], None, 0
     while cursor or not pages:
@@ -240,7 +240,7 @@ async def test_history_in_pages(yard: Yard) -> None:
     assert pages == 3
 
 
-async def test_the_newest_first_page(yard: Yard) -> None:
+async def test_pages_from_newest(yard: Yard) -> None:
     sent = [await yard.emit(number=number, session_id="ses_1") for number in range(5)]
     headers, params = {"Authorization": f"Bearer {yard.token}"}, {"limit": 2, "sessionId": "ses_1", "newest": True}
     pages = []
@@ -254,7 +254,7 @@ async def test_the_newest_first_page(yard: Yard) -> None:
     assert [event["seq"] for event in after.json()["items"]] == sent[4:]
 
 
-async def test_a_revoked_token_ends_its_stream(yard: Yard) -> None:
+async def test_ends_stream_of_revoked_token(yard: Yard) -> None:
     other = await yard.users.create_token(yard.admin, "second")
     async with yard.open(other.value.reveal()) as stream, yard.open() as stays:
         await yard.users.revoke_token(yard.admin, other.id)
@@ -265,7 +265,7 @@ async def test_a_revoked_token_ends_its_stream(yard: Yard) -> None:
             pass
 
 
-async def test_a_disabled_person_is_out(yard: Yard) -> None:
+async def test_ends_stream_of_deleted_user(yard: Yard) -> None:
     ada = await yard.users.create(yard.admin, "ada", "member")
     ticket = (await yard.users.create_ticket(Principal(ada.id, "ada", "member", "cookie:x"))).value.reveal()
     async with yard.http.stream("GET", "/events", params={"ticket": ticket}) as response:
@@ -275,7 +275,7 @@ async def test_a_disabled_person_is_out(yard: Yard) -> None:
                 pass
 
 
-async def test_what_was_forgotten_is_said(yard: Yard) -> None:
+async def test_reports_trimmed_events(yard: Yard) -> None:
     await yard.emit()
     async with yard.database.transaction() as tx:
         tx.add(Setting(name="events_trimmed", value="1000"))
@@ -284,7 +284,7 @@ async def test_what_was_forgotten_is_said(yard: Yard) -> None:
         assert await stream.block() == ["event: events.trimmed", 'data: {"upTo":1000}']
 
 
-async def test_a_server_that_stops_does_not_wait_for_streams(yard: Yard) -> None:
+async def test_stopping_server_does_not_wait_for_streams(yard: Yard) -> None:
     async with yard.open() as stream, yard.open() as other:
         await stream.block()
         yard.feed.end()
@@ -296,7 +296,7 @@ async def test_a_server_that_stops_does_not_wait_for_streams(yard: Yard) -> None
                     pass
 
 
-async def test_a_reader_who_leaves_is_forgotten(yard: Yard) -> None:
+async def test_forgets_disconnected_reader(yard: Yard) -> None:
     async with yard.open() as stream:
         await stream.block()
     async with asyncio.timeout(DEADLINE):

@@ -38,7 +38,7 @@ class Paths(Input):
 
 
 class TellingError(ConflictsError):
-    """Also says what is not its to say."""
+    """Also tries to override fields that are not its own."""
 
     @property
     def extra(self) -> Mapping[str, object]:
@@ -119,7 +119,7 @@ def problem(answer: httpx.Response, status: int, code: str) -> dict[str, object]
     return body
 
 
-async def test_every_answer_has_an_id_and_careful_headers(web: httpx.AsyncClient) -> None:
+async def test_every_answer_has_request_id_and_security_headers(web: httpx.AsyncClient) -> None:
     for path in ("/health", "/api/nowhere", "/api/v1/me", "/api/v1/fail"):
         answer = await web.get(path)
         assert answer.headers["x-request-id"].startswith("req_")
@@ -132,12 +132,12 @@ async def test_every_answer_has_an_id_and_careful_headers(web: httpx.AsyncClient
     ("given", "kept"),
     [("abc-1.2_X", True), ("a" * 40, True), ("a" * 41, False), ("a b", False), ("ä", False), ("", False)],
 )
-async def test_a_sane_request_id_is_kept(web: httpx.AsyncClient, given: str, kept: bool) -> None:
+async def test_keeps_valid_request_id(web: httpx.AsyncClient, given: str, kept: bool) -> None:
     answer = await web.get("/health", headers={"X-Request-Id": given.encode()})
     assert (answer.headers["x-request-id"] == given) is kept
 
 
-async def test_log_events_say_the_request(web: httpx.AsyncClient, tmp_path: Path) -> None:
+async def test_log_events_contain_request_id(web: httpx.AsyncClient, tmp_path: Path) -> None:
     root = logging.getLogger()
     before = (root.handlers[:], root.level)
     try:
@@ -151,7 +151,7 @@ async def test_log_events_say_the_request(web: httpx.AsyncClient, tmp_path: Path
     assert entries["thing_seen"]["request"] == "mine" and "request" not in entries["thing_after"]
 
 
-async def test_what_nobody_expected_tells_nothing(web: httpx.AsyncClient, caplog: pytest.LogCaptureFixture) -> None:
+async def test_unexpected_error_shows_no_details(web: httpx.AsyncClient, caplog: pytest.LogCaptureFixture) -> None:
     body = problem(await web.get("/api/v1/fail"), 500, "internal")
     assert "hunter2" not in json.dumps(body)
     assert [record.message for record in caplog.records if record.name.startswith("sandyard")] == [
@@ -159,7 +159,7 @@ async def test_what_nobody_expected_tells_nothing(web: httpx.AsyncClient, caplog
     ] and "hunter2" in caplog.text
 
 
-async def test_half_an_answer_is_broken_off(web: httpx.AsyncClient) -> None:
+async def test_aborts_incomplete_answer(web: httpx.AsyncClient) -> None:
     with pytest.raises(ValueError, match="broken"):
         await web.get("/api/v1/half")
 
@@ -191,21 +191,21 @@ async def test_errors_are_problems(web: httpx.AsyncClient) -> None:
         (b"\xff\xfe", "body"),
     ],
 )
-async def test_bad_bodies_name_the_place(web: httpx.AsyncClient, body: bytes, field: str) -> None:
+async def test_bad_body_names_field(web: httpx.AsyncClient, body: bytes, field: str) -> None:
     answer = await web.post("/api/v1/things", content=body, headers={"Content-Type": "application/json"})
     found = problem(answer, 400, "invalid_argument")
     if "errors" in found:
         assert found["errors"][0]["field"] == field and found["errors"][0]["message"]  # type: ignore[index]
 
 
-async def test_bad_queries_name_the_place(web: httpx.AsyncClient) -> None:
+async def test_bad_query_names_field(web: httpx.AsyncClient) -> None:
     found = problem(await web.post("/api/v1/things?size=9", json={"name": "a"}), 400, "invalid_argument")
     assert found["errors"] == [{"field": "size", "message": "Must be at most 5"}]
     for path in ("/api/v1/%00", "/health?x=%00"):
         problem(await web.get(path), 400, "invalid_argument")
 
 
-async def test_bodies_have_an_end(web: httpx.AsyncClient) -> None:
+async def test_limits_size_of_body(web: httpx.AsyncClient) -> None:
     large = b'{"name": "' + b"x" * (1 << 20) + b'"}'
 
     async def pieces() -> AsyncIterator[bytes]:
@@ -218,7 +218,7 @@ async def test_bodies_have_an_end(web: httpx.AsyncClient) -> None:
     assert (await web.put("/api/v1/upload", content=pieces())).json() == len(large)
 
 
-async def test_bodies_have_a_bounded_number_of_values(web: httpx.AsyncClient) -> None:
+async def test_limits_values_of_body(web: httpx.AsyncClient) -> None:
     async def pieces(text: bytes) -> AsyncIterator[bytes]:
         for start in range(0, len(text), 1000):
             yield text[start : start + 1000]
@@ -237,7 +237,7 @@ async def test_bodies_have_a_bounded_number_of_values(web: httpx.AsyncClient) ->
     problem(await web.post("/api/v1/things", content=utf16, headers=headers), 400, "invalid_argument")
 
 
-async def test_a_route_may_take_more_or_less(web: httpx.AsyncClient) -> None:
+async def test_route_may_change_limits(web: httpx.AsyncClient) -> None:
     paths = {"paths": ["x"] * 50}
     assert (await web.post("/api/v1/few", json=paths)).json() == 50
     found = problem(await web.post("/api/v1/few", json={"paths": ["x"] * 101}), 413, "too_large")
@@ -246,7 +246,7 @@ async def test_a_route_may_take_more_or_less(web: httpx.AsyncClient) -> None:
     assert str(found["detail"]).endswith("the limit is 2 KiB.")
 
 
-async def test_few_of_many_faults_are_told(web: httpx.AsyncClient) -> None:
+async def test_reports_only_first_errors(web: httpx.AsyncClient) -> None:
     found = problem(
         await web.post("/api/v1/things", json={"name": "a", "sizes": ["x"] * 1020}), 400, "invalid_argument"
     )
@@ -259,7 +259,7 @@ async def test_few_of_many_faults_are_told(web: httpx.AsyncClient) -> None:
     assert found["errors"] == [{"field": "body", "message": "Must not have more than 200 fields"}]
 
 
-async def test_only_our_own_names_are_answered(tmp_path: Path) -> None:
+async def test_rejects_unknown_host_names(tmp_path: Path) -> None:
     async with opened(tmp_path, public_url="https://yard.example.org/") as world:
         app = world.app(routes())
         for base in ("http://localhost", "http://127.0.0.1:8700", "http://[::1]:1", "https://Yard.Example.org"):
@@ -274,7 +274,7 @@ async def test_only_our_own_names_are_answered(tmp_path: Path) -> None:
         assert [message["type"] for message in said] == ["websocket.close"]
 
 
-async def test_who_is_reachable_by_all_answers_to_any_name(tmp_path: Path) -> None:
+async def test_accepts_any_host_name_when_bound_to_all_addresses(tmp_path: Path) -> None:
     async with opened(tmp_path, host="0.0.0.0") as world, client(world.app(), base="http://yard.lan") as web:
         assert (await web.get("/health")).status_code == 200
 
@@ -287,7 +287,7 @@ def test_host_names(value: str, name: str) -> None:
     assert host_name(value) == name
 
 
-async def test_sockets_are_refused_with_problems(world: World) -> None:
+async def test_refuses_socket_with_problem(world: World) -> None:
     app = world.app(routes())
     status, body = denial(await connect(app, "/api/v1/socket?how=refuse", {"x-request-id": "mine"}))
     assert status == 404 and body["code"] == "not_found" and body["requestId"] == "mine"
@@ -299,7 +299,7 @@ async def test_sockets_are_refused_with_problems(world: World) -> None:
     assert said == [{"type": "websocket.close", "code": 1011, "reason": "Internal error."}]
 
 
-async def test_streams_pass_as_they_are_made(world: World) -> None:
+async def test_streams_are_not_buffered(world: World) -> None:
     router, gate = api_router("test"), asyncio.Event()
 
     @router.get("/slow", name="test.slow")

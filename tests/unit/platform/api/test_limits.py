@@ -19,7 +19,7 @@ from sandyard.platform.settings import PlatformSettings
 from tests.unit.platform.world import client, opened
 
 
-async def test_a_bucket_is_refilled_evenly() -> None:
+async def test_refills_bucket_evenly() -> None:
     clock = ManualClock()
     limits = Limits(PlatformSettings(creates_per_minute=6), clock)
     for _ in range(6):
@@ -52,7 +52,7 @@ async def test_memory_is_bounded() -> None:
     assert len(limits._buckets) <= _MANY
 
 
-async def test_each_person_has_their_own(tmp_path: Path) -> None:
+async def test_limits_are_per_user(tmp_path: Path) -> None:
     router = api_router("test")
 
     @router.post("/create", name="test.create", dependencies=[limited("create")])
@@ -94,8 +94,8 @@ async def test_messages_count_as_commands(tmp_path: Path) -> None:
             assert "send 2 messages a minute" in answers[-1].json()["detail"]
 
 
-def test_every_change_counts_for_the_person() -> None:
-    """Whatever has a body that is worth to be validated."""
+def test_every_change_is_limited() -> None:
+    """Every route with a body to validate is limited."""
     unlimited = {
         f"{method} {route.path}"
         for router in (*ROUTERS, projects.router, users.router, secrets.router, tokens.router)

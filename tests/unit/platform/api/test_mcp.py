@@ -1,4 +1,4 @@
-"""The door at /mcp: who comes in, what the protocol is told, and what becomes of bad calls. No sandbox is needed for that."""
+"""/mcp: authentication, the protocol, and errors of calls. Needs no sandbox."""
 
 from __future__ import annotations
 
@@ -66,10 +66,10 @@ async def place(tmp_path: Path) -> AsyncIterator[Place]:
 
 @pytest.mark.filterwarnings("ignore:ping is removed")
 @pytest.mark.parametrize("mode", ["2026-07-28", "auto", "legacy"])
-async def test_what_the_protocol_says(place: Place, mode: str) -> None:
+async def test_protocol_of_each_mode(place: Place, mode: str) -> None:
     maria = await place.person("maria")
     async with client(place.url, maria.token, mode=mode) as mcp:
-        if mode != "2026-07-28":  # which has no greeting: there is nothing to be told before the first call
+        if mode != "2026-07-28":  # this version has no `initialize`, so nothing is known before the first call
             assert mcp.server_info is not None and mcp.server_info.name == "sandyard"
             assert mcp.instructions is not None and "create_task" in mcp.instructions
         assert mcp.protocol_version == ("2025-11-25" if mode == "legacy" else "2026-07-28")
@@ -81,7 +81,7 @@ async def test_what_the_protocol_says(place: Place, mode: str) -> None:
             await mcp.call_tool("format_disk", {})
 
 
-async def test_older_clients_get_the_version_they_speak(place: Place) -> None:
+async def test_older_clients_get_their_version(place: Place) -> None:
     maria = await place.person("maria")
     async with httpx.AsyncClient(headers={**maria.headers, **ACCEPT}) as web:
         for version in ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25"):
@@ -99,7 +99,7 @@ async def test_older_clients_get_the_version_they_speak(place: Place) -> None:
 
 
 def test_schemas() -> None:
-    """Each tool says what it is for, and its examples are what it takes."""
+    """Each tool has a description, and its examples match its schema."""
     for tool in mcp_tools.TOOLS.values():
         schema = tool.given.model_json_schema(by_alias=True)
         assert len(tool.description) > 30, tool.name
@@ -110,7 +110,7 @@ def test_schemas() -> None:
         assert tool.answer.model_json_schema(by_alias=True, mode="serialization")["type"] == "object"
 
 
-async def test_nobody_comes_in_without_a_token(place: Place) -> None:
+async def test_requires_token(place: Place) -> None:
     maria = await place.person("maria")
     async with httpx.AsyncClient(headers=ACCEPT) as web:
         for headers in (
@@ -125,10 +125,10 @@ async def test_nobody_comes_in_without_a_token(place: Place) -> None:
         login = await web.post(f"{place.url.removesuffix('/mcp')}/api/v1/login", json={"token": maria.token})
         assert login.status_code == 200 and web.cookies
         answer = await web.post(place.url, json=INITIALIZE, headers={"X-Sandyard-CSRF": "1"})
-        assert answer.status_code == 401  # a cookie is no token
+        assert answer.status_code == 401  # a cookie is not a token
 
 
-async def test_pages_of_other_sites_are_refused(place: Place) -> None:
+async def test_rejects_other_origins(place: Place) -> None:
     maria = await place.person("maria")
     host = place.url.removeprefix("http://").removesuffix("/mcp")
     async with httpx.AsyncClient(headers={**maria.headers, **ACCEPT}, timeout=60) as web:
@@ -148,7 +148,7 @@ async def test_pages_of_other_sites_are_refused(place: Place) -> None:
             assert answer.status_code == 400, body[:20]
 
 
-async def test_bad_calls_say_what_is_wrong(place: Place) -> None:
+async def test_bad_call_names_error(place: Place) -> None:
     maria = await place.person("maria")
     async with client(place.url, maria.token) as mcp:
         code, said = await refused(mcp, "run_command", sandboxId="sbx_x")
@@ -164,7 +164,7 @@ async def test_bad_calls_say_what_is_wrong(place: Place) -> None:
         assert found[0].means.startswith("token:") and found[0].address == "127.0.0.1" and found[0].request_id
 
 
-async def test_what_nobody_expected_is_not_told(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unexpected_error_shows_no_details(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     async def broken(*_: object, **__: object) -> None:
         raise RuntimeError("the password is swordfish")
 
@@ -176,7 +176,7 @@ async def test_what_nobody_expected_is_not_told(place: Place, monkeypatch: pytes
     assert [one.outcome for one in await place.audit("mcp.list_projects")] == ["internal"]
 
 
-async def test_projects_are_the_callers(place: Place) -> None:
+async def test_lists_projects_of_caller(place: Place) -> None:
     maria, otto = await place.person("maria"), await place.person("otto")
     project = await place.services.projects.create(maria.principal, "website")
     async with client(place.url, maria.token) as mcp:
@@ -194,18 +194,18 @@ async def test_projects_are_the_callers(place: Place) -> None:
                 assert result.meta is not None and result.meta["code"] == "not_found"
 
 
-async def test_limits_are_the_apis(place: Place) -> None:
+async def test_shares_rate_limits_with_api(place: Place) -> None:
     maria = await place.person("maria")
     async with client(place.url, maria.token) as mcp:
         codes = [(await refused(mcp, "create_sandbox"))[0] for _ in range(4)]
     assert codes[3] == "rate_limited" and "rate_limited" not in codes[:3]
     assert len(await place.audit("mcp.create_sandbox")) == 3
-    async with httpx.AsyncClient(headers=maria.headers) as web:  # the same bucket
+    async with httpx.AsyncClient(headers=maria.headers) as web:  # the API uses the same bucket
         answer = await web.post(f"{place.url.removesuffix('/mcp')}/api/v1/sandboxes", json={})
     assert answer.status_code == 429
 
 
-async def test_a_revoked_token_ends_at_the_next_call(place: Place) -> None:
+async def test_rejects_revoked_token_at_next_call(place: Place) -> None:
     maria = await place.person("maria")
     async with client(place.url, maria.token) as mcp:
         await done(mcp, "list_projects")
@@ -216,8 +216,8 @@ async def test_a_revoked_token_ends_at_the_next_call(place: Place) -> None:
             await done(mcp, "list_projects")
 
 
-async def test_a_client_goes_on_after_a_restart(tmp_path: Path) -> None:
-    """The same client, the same address, another platform: nothing has to be said again."""
+async def test_client_continues_after_restart(tmp_path: Path) -> None:
+    """The same client and address with another platform: the client need not initialize again."""
     settings = PlatformSettings.load({}, data_dir=with_schema(tmp_path))
     current: list[str] = []
 

@@ -35,7 +35,7 @@ async def admin(services: Services) -> AsyncIterator[httpx.AsyncClient]:
 
 
 async def tracker(seen: Seen, reply: Reply) -> None:
-    """An MCP server that has a tool, for whoever shows the key."""
+    """An MCP server with one tool, for clients that send the key."""
     if seen.headers.get("authorization") != f"Bearer {KEY}":
         await reply.whole({}, status=401)
     elif seen.json.get("method") == "initialize":

@@ -1,4 +1,4 @@
-"""Providers of models and what was spent there, over HTTP."""
+"""Model providers and their usage, over HTTP."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def admin(services: Services) -> AsyncIterator[httpx.AsyncClient]:
         yield web
 
 
-async def test_a_provider_and_its_key(services: Services, admin: httpx.AsyncClient) -> None:
+async def test_provider_and_key(services: Services, admin: httpx.AsyncClient) -> None:
     body: dict[str, Any] = {
         "name": "claude",
         "kind": "anthropic",
@@ -74,7 +74,7 @@ async def test_a_provider_and_its_key(services: Services, admin: httpx.AsyncClie
     assert (await admin.get(path)).status_code == 404
 
 
-async def test_a_preset_fills_in_what_is_left_out(admin: httpx.AsyncClient) -> None:
+async def test_preset_fills_in_missing_fields(admin: httpx.AsyncClient) -> None:
     listed = (await admin.get("/api/v1/model-presets")).json()
     presets = {one["name"]: one for one in listed["items"]}
     assert (presets["anthropic"]["agents"], presets["anthropic"]["keyRequired"]) == (["opencode", "claude"], True)
@@ -108,7 +108,7 @@ async def test_which_agents_have_a_model(services: Services, admin: httpx.AsyncC
         return {one["name"]: (one["modelReady"], one["modelProjects"]) for one in items}
 
     async def default_agents(web: httpx.AsyncClient) -> dict[str, str]:
-        """Who works where nobody has named an agent, by project; `platform`: without a project."""
+        """Return the default agent of each project, and without a project under `platform`."""
         listed = (await web.get("/api/v1/projects")).json()["items"]
         default = [one["name"] for one in (await web.get("/api/v1/agents")).json()["items"] if one["default"]]
         return {one["name"]: one["defaultAgent"] for one in listed} | {"platform": ", ".join(default)}
@@ -120,7 +120,7 @@ async def test_which_agents_have_a_model(services: Services, admin: httpx.AsyncC
             NoModelError, match=r"^Claude Code needs a model, and no Anthropic API key is set up\.$"
         ) as none:
             await services.models.require(project.id, BUILT_IN["claude"], None)
-        assert "sandyard" not in str(none.value)  # people on the web read it too
+        assert "sandyard" not in str(none.value)  # the message is also shown in the web
         assert await default_agents(web) == {"website": "demo", "platform": "demo"}
         own = {"preset": "openai", "key": KEY, "projectId": project.id}
         assert (await admin.post(PROVIDERS, json=own)).status_code == 201
@@ -142,7 +142,7 @@ async def test_which_agents_have_a_model(services: Services, admin: httpx.AsyncC
     assert unknown.value.code == "model_unknown"
 
 
-async def test_the_verdict(admin: httpx.AsyncClient) -> None:
+async def test_tests_provider(admin: httpx.AsyncClient) -> None:
     async def handler(seen: Seen, reply: Reply) -> None:
         if seen.headers.get("authorization") != f"Bearer {KEY}":
             told = seen.headers.get("authorization", "nothing")
@@ -170,7 +170,7 @@ async def test_the_verdict(admin: httpx.AsyncClient) -> None:
     assert "could not be reached" in gone["detail"]
 
 
-async def test_only_what_works_is_stored(admin: httpx.AsyncClient) -> None:
+async def test_stores_only_working_provider(admin: httpx.AsyncClient) -> None:
     async def handler(seen: Seen, reply: Reply) -> None:
         if seen.target == "/v1/models":
             await reply.whole({"data": [{"id": "qwen"}, {"id": "llama"}]})
@@ -193,13 +193,16 @@ async def test_only_what_works_is_stored(admin: httpx.AsyncClient) -> None:
         wrong = await admin.patch(path, json={"key": "sk-another-one-altogether", "test": True})
         assert (wrong.status_code, wrong.json()["cause"]) == (409, "key")
         moved = await admin.patch(path, json={"baseUrl": "https://elsewhere.example.org", "test": True})
-        assert (moved.status_code, moved.json()["code"]) == (409, "conflict")  # the key is not shown there
+        assert (moved.status_code, moved.json()["code"]) == (
+            409,
+            "conflict",
+        )  # the key must not be sent to another server
         assert (await admin.get(path)).json()["hint"] == made["hint"]
         assert (await admin.patch(path, json={"models": ["tiny", "big"], "test": True})).status_code == 200
         local = {"preset": "ollama", "baseUrl": f"{upstream.url}/v1", "models": [], "test": True}
         assert (await admin.post(PROVIDERS, json=local)).json()["models"] == ["qwen", "llama"]
         asked = len(upstream.seen)
-        assert (await admin.post(PROVIDERS, json=local)).json()["code"] == "conflict"  # the name is taken
+        assert (await admin.post(PROVIDERS, json=local)).json()["code"] == "conflict"  # the name exists
         assert len(upstream.seen) == asked
     gone = await admin.post(PROVIDERS, json={**body, "name": "b"})
     assert (gone.status_code, gone.json()["cause"]) == (409, "unreachable")

@@ -17,7 +17,7 @@ OPEN = {"service_health", "service_ready", "login_create", "webhook_github"}
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def document(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Once for all: it takes a second to make."""
+    """Build the document once: it takes a second."""
     async with opened(tmp_path_factory.mktemp("world")) as world, client(world.app(*ROUTERS)) as web:
         answer = await web.get("/api/v1/openapi.json")
         assert answer.status_code == 200
@@ -29,7 +29,7 @@ def operations(document: dict[str, Any]) -> list[tuple[str, str, dict[str, Any]]
     return [(path, method, one) for path, methods in document["paths"].items() for method, one in methods.items()]
 
 
-def test_every_route_says_who_may_and_what_can_go_wrong(document: dict[str, Any]) -> None:
+def test_every_route_documents_security_and_errors(document: dict[str, Any]) -> None:
     assert document["info"]["title"] == "Sandyard"
     assert set(document["components"]["securitySchemes"]) == {"token", "cookie", "ticket"}
     for path, method, operation in operations(document):
@@ -58,7 +58,7 @@ def test_bodies_have_examples(document: dict[str, Any]) -> None:
 
 
 def test_patterns_of_components_are_explained(document: dict[str, Any]) -> None:
-    """What people fill in wrongly is answered with a rule in words, never with a regular expression."""
+    """Errors explain a rule in words, never with a regular expression."""
 
     def patterns(part: Any) -> set[str]:
         if isinstance(part, list):
@@ -71,12 +71,12 @@ def test_patterns_of_components_are_explained(document: dict[str, Any]) -> None:
     assert patterns(document["components"]["schemas"]) <= set(PATTERNS)
 
 
-def test_references_lead_somewhere(document: dict[str, Any]) -> None:
+def test_references_exist(document: dict[str, Any]) -> None:
     for name in re.findall(r'"#/components/schemas/([^"]+)"', json.dumps(document)):
         assert name in document["components"]["schemas"], name
 
 
-def test_a_problem_tells_what_it_may_hold(document: dict[str, Any]) -> None:
+def test_problem_documents_its_fields(document: dict[str, Any]) -> None:
     members = document["components"]["schemas"]["Problem"]["properties"]
     assert {"operationId", "files", "choices", "suggestion"} < set(members)
     assert all(members[name]["description"] for name in ("operationId", "files", "choices", "suggestion"))

@@ -1,4 +1,4 @@
-"""The routes of login, users, tokens, projects, secrets and audit."""
+"""The routes for login, users, tokens, projects, secrets and audit."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tests.unit.platform.world import PASSWORD, World, client, everything
 CSRF = {"X-Sandyard-CSRF": "1"}
 
 
-class Room:
-    """An administrator, a member and a stranger at the same door."""
+class ApiClients:
+    """Clients of an administrator, a member and another user."""
 
     def __init__(
         self, world: World, chief: httpx.AsyncClient, maria: httpx.AsyncClient, otto: httpx.AsyncClient
@@ -27,11 +27,11 @@ class Room:
 
 
 @pytest.fixture
-async def room(world: World) -> AsyncIterator[Room]:
+async def clients(world: World) -> AsyncIterator[ApiClients]:
     app = world.app()
     people = [await world.person("chief", "admin"), await world.person("maria"), await world.person("otto")]
     async with AsyncExitStack() as stack:
-        yield Room(world, *[await stack.enter_async_context(client(app, person)) for person in people])
+        yield ApiClients(world, *[await stack.enter_async_context(client(app, person)) for person in people])
 
 
 async def me(web: httpx.AsyncClient) -> dict[str, Any]:
@@ -41,28 +41,28 @@ async def me(web: httpx.AsyncClient) -> dict[str, Any]:
     return found
 
 
-async def test_users(room: Room) -> None:
-    answer = await room.chief.post("/api/v1/users", json={"name": "eve", "password": PASSWORD})
+async def test_users(clients: ApiClients) -> None:
+    answer = await clients.chief.post("/api/v1/users", json={"name": "eve", "password": PASSWORD})
     assert answer.status_code == 201
     eve = answer.json()
     assert eve["role"] == "member" and eve["createdAt"].endswith("Z") and "password" not in eve
-    assert (await room.chief.post("/api/v1/users", json={"name": "eve"})).json()["code"] == "name_taken"
-    assert (await room.chief.get(f"/api/v1/users/{eve['id']}")).json() == eve
-    names = [user["name"] for user in await everything(room.chief, "/api/v1/users", limit=2)]
+    assert (await clients.chief.post("/api/v1/users", json={"name": "eve"})).json()["code"] == "name_taken"
+    assert (await clients.chief.get(f"/api/v1/users/{eve['id']}")).json() == eve
+    names = [user["name"] for user in await everything(clients.chief, "/api/v1/users", limit=2)]
     assert sorted(names) == ["chief", "eve", "maria", "otto"]
-    changed = await room.chief.patch(f"/api/v1/users/{eve['id']}", json={"role": "admin", "name": "eva"})
+    changed = await clients.chief.patch(f"/api/v1/users/{eve['id']}", json={"role": "admin", "name": "eva"})
     assert changed.json()["role"] == "admin" and changed.json()["name"] == "eva"
-    async with client(room.world.app()) as web:
+    async with client(clients.world.app()) as web:
         login = {"name": "eva", "password": PASSWORD}
         assert (await web.post("/api/v1/login", json=login)).status_code == 200
-        assert (await room.chief.delete(f"/api/v1/users/{eve['id']}")).status_code == 204
-        assert (await room.chief.delete(f"/api/v1/users/{eve['id']}")).status_code == 204
+        assert (await clients.chief.delete(f"/api/v1/users/{eve['id']}")).status_code == 204
+        assert (await clients.chief.delete(f"/api/v1/users/{eve['id']}")).status_code == 204
         assert (await web.get("/api/v1/me")).status_code == 401
         assert (await web.post("/api/v1/login", json=login)).status_code == 401
-    assert (await room.chief.get(f"/api/v1/users/{eve['id']}")).json()["disabledAt"]
-    last = await room.chief.delete(f"/api/v1/users/{(await me(room.chief))['id']}")
+    assert (await clients.chief.get(f"/api/v1/users/{eve['id']}")).json()["disabledAt"]
+    last = await clients.chief.delete(f"/api/v1/users/{(await me(clients.chief))['id']}")
     assert last.status_code == 409 and last.json()["code"] == "last_admin"
-    assert (await room.chief.get("/api/v1/users/usr_x")).status_code == 404
+    assert (await clients.chief.get("/api/v1/users/usr_x")).status_code == 404
 
 
 @pytest.mark.parametrize(
@@ -78,35 +78,37 @@ async def test_users(room: Room) -> None:
         {"name": "x" * 101},
     ],
 )
-async def test_bad_users(room: Room, body: dict[str, Any]) -> None:
-    answer = await room.chief.post("/api/v1/users", json=body)
+async def test_bad_users(clients: ApiClients, body: dict[str, Any]) -> None:
+    answer = await clients.chief.post("/api/v1/users", json=body)
     assert answer.status_code == 400 and answer.json()["errors"]
 
 
-async def test_members_and_users(room: Room) -> None:
-    maria, otto = await me(room.maria), await me(room.otto)
-    assert (await room.maria.get(f"/api/v1/users/{maria['id']}")).status_code == 200
+async def test_members_and_users(clients: ApiClients) -> None:
+    maria, otto = await me(clients.maria), await me(clients.otto)
+    assert (await clients.maria.get(f"/api/v1/users/{maria['id']}")).status_code == 200
     for call in (
-        room.maria.get("/api/v1/users"),
-        room.maria.post("/api/v1/users", json={"name": "x"}),
-        room.maria.get(f"/api/v1/users/{otto['id']}"),
-        room.maria.get("/api/v1/users/usr_x"),
-        room.maria.patch(f"/api/v1/users/{maria['id']}", json={"role": "admin"}),
-        room.maria.delete(f"/api/v1/users/{otto['id']}"),
+        clients.maria.get("/api/v1/users"),
+        clients.maria.post("/api/v1/users", json={"name": "x"}),
+        clients.maria.get(f"/api/v1/users/{otto['id']}"),
+        clients.maria.get("/api/v1/users/usr_x"),
+        clients.maria.patch(f"/api/v1/users/{maria['id']}", json={"role": "admin"}),
+        clients.maria.delete(f"/api/v1/users/{otto['id']}"),
     ):
         assert (await call).status_code == 403
 
 
-async def test_ones_own_password(room: Room) -> None:
-    app = room.world.app()
+async def test_change_own_password(clients: ApiClients) -> None:
+    app = clients.world.app()
     login = {"name": "maria", "password": PASSWORD}
     path, first = "/api/v1/me/password", {"password": PASSWORD}
-    assert (await room.maria.get("/api/v1/me")).json()["hasPassword"] is False
-    refused = await room.maria.put(path, json={"password": "short"})
+    assert (await clients.maria.get("/api/v1/me")).json()["hasPassword"] is False
+    refused = await clients.maria.put(path, json={"password": "short"})
     assert refused.status_code == 400
     assert refused.json()["errors"] == [{"field": "password", "message": "Use at least 10 characters"}]
-    assert (await room.maria.put(path, json=first)).status_code == 204, "without a current one while there is none"
-    assert (await room.maria.get("/api/v1/me")).json()["hasPassword"] is True
+    assert (await clients.maria.put(path, json=first)).status_code == 204, (
+        "no current password is needed if there is none"
+    )
+    assert (await clients.maria.get("/api/v1/me")).json()["hasPassword"] is True
     async with client(app) as here, client(app) as elsewhere:
         for web in (here, elsewhere):
             assert (await web.post("/api/v1/login", json=login)).status_code == 200
@@ -116,55 +118,55 @@ async def test_ones_own_password(room: Room) -> None:
         new = {"currentPassword": PASSWORD, "password": "another horse battery"}
         changed = await here.put(path, json=new, headers=CSRF)
         assert changed.status_code == 204
-        assert (await here.get("/api/v1/me")).status_code == 200, "this login goes on"
-        assert (await elsewhere.get("/api/v1/me")).status_code == 401, "others end"
+        assert (await here.get("/api/v1/me")).status_code == 200, "this login stays valid"
+        assert (await elsewhere.get("/api/v1/me")).status_code == 401, "other logins end"
         assert (await elsewhere.post("/api/v1/login", json=login)).status_code == 401
-    assert (await room.maria.get("/api/v1/me")).status_code == 200, "tokens go on"
+    assert (await clients.maria.get("/api/v1/me")).status_code == 200, "tokens stay valid"
 
 
-async def test_tokens(room: Room) -> None:
-    made = await room.maria.post("/api/v1/tokens", json={"name": "laptop", "expiresAt": "2099-01-01T00:00:00Z"})
+async def test_tokens(clients: ApiClients) -> None:
+    made = await clients.maria.post("/api/v1/tokens", json={"name": "laptop", "expiresAt": "2099-01-01T00:00:00Z"})
     assert made.status_code == 201
     token = made.json()
     assert token["value"].startswith(token["hint"]) and token["expiresAt"] == "2099-01-01T00:00:00.000Z"
-    async with client(room.world.app()) as web:
+    async with client(clients.world.app()) as web:
         web.headers["Authorization"] = f"Bearer {token['value']}"
         assert (await me(web))["name"] == "maria"
-        listed = await everything(room.maria, "/api/v1/tokens", limit=1)
+        listed = await everything(clients.maria, "/api/v1/tokens", limit=1)
         assert [one["name"] for one in listed] == ["laptop", "test"] and all("value" not in one for one in listed)
-        assert (await room.otto.delete(f"/api/v1/tokens/{token['id']}")).status_code == 404
-        assert (await room.maria.delete(f"/api/v1/tokens/{token['id']}")).status_code == 204
+        assert (await clients.otto.delete(f"/api/v1/tokens/{token['id']}")).status_code == 404
+        assert (await clients.maria.delete(f"/api/v1/tokens/{token['id']}")).status_code == 204
         assert (await web.get("/api/v1/me")).status_code == 401
-    assert (await room.maria.delete(f"/api/v1/tokens/{token['id']}")).status_code == 404
+    assert (await clients.maria.delete(f"/api/v1/tokens/{token['id']}")).status_code == 404
     for bad in (
         {"name": ""},
         {"name": "x", "expiresAt": "2099-01-01"},
         {"name": "x", "expiresAt": "2001-01-01T00:00:00Z"},
     ):
-        assert (await room.maria.post("/api/v1/tokens", json=bad)).status_code == 400
+        assert (await clients.maria.post("/api/v1/tokens", json=bad)).status_code == 400
 
 
 @pytest.mark.parametrize(
     "body",
     [{}, {"name": "maria"}, {"password": PASSWORD}, {"token": "x", "name": "maria"}, {"name": "m", "password": 1}],
 )
-async def test_bad_logins(room: Room, body: dict[str, Any]) -> None:
-    async with client(room.world.app()) as web:
+async def test_bad_logins(clients: ApiClients, body: dict[str, Any]) -> None:
+    async with client(clients.world.app()) as web:
         answer = await web.post("/api/v1/login", json=body)
         assert answer.status_code == 400 and "hunter2" not in answer.text
 
 
-async def test_a_refused_body_is_not_repeated(room: Room) -> None:
-    async with client(room.world.app()) as web:
+async def test_rejected_body_is_not_echoed(clients: ApiClients) -> None:
+    async with client(clients.world.app()) as web:
         answer = await web.post("/api/v1/login", json={"name": "m", "password": "hunter2", "token": "hunter2"})
         assert answer.status_code == 400 and "hunter2" not in answer.text
-    answer = await room.maria.put("/api/v1/secrets/KEY", json={"value": "hunter2", "x": "hunter2"})
+    answer = await clients.maria.put("/api/v1/secrets/KEY", json={"value": "hunter2", "x": "hunter2"})
     assert answer.status_code == 400 and "hunter2" not in answer.text
 
 
-async def test_projects(room: Room) -> None:
+async def test_projects(clients: ApiClients) -> None:
     settings = {"commandPolicy": {"allow": [], "deny": ["\\bsudo\\b"]}, "idleSeconds": 60, "template": "node"}
-    made = await room.maria.post(
+    made = await clients.maria.post(
         "/api/v1/projects", json={"name": " website ", "repository": "git@example.org:w.git", "settings": settings}
     )
     assert made.status_code == 201
@@ -174,23 +176,23 @@ async def test_projects(room: Room) -> None:
     more = {"git", "forge", "agent", "network", "setup", "verify", "tasks"}
     assert set(project["settings"]) == {*settings, *more}
     assert {name: project["settings"][name] for name in settings} == settings
-    assert (await room.maria.get(path)).json() == project
-    assert (await room.otto.get(path)).status_code == 404
-    otto = await me(room.otto)
-    assert (await room.maria.put(f"{path}/members/{otto['id']}")).status_code == 204
-    assert (await room.otto.get(path)).json() == project
-    assert (await room.otto.patch(path, json={"name": "x"})).status_code == 403
-    assert (await room.maria.get(f"{path}/members")).json() == {"items": [{"id": otto["id"], "name": "otto"}]}
-    changed = await room.maria.patch(path, json={"baseBranch": "main", "repository": None, "settings": {}})
+    assert (await clients.maria.get(path)).json() == project
+    assert (await clients.otto.get(path)).status_code == 404
+    otto = await me(clients.otto)
+    assert (await clients.maria.put(f"{path}/members/{otto['id']}")).status_code == 204
+    assert (await clients.otto.get(path)).json() == project
+    assert (await clients.otto.patch(path, json={"name": "x"})).status_code == 403
+    assert (await clients.maria.get(f"{path}/members")).json() == {"items": [{"id": otto["id"], "name": "otto"}]}
+    changed = await clients.maria.patch(path, json={"baseBranch": "main", "repository": None, "settings": {}})
     assert changed.json()["baseBranch"] == "main" and changed.json()["repository"] is None
     assert changed.json()["settings"] == ProjectSettings().model_dump(mode="json", by_alias=True)
-    assert (await room.maria.patch(path, json={"archived": True})).json()["archivedAt"]
-    assert await everything(room.otto, "/api/v1/projects") == []
-    assert len(list(await everything(room.otto, "/api/v1/projects", archived=True))) == 1
-    assert (await room.maria.delete(f"{path}/members/{otto['id']}")).status_code == 204
-    assert (await room.otto.get(path)).status_code == 404
-    assert (await room.chief.delete(path)).status_code == 204
-    assert (await room.maria.delete(path)).status_code == 404
+    assert (await clients.maria.patch(path, json={"archived": True})).json()["archivedAt"]
+    assert await everything(clients.otto, "/api/v1/projects") == []
+    assert len(list(await everything(clients.otto, "/api/v1/projects", archived=True))) == 1
+    assert (await clients.maria.delete(f"{path}/members/{otto['id']}")).status_code == 204
+    assert (await clients.otto.get(path)).status_code == 404
+    assert (await clients.chief.delete(path)).status_code == 204
+    assert (await clients.maria.delete(path)).status_code == 404
 
 
 @pytest.mark.parametrize(
@@ -205,71 +207,71 @@ async def test_projects(room: Room) -> None:
         ({"name": "x", "settings": {"color": 0}}, "settings.color"),
     ],
 )
-async def test_bad_projects(room: Room, body: dict[str, Any], field: str) -> None:
-    answer = await room.maria.post("/api/v1/projects", json=body)
+async def test_bad_projects(clients: ApiClients, body: dict[str, Any], field: str) -> None:
+    answer = await clients.maria.post("/api/v1/projects", json=body)
     assert answer.status_code == 400 and answer.json()["errors"][0]["field"] == field, answer.text
 
 
-async def test_to_read_projects_compiles_no_pattern(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_reading_projects_compiles_no_pattern(clients: ApiClients, monkeypatch: pytest.MonkeyPatch) -> None:
     given = [f"^x{at}$" for at in range(300)]
     policy, permissions = {"deny": given[:100], "allow": given[100:200]}, {"deny": given[200:]}
     settings = {"commandPolicy": policy, "agent": {"permissions": permissions}}
-    made = await room.maria.post("/api/v1/projects", json={"name": "x", "settings": settings})
+    made = await clients.maria.post("/api/v1/projects", json={"name": "x", "settings": settings})
     assert made.status_code == 201, made.text
     compiled: list[str] = []
     patterns._compile.cache_clear()
     monkeypatch.setattr("re2.compile", lambda pattern, _: compiled.append(pattern))
-    [listed] = await everything(room.maria, "/api/v1/projects")
+    [listed] = await everything(clients.maria, "/api/v1/projects")
     assert listed["settings"]["commandPolicy"]["deny"] == given[:100]
     path = f"/api/v1/projects/{listed['id']}"
-    assert (await room.maria.get(path)).json()["settings"]["agent"]["permissions"]["deny"] == given[200:]
-    assert (await room.maria.patch(path, json={"name": "y"})).status_code == 200
+    assert (await clients.maria.get(path)).json()["settings"]["agent"]["permissions"]["deny"] == given[200:]
+    assert (await clients.maria.patch(path, json={"name": "y"})).status_code == 200
     assert compiled == []
 
 
-async def test_secrets(room: Room) -> None:
-    project = (await room.maria.post("/api/v1/projects", json={"name": "website"})).json()
-    assert (await room.maria.put("/api/v1/secrets/KEY", json={"value": "hunter2"})).status_code == 200
+async def test_secrets(clients: ApiClients) -> None:
+    project = (await clients.maria.post("/api/v1/projects", json={"name": "website"})).json()
+    assert (await clients.maria.put("/api/v1/secrets/KEY", json={"value": "hunter2"})).status_code == 200
     shared = {"value": "hunter3", "projectId": project["id"]}
-    put = await room.maria.put("/api/v1/secrets/KEY", json=shared)
+    put = await clients.maria.put("/api/v1/secrets/KEY", json=shared)
     assert put.json()["projectId"] == project["id"] and "hunter" not in put.text
-    own = await room.maria.get("/api/v1/secrets")
+    own = await clients.maria.get("/api/v1/secrets")
     assert [one["name"] for one in own.json()["items"]] == ["KEY"] and "hunter" not in own.text
-    assert len((await room.maria.get("/api/v1/secrets", params={"projectId": project["id"]})).json()["items"]) == 1
-    assert (await room.otto.get("/api/v1/secrets")).json()["items"] == []
-    assert (await room.otto.get("/api/v1/secrets", params={"projectId": project["id"]})).status_code == 404
-    assert (await room.otto.put("/api/v1/secrets/KEY", json=shared)).status_code == 404
-    assert (await room.otto.delete("/api/v1/secrets/KEY")).status_code == 404
-    assert (await room.maria.delete("/api/v1/secrets/KEY", params={"projectId": project["id"]})).status_code == 204
-    assert (await room.maria.delete("/api/v1/secrets/KEY")).status_code == 204
-    assert (await room.maria.put("/api/v1/secrets/1KEY", json={"value": "x"})).status_code == 400
-    assert (await room.maria.put("/api/v1/secrets/KEY", json={"value": "x" * 70_000})).status_code == 400
-    async with room.world.database.reading() as session:
-        told = json.dumps([event.data for event in await room.world.emitted()])
+    assert len((await clients.maria.get("/api/v1/secrets", params={"projectId": project["id"]})).json()["items"]) == 1
+    assert (await clients.otto.get("/api/v1/secrets")).json()["items"] == []
+    assert (await clients.otto.get("/api/v1/secrets", params={"projectId": project["id"]})).status_code == 404
+    assert (await clients.otto.put("/api/v1/secrets/KEY", json=shared)).status_code == 404
+    assert (await clients.otto.delete("/api/v1/secrets/KEY")).status_code == 404
+    assert (await clients.maria.delete("/api/v1/secrets/KEY", params={"projectId": project["id"]})).status_code == 204
+    assert (await clients.maria.delete("/api/v1/secrets/KEY")).status_code == 204
+    assert (await clients.maria.put("/api/v1/secrets/1KEY", json={"value": "x"})).status_code == 400
+    assert (await clients.maria.put("/api/v1/secrets/KEY", json={"value": "x" * 70_000})).status_code == 400
+    async with clients.world.database.reading() as session:
+        told = json.dumps([event.data for event in await clients.world.emitted()])
         assert "hunter" not in told and session is not None
 
 
-async def test_audit(room: Room) -> None:
-    maria = await me(room.maria)
+async def test_audit(clients: ApiClients) -> None:
+    maria = await me(clients.maria)
     for number in range(3):
-        await room.maria.put(f"/api/v1/secrets/KEY{number}", json={"value": "hunter2"})
-    found = list(await everything(room.chief, "/api/v1/audit", limit=2, action="secret.put"))
+        await clients.maria.put(f"/api/v1/secrets/KEY{number}", json={"value": "hunter2"})
+    found = list(await everything(clients.chief, "/api/v1/audit", limit=2, action="secret.put"))
     assert [entry["target"] for entry in found] == ["KEY2", "KEY1", "KEY0"]
     assert found[0]["userId"] == maria["id"] and found[0]["outcome"] == "ok" and "hunter2" not in json.dumps(found)
-    one = (await room.chief.get("/api/v1/audit", params={"target": "KEY1", "userId": maria["id"]})).json()["items"]
+    one = (await clients.chief.get("/api/v1/audit", params={"target": "KEY1", "userId": maria["id"]})).json()["items"]
     assert len(one) == 1
-    none = (await room.chief.get("/api/v1/audit", params={"since": "2099-01-01T00:00:00Z"})).json()["items"]
+    none = (await clients.chief.get("/api/v1/audit", params={"since": "2099-01-01T00:00:00Z"})).json()["items"]
     assert none == []
-    export = await room.chief.get("/api/v1/audit/export", params={"action": "secret.put"})
+    export = await clients.chief.get("/api/v1/audit/export", params={"action": "secret.put"})
     assert export.headers["content-type"] == "application/x-ndjson"
     assert [json.loads(line) for line in export.text.splitlines()] == found
     for path in ("/api/v1/audit", "/api/v1/audit/export"):
-        assert (await room.maria.get(path)).status_code == 403
+        assert (await clients.maria.get(path)).status_code == 403
     for odd in ("yesterday", "2026-01-31T10:00:00", "0001-01-01T00:00:00+23:59", "9999-12-31T23:59:59-23:59"):
-        assert (await room.chief.get("/api/v1/audit", params={"since": odd})).status_code == 400, odd
-    assert (await room.chief.get("/api/v1/audit", params={"cursor": "x"})).status_code == 400
+        assert (await clients.chief.get("/api/v1/audit", params={"since": odd})).status_code == 400, odd
+    assert (await clients.chief.get("/api/v1/audit", params={"cursor": "x"})).status_code == 400
 
 
-async def test_pages_are_bounded(room: Room) -> None:
+async def test_pages_are_bounded(clients: ApiClients) -> None:
     for query in ("limit=0", "limit=201", "limit=x", "cursor=%20", "cursor="):
-        assert (await room.maria.get(f"/api/v1/tokens?{query}")).status_code == 400, query
+        assert (await clients.maria.get(f"/api/v1/tokens?{query}")).status_code == 400, query

@@ -15,7 +15,7 @@ from sandyard.platform.api.routers import api_router
 from tests.unit.platform.world import World, client, opened
 
 
-async def test_health_is_always_there(world: World) -> None:
+async def test_health(world: World) -> None:
     async with client(world.app()) as web:
         answer = await web.get("/health")
         assert answer.status_code == 200
@@ -25,7 +25,7 @@ async def test_health_is_always_there(world: World) -> None:
         assert body["engine"] == {"configured": False, "breaker": "closed", "reason": None}
 
 
-async def test_a_database_that_is_away(tmp_path: Path) -> None:
+async def test_database_is_unavailable(tmp_path: Path) -> None:
     async with opened(tmp_path, e2b_api_key="e2b_x") as world, client(world.app()) as web:
         assert (await web.get("/ready")).status_code == 200
         await world.database.close()
@@ -42,7 +42,7 @@ async def test_a_database_that_is_away(tmp_path: Path) -> None:
         assert "sandyard_database_up 0.0" in metrics
 
 
-async def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_reports_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with opened(tmp_path, e2b_api_key="e2b_x") as world, client(world.app()) as web:
         assert (await web.get("/ready")).status_code == 200
         monkeypatch.setattr(health, "_LEAST_FREE", 1 << 60)
@@ -50,7 +50,7 @@ async def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert answer.status_code == 503 and "disk is full" in answer.json()["reasons"][0]
 
 
-async def test_ready_needs_an_engine_and_a_schema(world: World) -> None:
+async def test_ready_requires_engine_and_schema(world: World) -> None:
     async with client(world.app()) as web:
         answer = await web.get("/ready")
         assert answer.status_code == 503 and "E2B_API_KEY" in answer.json()["reasons"][0]
@@ -63,7 +63,7 @@ async def test_ready_needs_an_engine_and_a_schema(world: World) -> None:
         assert "newer" in (await web.get("/ready")).json()["reasons"][0]
 
 
-async def test_an_engine_that_is_down_is_shown_and_nothing_more(tmp_path: Path) -> None:
+async def test_unreachable_engine_does_not_affect_readiness(tmp_path: Path) -> None:
     async with opened(tmp_path, e2b_api_key="e2b_x") as world, client(world.app()) as web:
         world.engine.breaker.opened_at, world.engine.breaker.reason = world.clock.now(), "It does not answer."
         answer = await web.get("/ready")
@@ -110,7 +110,7 @@ async def test_metrics(world: World) -> None:
     assert value("sandyard_info", version=__version__) == 1 and value("sandyard_database_up") == 1
 
 
-async def test_metrics_are_for_this_machine_or_a_token(world: World) -> None:
+async def test_metrics_require_loopback_or_token(world: World) -> None:
     maria, app = await world.person("maria"), world.app()
     async with client(app, peer="10.0.0.7") as web:
         assert (await web.get("/metrics")).status_code == 401

@@ -1,4 +1,4 @@
-"""Tasks and schedules on the wire: what comes back, and how refusals look."""
+"""Tasks and schedules over HTTP: responses and errors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.unit.platform.world import client, everything
 
 
 class Front:
-    """The API before a board whose attempts nobody works on."""
+    """An API client for a board whose attempts are not worked on."""
 
     def __init__(self, desk: Desk, web: httpx.AsyncClient) -> None:
         self.desk, self.web = desk, web
@@ -53,7 +53,7 @@ async def front(tmp_path: Path) -> AsyncIterator[Front]:
             yield Front(desk, web)
 
 
-async def test_a_card_from_its_making_to_done(front: Front) -> None:
+async def test_task_from_creation_to_done(front: Front) -> None:
     wanted = [{"agent": "demo", "model": "small"}, {"agent": "opencode", "model": None}]
     card = await front.card(
         description="Words.", attempts=wanted, baseBranch="main", priority=3, budget={"usd": 2.5}, model="large"
@@ -82,7 +82,7 @@ async def test_a_card_from_its_making_to_done(front: Front) -> None:
     assert (await front.web.get(f"/api/v1{path}")).status_code == 404
 
 
-async def test_what_is_known_of_an_attempt(front: Front) -> None:
+async def test_details_of_attempt(front: Front) -> None:
     card = await front.card(start=True)
     task = await front.desk.tasks.get(front.desk.me, card["id"])
     (attempt,) = await front.desk.attempts_of(task)
@@ -121,7 +121,7 @@ async def test_what_is_known_of_an_attempt(front: Front) -> None:
         for round_, number, name, began, ended in (
             (1, 1, "setup", 0, 10),
             (1, 2, "agent", 15, 50),
-            (2, 1, "agent", 30_000, 30_040),  # feedback came the next day
+            (2, 1, "agent", 30_000, 30_040),  # feedback arrived the next day
         ):
             times = {"started_at": now + timedelta(seconds=began), "finished_at": now + timedelta(seconds=ended)}
             tx.add(Step(attempt_id=row.id, round=round_, number=number, name=name, status="completed", **times))
@@ -184,8 +184,9 @@ async def test_all_pages(front: Front) -> None:
     ]
 
 
-async def test_the_board_comes_in_pages_however_much_is_on_it(front: Front) -> None:
-    """Two thousand cards with long descriptions: the first answer counts all of them, and has what fits on a screen."""
+async def test_board_is_paged(front: Front) -> None:
+    """With two thousand cards with long descriptions, the first answer counts all of them and contains what fits on a
+    screen."""
     now, columns = instant(front.desk.world.clock), list(Column)
     async with front.desk.world.database.transaction() as tx:
         tx.add(
@@ -229,7 +230,7 @@ async def test_the_board_comes_in_pages_however_much_is_on_it(front: Front) -> N
     }
 
 
-async def test_what_a_board_is_filtered_by(front: Front) -> None:
+async def test_board_filters(front: Front) -> None:
     wanted = [{"agent": "opencode", "model": None}]
     quiet = await front.card("quiet", agent="opencode")
     asked = await front.card("asked", start=True)

@@ -55,7 +55,7 @@ async def entries(world: World) -> list[Any]:
     return list(reversed((await world.audit.list(ROOT, AuditQuery(), PageRequest(200))).items))
 
 
-async def test_what_is_recorded(world: World) -> None:
+async def test_records_changes(world: World) -> None:
     maria = await world.person("maria")
     app = world.app(router)
     async with client(app, maria) as web:
@@ -82,7 +82,7 @@ async def test_what_is_recorded(world: World) -> None:
     assert first.address == "127.0.0.1" and first.detail == {"color": "red", "also": ["prt_2"]}
 
 
-async def test_strangers_cannot_fill_it(world: World) -> None:
+async def test_unauthenticated_requests_are_not_recorded(world: World) -> None:
     async with client(world.app(router)) as web:
         await web.post("/api/v1/things")
         await connect(world.app(router), "/api/v1/things/thg_1/socket")
@@ -106,7 +106,7 @@ async def test_logins_are_recorded_without_secrets(world: World) -> None:
     assert PASSWORD not in stored and "wrong password" not in stored and maria.token not in stored
 
 
-async def test_an_audit_that_fails_is_logged(world: World, caplog: Any) -> None:
+async def test_logs_failed_audit(world: World, caplog: Any) -> None:
     maria = await world.person("maria")
     async with world.database.transaction() as tx:
         await tx.session.execute(text("ALTER TABLE audit RENAME TO gone"))

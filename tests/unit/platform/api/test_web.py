@@ -21,7 +21,7 @@ IMAGE = {"Accept": "image/avif,image/webp,*/*;q=0.8"}
 
 @pytest.fixture
 def static(tmp_path: Path) -> Path:
-    """A web application as `make web` leaves it, in small."""
+    """A small web application, laid out as `make web` does."""
     folder = tmp_path / "built" / "static"
     (folder / "assets").mkdir(parents=True)
     (folder / "index.html").write_bytes(PAGE)
@@ -73,7 +73,7 @@ async def test_assets(web: httpx.AsyncClient) -> None:
     assert (icon.headers["content-type"], icon.headers["cache-control"]) == ("image/svg+xml; charset=utf-8", "no-cache")
 
 
-async def test_packed(web: httpx.AsyncClient) -> None:
+async def test_serves_compressed_assets(web: httpx.AsyncClient) -> None:
     path = "/assets/app-1a2b3c4d.js"
     plain, packed = await web.get(path), await web.get(path, headers={"Accept-Encoding": "br, gzip"})
     assert "content-encoding" not in plain.headers and packed.headers["content-encoding"] == "gzip"
@@ -82,10 +82,10 @@ async def test_packed(web: httpx.AsyncClient) -> None:
     assert plain.headers["vary"] == packed.headers["vary"] == "Accept-Encoding"
     assert plain.headers["etag"] != packed.headers["etag"]
     style = await web.get("/assets/app-1a2b3c4d.css", headers={"Accept-Encoding": "gzip"})
-    assert "content-encoding" not in style.headers, "was not worth it"
+    assert "content-encoding" not in style.headers, "too small to compress"
 
 
-async def test_what_the_browser_has_already(web: httpx.AsyncClient) -> None:
+async def test_not_modified(web: httpx.AsyncClient) -> None:
     tag = (await web.get("/")).headers["etag"]
     for given in (tag, f'"other", W/{tag}'):
         again = await web.get("/", headers={"If-None-Match": given})
@@ -102,14 +102,14 @@ async def test_head(web: httpx.AsyncClient) -> None:
 @pytest.mark.parametrize(
     "path", ["/api", "/api/v1/nothing", "/api/v2/projects", "/assets/gone-00000000.js", "/assets", "/mcp/x"]
 )
-async def test_what_is_no_page(web: httpx.AsyncClient, path: str) -> None:
+async def test_unknown_paths_are_not_pages(web: httpx.AsyncClient, path: str) -> None:
     answer = await web.get(path, headers=BROWSER)
     assert (answer.status_code, answer.headers["content-type"]) == (404, "application/problem+json")
     assert answer.json()["code"] == "not_found"
     assert answer.headers["cache-control"] == "no-store"
 
 
-async def test_routes_come_first(web: httpx.AsyncClient) -> None:
+async def test_routes_take_precedence(web: httpx.AsyncClient) -> None:
     assert (await web.get("/health", headers=BROWSER)).json()["status"] == "ok"
     assert (await web.get("/api/v1/projects", headers=BROWSER)).status_code == 401
     for answer in (await web.post("/projects"), await web.delete("/"), await web.get("/robot.png", headers=IMAGE)):
@@ -119,14 +119,14 @@ async def test_routes_come_first(web: httpx.AsyncClient) -> None:
 @pytest.mark.parametrize(
     "path", ["/../secret.txt", "/assets/../../secret.txt", "/assets/%2e%2e/%2e%2e/secret.txt", "/.stamp"]
 )
-async def test_nothing_but_what_was_built(web: httpx.AsyncClient, path: str) -> None:
-    """Whatever is made of the path on its way here."""
+async def test_serves_only_built_files(web: httpx.AsyncClient, path: str) -> None:
+    """However the path is encoded."""
     answer = await web.get(httpx.URL("http://localhost:8700").copy_with(raw_path=path.encode()))
     assert b"not of the web" not in answer.content and b"of the build" not in answer.content
     assert answer.status_code in (200, 404)
 
 
-async def test_built_again_while_it_runs(web: httpx.AsyncClient, static: Path) -> None:
+async def test_serves_new_build_while_running(web: httpx.AsyncClient, static: Path) -> None:
     before = await web.get("/")
     (static / "assets" / "app-9z8y7x6w.js").write_bytes(b"1")
     (static / "index.new").write_bytes(b"<!doctype html>new")
@@ -150,7 +150,7 @@ async def test_not_built(world: World, tmp_path: Path) -> None:
     ("accept", "is_one"),
     [("text/html", True), ("*/*", True), ("", True), ("image/png,*/*", False), ("application/json", False)],
 )
-def test_who_gets_a_page(accept: str, is_one: bool) -> None:
+def test_is_page(accept: str, is_one: bool) -> None:
     assert is_page("/projects", accept) is is_one
     assert not is_page("/metrics", accept)
 
@@ -159,5 +159,5 @@ def test_who_gets_a_page(accept: str, is_one: bool) -> None:
     ("accept", "does"),
     [("gzip", True), ("br;q=1.0, gzip;q=0.5", True), ("*", True), ("gzip;q=0", False), ("br", False), ("", False)],
 )
-def test_gzip(accept: str, does: bool) -> None:
+def test_accepts_gzip(accept: str, does: bool) -> None:
     assert accepts_gzip(accept) is does

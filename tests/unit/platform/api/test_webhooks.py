@@ -1,4 +1,4 @@
-"""GitHub's deliveries at the door: signed, bounded, counted, and no person's deed."""
+"""GitHub's webhook deliveries: signed, bounded, rate-limited, and recorded without a user."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ PING = {
 
 
 @dataclass
-class Door:
+class WebhookClient:
     services: Services
     web: httpx.AsyncClient
 
-    async def knock(
+    async def deliver(
         self, payload: Any = PING, *, secret: str = SECRET, event: str = "ping", delivery: str = "one"
     ) -> httpx.Response:
         body = payload if isinstance(payload, bytes) else json.dumps(payload).encode()
@@ -54,54 +54,54 @@ class Door:
 
 
 @pytest.fixture
-async def door(tmp_path: Path) -> AsyncIterator[Door]:
+async def webhook_client(tmp_path: Path) -> AsyncIterator[WebhookClient]:
     settings = PlatformSettings.load({}, data_dir=with_schema(tmp_path), executes_per_minute=20)
     async with opened(settings) as services, client(build(services, ROUTERS), peer="192.0.2.1") as web:
         maria = await services.users.create(ROOT, "maria", "member")
         owner = Principal(maria.id, "maria", "member", "test")
         project = await services.projects.create(owner, "website", repository="https://github.com/example/website.git")
         await services.credentials.put(owner, project.id, webhook_secret=Secret(SECRET))
-        yield Door(services, web)
+        yield WebhookClient(services, web)
 
 
-async def test_taken_once_and_recorded_as_nobodys(door: Door) -> None:
-    first, again = await door.knock(), await door.knock()
+async def test_accepts_delivery_once_and_records_no_user(webhook_client: WebhookClient) -> None:
+    first, again = await webhook_client.deliver(), await webhook_client.deliver()
     assert (first.status_code, first.json()) == (202, {"status": "taken"})
     assert (again.status_code, again.json()) == (202, {"status": "known"})
-    replayed = await door.knock(delivery="another")
+    replayed = await webhook_client.deliver(delivery="another")
     assert (replayed.status_code, replayed.json()) == (202, {"status": "known"})
-    other = await door.knock(event="star", delivery="two")
+    other = await webhook_client.deliver(event="star", delivery="two")
     assert (other.status_code, other.json()) == (202, {"status": "ignored"})
-    found = await door.recorded()
+    found = await webhook_client.recorded()
     assert [(one.user_id, one.outcome, one.address) for one in found] == [(None, "ok", "192.0.2.1")] * 4
     assert found[-1].detail == {"event": "ping", "delivery": "one"}
 
 
-async def test_what_is_not_signed_is_refused_and_leaves_no_trace(door: Door) -> None:
-    wrong = await door.knock(secret="x" * 32)
+async def test_rejects_unsigned_delivery_without_record(webhook_client: WebhookClient) -> None:
+    wrong = await webhook_client.deliver(secret="x" * 32)
     assert (wrong.status_code, wrong.json()["code"]) == (401, "webhook_signature")
-    bare = await door.web.post("/api/v1/webhooks/github", json=PING)
+    bare = await webhook_client.web.post("/api/v1/webhooks/github", json=PING)
     assert (bare.status_code, bare.json()["code"]) == (401, "webhook_signature")
-    half = await door.knock(b'{"repository":{"full_name":"acme/\\ud800x"}}', secret="x" * 32)
+    half = await webhook_client.deliver(b'{"repository":{"full_name":"acme/\\ud800x"}}', secret="x" * 32)
     assert (half.status_code, half.json()["code"]) == (400, "invalid_argument")
-    unknown = await door.knock({"repository": {"full_name": "somebody/else"}})
+    unknown = await webhook_client.deliver({"repository": {"full_name": "somebody/else"}})
     assert (unknown.status_code, unknown.json()["code"]) == (403, "webhook_unconfigured")
     for odd in (b"", b"{", b"[]", b"\xff\xfe", b"[" * 100_000):
-        assert (await door.knock(odd)).status_code in (400, 401), odd[:10]
-    assert await door.recorded() == []
+        assert (await webhook_client.deliver(odd)).status_code in (400, 401), odd[:10]
+    assert await webhook_client.recorded() == []
 
 
-async def test_its_size_has_a_limit_of_its_own(door: Door) -> None:
-    large = await door.knock(PING | {"padding": "x" * (3 << 20)})
+async def test_limits_size_of_delivery(webhook_client: WebhookClient) -> None:
+    large = await webhook_client.deliver(PING | {"padding": "x" * (3 << 20)})
     assert large.status_code == 202
-    too_large = await door.knock(PING | {"padding": "x" * (5 << 20)})
+    too_large = await webhook_client.deliver(PING | {"padding": "x" * (5 << 20)})
     assert (too_large.status_code, too_large.json()["code"]) == (413, "too_large")
 
 
-async def test_an_address_may_only_knock_so_often(door: Door) -> None:
+async def test_limits_deliveries_per_address(webhook_client: WebhookClient) -> None:
     taken = 0
-    while (answer := await door.knock(delivery=str(taken))).status_code == 202:
+    while (answer := await webhook_client.deliver(delivery=str(taken))).status_code == 202:
         taken += 1
     assert taken >= 20 and (answer.status_code, answer.json()["code"]) == (429, "rate_limited")
-    async with client(door.web._transport.app, peer="192.0.2.2") as other:  # type: ignore[attr-defined]
-        assert (await Door(door.services, other).knock(delivery="from-another")).status_code == 202
+    async with client(webhook_client.web._transport.app, peer="192.0.2.2") as other:  # type: ignore[attr-defined]
+        assert (await WebhookClient(webhook_client.services, other).deliver(delivery="from-another")).status_code == 202

@@ -1,4 +1,4 @@
-"""Who has signed a database, when it was lost before that. `tests/integration` has the rest, with a real server."""
+"""Ownership of a database that was lost before it was signed. `tests/integration` has the rest, with a real server."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sandyard.platform.db.ownership import Ownership
 
 
 class Server:
-    """One lock and one row."""
+    """A database server with one lock and one row."""
 
     def __init__(self) -> None:
         self.holder: Line | None = None
@@ -47,7 +47,7 @@ class Line:
             return self.server.holder is not None
         if "to_regclass" in text:
             return "settings"
-        return self.server.signed.get(given[0]) if given else False  # it is no replica
+        return self.server.signed.get(given[0]) if given else False  # it is not a replica
 
 
 class Platform:
@@ -71,7 +71,7 @@ class Platform:
 
 @pytest.fixture
 async def platforms(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Platform, Platform]]:
-    """The first one has the database, and has not signed yet."""
+    """Two platforms: the first holds the database and has not signed it yet."""
     monkeypatch.setattr(module, "LOOK_S", 0.001)
     monkeypatch.setattr(module, "REGAIN_S", 0.001)
     server = Server()
@@ -82,7 +82,7 @@ async def platforms(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Plat
     await second.ownership.release()
 
 
-async def test_one_that_lost_it_before_it_signed_leaves_the_others_signature(
+async def test_losing_ownership_before_signing_keeps_other_signature(
     platforms: tuple[Platform, Platform],
 ) -> None:
     first, second = platforms
@@ -99,8 +99,8 @@ async def test_one_that_lost_it_before_it_signed_leaves_the_others_signature(
     assert '"second"' in first.server.signed["owner"]
 
 
-async def test_nobody_signs_who_does_not_hold_the_lock(platforms: tuple[Platform, Platform]) -> None:
-    """Its connection is there, and it does not know yet that the server has given the lock away."""
+async def test_signing_requires_lock(platforms: tuple[Platform, Platform]) -> None:
+    """The connection still exists, and the platform does not know yet that the server gave the lock to another."""
     first, second = platforms
     first.server.holder = None
     await second.ownership.acquire(lambda _: None)

@@ -14,7 +14,7 @@ from sandyard.platform.db import sqlite
 
 
 class Slow:
-    """A connection whose checkpoint takes as long as the test wants."""
+    """A connection whose checkpoint blocks until the test releases it."""
 
     def __init__(self) -> None:
         self.begun, self.may_end = threading.Event(), threading.Event()
@@ -32,10 +32,8 @@ class Slow:
         self.done.append("close")
 
 
-async def test_a_connection_is_not_closed_under_the_thread_that_uses_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """SQLite would take the whole process with it."""
+async def test_does_not_close_connection_in_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SQLite would crash the whole process."""
     slow = Slow()
     monkeypatch.setattr(sqlite, "_open", lambda path: slow)
     monkeypatch.setattr(sqlite, "CHECKPOINT_S", 0)
@@ -48,8 +46,8 @@ async def test_a_connection_is_not_closed_under_the_thread_that_uses_it(
     assert slow.done == ["PRAGMA wal_checkpoint(PASSIVE)", "close"]
 
 
-async def test_a_new_file_has_its_log_before_anybody_connects(tmp_path: Path) -> None:
-    """To change to it, a connection has to be the only one."""
+async def test_creates_new_file_in_wal_mode(tmp_path: Path) -> None:
+    """Switching to WAL mode requires that there is no other connection."""
     path = tmp_path / "new" / "platform.db"
     sqlite.create(path)
     held = sqlite3.connect(path, isolation_level=None)
@@ -63,11 +61,11 @@ async def test_a_new_file_has_its_log_before_anybody_connects(tmp_path: Path) ->
 
 COUNT = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 5000) SELECT {what} FROM n"
 ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT max(i + began()) FROM n"
-"""It calls a function of the test, `began`, which returns 0."""
+"""Calls a function of the test, `began`, which returns 0."""
 
 
 class Threads:
-    """Which threads have asked, and whether one has begun."""
+    """Records which threads ran queries, and whether one has begun."""
 
     def __init__(self) -> None:
         self.seen: list[int] = []
@@ -84,7 +82,7 @@ class Threads:
 
 @pytest.fixture
 async def connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[sqlite.InLoop, Threads]]:
-    """Every question takes too long for the loop, if it takes as many steps as are counted at all."""
+    """A connection on which every query takes too long for the loop as soon as its steps are counted."""
     monkeypatch.setattr(sqlite, "LOOP_S", -1)
     made = await sqlite.connect(str(tmp_path / "x.db"))
     assert isinstance(made, sqlite.InLoop)
@@ -95,7 +93,7 @@ async def connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIt
 
 
 async def ask(connection: sqlite.InLoop, question: str) -> list[Any]:
-    cursor = await connection.cursor()  # as SQLAlchemy does it
+    cursor = await connection.cursor()  # as SQLAlchemy does
     try:
         await cursor.execute(question)
         return list(await cursor.fetchall())
@@ -108,7 +106,7 @@ async def ask(connection: sqlite.InLoop, question: str) -> list[Any]:
     [("count(began())", [(5000,)]), ("i + began()", [(number,) for number in range(1, 5001)])],
     ids=["slow to begin", "slow to read"],
 )
-async def test_a_question_that_takes_long_is_asked_again_in_a_thread(
+async def test_slow_query_is_repeated_in_thread(
     connection: tuple[sqlite.InLoop, Threads], what: str, answer: list[Any]
 ) -> None:
     made, threads = connection
@@ -117,13 +115,13 @@ async def test_a_question_that_takes_long_is_asked_again_in_a_thread(
     assert threads.seen == [loops, others] and loops != others
 
 
-async def test_a_quick_question_stays_in_the_loop(connection: tuple[sqlite.InLoop, Threads]) -> None:
+async def test_fast_query_runs_in_loop(connection: tuple[sqlite.InLoop, Threads]) -> None:
     made, threads = connection
     assert await ask(made, "SELECT began()") == [(0,)]
     assert threads.seen == [threading.get_ident()]
 
 
-async def test_nothing_is_given_up_inside_a_transaction(connection: tuple[sqlite.InLoop, Threads]) -> None:
+async def test_query_in_transaction_is_not_interrupted(connection: tuple[sqlite.InLoop, Threads]) -> None:
     made, threads = connection
     await ask(made, "CREATE TABLE t (i)")
     await ask(made, "BEGIN IMMEDIATE")
@@ -134,7 +132,7 @@ async def test_nothing_is_given_up_inside_a_transaction(connection: tuple[sqlite
     assert await ask(made, "SELECT count(*) FROM t") == [(5000,)]
 
 
-async def test_whoever_leaves_ends_the_question(connection: tuple[sqlite.InLoop, Threads]) -> None:
+async def test_cancelling_interrupts_query(connection: tuple[sqlite.InLoop, Threads]) -> None:
     made, threads = connection
     asking = asyncio.create_task(ask(made, ENDLESS))
     await threads.begun.wait()
@@ -144,7 +142,7 @@ async def test_whoever_leaves_ends_the_question(connection: tuple[sqlite.InLoop,
     assert await ask(made, COUNT.format(what="count(*)")) == [(5000,)]
 
 
-async def test_a_question_without_end(
+async def test_interrupts_endless_query(
     connection: tuple[sqlite.InLoop, Threads], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sqlite, "THREAD_S", 0)

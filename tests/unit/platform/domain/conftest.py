@@ -10,6 +10,6 @@ from tests.unit.platform.world import World, opened
 
 @pytest.fixture
 async def world(tmp_path: Path, database_url: str) -> AsyncIterator[World]:
-    """On SQLite and on PostgreSQL."""
+    """A world on SQLite and on PostgreSQL."""
     async with opened(tmp_path, database_url=database_url) as made:
         yield made

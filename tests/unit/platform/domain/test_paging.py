@@ -1,4 +1,4 @@
-"""Pages are cut by what their rows weigh, and nothing is lost between them."""
+"""Pages are limited by the size of their rows, and nothing is lost between them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def session_id(database: Database) -> AsyncIterator[str]:
 
 
 async def add(database: Database, session_id: str, *texts: str) -> list[str]:
-    """Messages, oldest first. Their ids."""
+    """Add messages, oldest first, and return their ids."""
     ids = [ordered_id("msg_") for _ in texts]
     async with database.transaction() as tx:
         for number, text in zip(ids, texts, strict=True):
@@ -56,7 +56,7 @@ async def read(database: Database, limit: int = 200, cursor: str | None = None) 
 
 
 async def sizes_of_pages(database: Database, ids: list[str], limit: int = 200) -> list[int]:
-    """How many rows the pages have; all of them together have `ids`."""
+    """Return the number of rows of each page, and check that all pages together contain `ids`."""
     sizes: list[int] = []
     seen: list[str] = []
     cursor: str | None = None
@@ -70,7 +70,7 @@ async def sizes_of_pages(database: Database, ids: list[str], limit: int = 200) -
             return sizes
 
 
-async def test_a_page_ends_where_its_rows_weigh_too_much(
+async def test_limits_page_by_size_of_rows(
     database: Database, session_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(paging, "PAGE_BYTES", 10_000)
@@ -79,24 +79,20 @@ async def test_a_page_ends_where_its_rows_weigh_too_much(
     assert await sizes_of_pages(database, ids, limit=2) == [2, 2, 2, 1]
 
 
-async def test_a_row_that_is_too_large_is_a_page_of_its_own(
-    database: Database, session_id: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_large_row_has_own_page(database: Database, session_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paging, "PAGE_BYTES", 10_000)
     ids = await add(database, session_id, "small", "x" * 20_000, "x" * 20_000, "small", "small")
     assert await sizes_of_pages(database, ids) == [2, 1, 1, 1]
 
 
-async def test_small_rows_come_as_many_as_were_asked_for(database: Database, session_id: str) -> None:
+async def test_returns_requested_number_of_small_rows(database: Database, session_id: str) -> None:
     ids = await add(database, session_id, *["hello"] * 40)  # measured in several steps
     assert await sizes_of_pages(database, ids) == [40]
     assert await sizes_of_pages(database, ids, limit=20) == [20, 20]
     assert (await read(database, cursor=ids[0])).items == []
 
 
-async def test_no_more_is_read_than_a_page_has(
-    database: Database, session_id: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_reads_only_rows_of_page(database: Database, session_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paging, "PAGE_BYTES", 10_000)
     await add(database, session_id, *["x" * 3000] * 7)
     loaded: list[Any] = []
@@ -112,7 +108,7 @@ async def test_no_more_is_read_than_a_page_has(
     assert len(loaded) == 3
 
 
-async def test_text_counts_as_it_is_sent(database: Database, session_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_measures_text_as_json(database: Database, session_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A control character takes six bytes of JSON."""
     monkeypatch.setattr(paging, "PAGE_BYTES", 10_000)
     async with database.transaction() as tx:
@@ -129,7 +125,7 @@ async def test_text_counts_as_it_is_sent(database: Database, session_id: str, mo
     assert page.next_cursor == "cmd_3"
 
 
-async def test_rows_without_long_columns_are_read_at_once(database: Database, session_id: str) -> None:
+async def test_reads_rows_without_long_columns_at_once(database: Database, session_id: str) -> None:
     async with database.reading() as session:
         page = await newest_first(session, select(Session), Session.id, PageRequest(1))
     assert [row.id for row in page.items] == [session_id]

@@ -1,5 +1,8 @@
-"""What an agent asks, within a transaction: decided by the project's policy at once, or put to a person; closed by an answer, by
-time, or by the end of its turn. Every decision is audited in the transaction that makes it."""
+"""Create and close the permission requests and questions of agents, within a transaction.
+
+A request is decided by the project's policy at once, or put to a person. It is closed by an answer, by its timeout, or
+by the end of its turn. Every decision is audited in the transaction that makes it.
+"""
 
 from __future__ import annotations
 
@@ -28,20 +31,23 @@ OPTIONS = 50
 PLATFORM = "platform"
 SEND = "send"
 OVERRULED = "overruled"
-"""Who decided about a permission that the policy refused, and somebody has allowed since for the rest of its session."""
+"""`decided_by` of a permission that the policy denied and that somebody has since allowed for the rest of the session."""
 _NO_OPTION = {"outcome": {"outcome": "cancelled"}}
 
 
 async def open_permission(scene: Scene, request: wire.Request, known: dict[str, Any], verdicts: Verdicts) -> Ask:
-    """`known` is what the agent told of this tool call before. Raises UndecidedError, before anything is changed."""
+    """Create a permission request, and close it if the policy decides it.
+
+    `known` is what the agent reported about this tool call earlier. Raises UndecidedError before anything is changed.
+    """
     given = request.params.get("toolCall")
     told = {
         name: value for name, value in (given if isinstance(given, dict) else {}).items() if value or value is False
     }
-    call = {**known, **told}  # what it leaves empty now it may have told before
-    options = _options(request.params.get("options"))
+    call = {**known, **told}  # an empty field may have been reported earlier
+    options = _parse_options(request.params.get("options"))
     settings = (await agent_settings(scene.tx.session, scene.session.project_id)).permissions
-    if settings.deny:  # else it would not ask before the next one, which may be denied
+    if settings.deny:  # with allow_always the agent would not ask before the next call, which may be denied
         options = [one for one in options if one["kind"] != "allow_always"]
         lifted = await overruled_patterns(scene.tx, scene.session.id)
         settings = settings.model_copy(update={"deny": [one for one in settings.deny if one not in lifted]})
@@ -50,26 +56,26 @@ async def open_permission(scene: Scene, request: wire.Request, known: dict[str, 
     if verdict.pattern is not None:
         detail["pattern"] = verdict.pattern
     title = cut(str(call.get("title") or call.get("kind") or "The agent asks for permission"), 2000)
-    ask = _draft(scene, request.key, AskKind.PERMISSION, title, detail)
+    ask = _create_ask(scene, request.key, AskKind.PERMISSION, title, detail)
     if verdict.decision is not None:
         close(scene.tx, scene.session, scene.run, ask, AskStatus.ANSWERED, by="policy", decision=verdict.decision)
         return ask
-    _put_to_person(scene, ask, settings.timeout_seconds)
+    _ask_person(scene, ask, settings.timeout_seconds)
     return ask
 
 
 async def open_question(scene: Scene, request: wire.Request) -> Ask:
-    """A form. Only a person can fill it in."""
+    """Create a question with a form. Only a person can answer it."""
     settings = (await agent_settings(scene.tx.session, scene.session.project_id)).permissions
     detail = {"form": bounded(request.params.get("requestedSchema"), DETAIL_LIMIT), "options": []}
     title = cut(str(request.params.get("message") or "The agent asks a question"), 20_000)
-    ask = _draft(scene, request.key, AskKind.QUESTION, title, detail)
-    _put_to_person(scene, ask, settings.timeout_seconds)
+    ask = _create_ask(scene, request.key, AskKind.QUESTION, title, detail)
+    _ask_person(scene, ask, settings.timeout_seconds)
     return ask
 
 
 def open_stuck(scene: Scene, minutes: int) -> Ask:
-    """The platform's own question: what shall become of an agent that seems to do nothing?"""
+    """Create the platform's own question about an inactive agent: let it continue, or stop the turn."""
     options = [
         {"optionId": "continue", "name": "Let it continue", "kind": "allow_once"},
         {"optionId": "stop", "name": "Stop the turn", "kind": "reject_once"},
@@ -77,14 +83,17 @@ def open_stuck(scene: Scene, minutes: int) -> Ask:
     key = json.dumps(f"{PLATFORM}:{scene.turn.id}:{utc_now().timestamp():.0f}")
     title = f"The agent has been silent and inactive for {minutes} minutes. Let it continue?"
     detail = {"by": PLATFORM, "options": options}
-    ask = _draft(scene, key, AskKind.QUESTION, title, detail)
-    _put_to_person(scene, ask, None)
+    ask = _create_ask(scene, key, AskKind.QUESTION, title, detail)
+    _ask_person(scene, ask, None)
     return ask
 
 
 def open_feedback(tx: Transaction, session: Session, title: str, feedback: dict[str, Any]) -> Ask:
-    """The platform's own question: shall the agent get words that it does not get by itself? `feedback` is kept with it. It belongs to
-    no turn, and waits until it is answered or withdrawn."""
+    """Create the platform's own question: should this feedback be sent to the agent?
+
+    `feedback` is stored with the question. The question belongs to no turn, and stays open until it is answered or
+    withdrawn.
+    """
     options = [
         {"optionId": SEND, "name": "Send to the agent", "kind": "allow_once"},
         {"optionId": "decline", "name": "Do not send", "kind": "reject_once"},
@@ -101,31 +110,30 @@ def open_feedback(tx: Transaction, session: Session, title: str, feedback: dict[
         created_at=utc_now(),
     )
     tx.add(ask)
-    tx.emit("ask.created", **about(session), **_about(ask))
+    tx.emit("ask.created", **about(session), **_event_fields(ask))
     return ask
 
 
 async def pending_feedback(tx: Transaction, session_id: str) -> list[Ask]:
-    """What `open_feedback` has asked and nobody has answered."""
+    """Return the unanswered questions created by `open_feedback`, locked for update."""
     query = select(Ask).where(Ask.session_id == session_id, Ask.run_id.is_(None), Ask.status == AskStatus.PENDING)
     return list(await tx.session.scalars(query.order_by(Ask.id).with_for_update()))
 
 
 async def refused_permissions(session: AsyncSession, *which: ColumnElement[bool]) -> list[Ask]:
-    """What agents wanted to do and nobody has decided about: the project's policy refused it, or the time for an answer was over.
-    Oldest first."""
+    """Return the permission requests that no person decided: denied by the project's policy or expired. Oldest first."""
     query = select(Ask).where(Ask.kind == AskKind.PERMISSION, Ask.decided_by.in_(("policy", "timeout")), *which)
     found = await session.scalars(query.order_by(Ask.id))
     return [ask for ask in found if (ask.answer or {}).get("decision") == "reject"]
 
 
 def message_key(ask: Ask) -> str:
-    """The key of the turn that tells the agent what to do instead of what it was refused."""
+    """Return the key of the turn that tells the agent what to do instead of the denied action."""
     return f"{ask.id}:message"
 
 
 async def turn_instead(session: AsyncSession, turn_id: str) -> Turn | None:
-    """The last turn by which somebody told the agent what to do instead of what it was refused in this one."""
+    """Return the last turn in which somebody told the agent what to do instead of an action denied in this turn."""
     query = select(Ask).where(Ask.turn_id == turn_id, Ask.kind == AskKind.PERMISSION, Ask.decided_by == "person")
     keys = [message_key(ask) for ask in await session.scalars(query)]
     if not keys:
@@ -135,7 +143,7 @@ async def turn_instead(session: AsyncSession, turn_id: str) -> Turn | None:
 
 
 def describe_refusal(asks: Sequence[Ask]) -> str:
-    """A sentence that names the last of them."""
+    """Describe the last of these denied requests in a sentence."""
     last = asks[-1]
     title = cut(" ".join(last.title.split()), 300)
     more = len({ask.title for ask in asks}) - 1
@@ -146,15 +154,15 @@ def describe_refusal(asks: Sequence[Ask]) -> str:
 
 
 async def overruled_patterns(tx: Transaction, session_id: str) -> set[str]:
-    """Patterns that the project denies, and somebody has allowed for this session."""
+    """Return the patterns that the project denies and somebody has allowed for this session."""
     query = select(Ask.detail).where(Ask.session_id == session_id, Ask.decided_by == OVERRULED)
     return {detail["pattern"] for detail in await tx.session.scalars(query) if "pattern" in detail}
 
 
 def overrule(tx: Transaction, session: Session, ask: Ask, caller: Principal) -> None:
-    """From now on the session's agent may do what the pattern denies that this was refused for."""
+    """Allow the session's agent everything that the pattern denies for which this request was denied."""
     ask.decided_by, ask.user_id = OVERRULED, caller.user_id
-    tx.emit("ask.overruled", **about(session), **_about(ask), decidedBy=OVERRULED, pattern=ask.detail["pattern"])
+    tx.emit("ask.overruled", **about(session), **_event_fields(ask), decidedBy=OVERRULED, pattern=ask.detail["pattern"])
     tx.add(
         Audit(
             at=utc_now(),
@@ -169,7 +177,7 @@ def overrule(tx: Transaction, session: Session, ask: Ask, caller: Principal) -> 
     )
 
 
-def _draft(scene: Scene, key: str, kind: AskKind, title: str, detail: dict[str, Any]) -> Ask:
+def _create_ask(scene: Scene, key: str, kind: AskKind, title: str, detail: dict[str, Any]) -> Ask:
     ask = Ask(
         id=ordered_id("ask_"),
         session_id=scene.session.id,
@@ -186,10 +194,10 @@ def _draft(scene: Scene, key: str, kind: AskKind, title: str, detail: dict[str, 
     return ask
 
 
-def _put_to_person(scene: Scene, ask: Ask, seconds: int | None) -> None:
+def _ask_person(scene: Scene, ask: Ask, seconds: int | None) -> None:
     tx, session, turn = scene.tx, scene.session, scene.turn
     ask.expires_at = None if seconds is None else ask.created_at + timedelta(seconds=seconds)
-    tx.emit("ask.created", **about(session), **_about(ask))
+    tx.emit("ask.created", **about(session), **_event_fields(ask))
     if turn.status != TurnStatus.WAITING:
         turn.status = TurnStatus.WAITING
         tx.emit("turn.waiting", **about(session), **about_turn(turn), askId=ask.id)
@@ -208,14 +216,17 @@ def close(
     content: dict[str, Any] | None = None,
     caller: Principal | None = None,
 ) -> None:
-    """The answer goes to the agent, if it still lives. Neither a decision nor content: it is cancelled."""
-    answer, result = _result(ask, decision, option_id, content)
+    """Close a request and send the answer to the agent if it is still running.
+
+    Without a decision and without content, the request is cancelled.
+    """
+    answer, result = _build_result(ask, decision, option_id, content)
     ask.status, ask.answer, ask.decided_by = status, answer, by
     ask.user_id = caller.user_id if caller else None
     ask.answered_at = utc_now()
     if ask.detail.get("by") != PLATFORM and run is not None and run.status in LIVE_RUNS:
         say(tx, run, wire.answer(ask.request, result))
-    tx.emit(f"ask.{status}", **about(session), **_about(ask), answer=bounded(answer, 4000), decidedBy=by)
+    tx.emit(f"ask.{status}", **about(session), **_event_fields(ask), answer=bounded(answer, 4000), decidedBy=by)
     tx.add(
         Audit(
             at=ask.answered_at,
@@ -237,10 +248,10 @@ def close(
     )
 
 
-def _result(
+def _build_result(
     ask: Ask, decision: Decision | None, option_id: str | None, content: dict[str, Any] | None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What is remembered, and what the agent is told."""
+    """Return the answer to store and the result to send to the agent."""
     if ask.kind == AskKind.QUESTION and ask.detail.get("by") != PLATFORM:
         if content is not None:
             return {"action": "accept", "content": content}, {"action": "accept", "content": content}
@@ -262,7 +273,7 @@ async def pending_of(tx: Transaction, turn: Turn) -> list[Ask]:
 
 
 async def withdraw_stuck(tx: Transaction, session: Session, run: AgentRun, turn: Turn) -> None:
-    """It does something again, so nobody has to say whether it shall."""
+    """Cancel the question about an inactive agent, because it is active again."""
     for ask in await pending_of(tx, turn):
         if ask.detail.get("by") == PLATFORM:
             close(tx, session, run, ask, AskStatus.CANCELLED, by="cancel")
@@ -270,13 +281,13 @@ async def withdraw_stuck(tx: Transaction, session: Session, run: AgentRun, turn:
 
 
 async def cancel_all(tx: Transaction, session: Session, run: AgentRun | None, turn: Turn) -> None:
-    """Nobody waits for these any more."""
+    """Cancel all pending requests of a turn."""
     for ask in await pending_of(tx, turn):
         close(tx, session, run, ask, AskStatus.CANCELLED, by="cancel")
 
 
 async def go_on(tx: Transaction, session: Session, turn: Turn) -> None:
-    """Call it when an ask was closed: without another one the turn goes on."""
+    """Resume the turn if no request is pending. Call this after closing a request."""
     await tx.session.flush()
     if turn.status == TurnStatus.WAITING and not await pending_of(tx, turn):
         turn.status = TurnStatus.RUNNING
@@ -285,7 +296,7 @@ async def go_on(tx: Transaction, session: Session, turn: Turn) -> None:
         tx.emit("turn.resumed", **about(session), **about_turn(turn))
 
 
-def _options(given: Any) -> list[dict[str, Any]]:
+def _parse_options(given: Any) -> list[dict[str, Any]]:
     return [
         {
             "optionId": one["optionId"][:300],
@@ -297,7 +308,7 @@ def _options(given: Any) -> list[dict[str, Any]]:
     ]
 
 
-def _about(ask: Ask) -> dict[str, Any]:
+def _event_fields(ask: Ask) -> dict[str, Any]:
     return {
         "askId": ask.id,
         "turnId": ask.turn_id,

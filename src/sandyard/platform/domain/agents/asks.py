@@ -1,4 +1,4 @@
-"""What people do with what agents ask."""
+"""Let people list and answer the requests of agents."""
 
 from __future__ import annotations
 
@@ -63,17 +63,21 @@ class Asks:
         content: dict[str, Any] | None = None,
         message: str | None = None,
     ) -> Ask:
-        """One of: an option of the agent's, a decision, or what was filled into a form. AskOverError when it is too late. The agent
-        is woken for it. `message`, with a refused permission: what the agent should do instead. It is the session's next turn."""
-        _check(await self.get(caller, ask_id), option_id, decision, content, message)
+        """Answer a request with exactly one of an option, a decision, or the content of a form, and wake the agent for
+        it.
+
+        `message` is only allowed with a denied permission: it tells the agent what to do instead, and becomes the
+        session's next turn. Raises AskOverError if the request is no longer pending.
+        """
+        _validate_answer(await self.get(caller, ask_id), option_id, decision, content, message)
         async with self._database.transaction() as tx:
             ask = await tx.session.get(Ask, ask_id)
             if ask is not None and message is not None:
                 await tx.session.get(
                     Session, ask.session_id, with_for_update=True
-                )  # before its turns, as `prompt` does
+                )  # lock the session before its turns, as `prompt` does
             if ask is not None and ask.run_id is None:
-                return await self._answer_own(tx, caller, ask, option_id, decision)
+                return await self._answer_platform_question(tx, caller, ask, option_id, decision)
             found = await locked(tx, ask.turn_id) if ask is not None and ask.turn_id is not None else None
             ask = await tx.session.get(Ask, ask_id, with_for_update=True, populate_existing=True)
             if ask is None or found is None or ask.status != AskStatus.PENDING:
@@ -103,8 +107,11 @@ class Asks:
         return ask
 
     async def allow(self, caller: Principal, ask_id: str) -> Ask:
-        """Allow what the project's policy refused, and whatever its pattern denies, for the rest of the session. Idempotent.
-        ForbiddenError for whoever may not change the policy, ConflictError when nothing was refused by a pattern."""
+        """Allow what the project's policy denied, and everything else its pattern denies, for the rest of the session.
+
+        Idempotent. Raises ForbiddenError if the caller may not change the policy, and ConflictError if the request was
+        not denied by a pattern.
+        """
         await self.get(caller, ask_id)
         async with self._database.transaction() as tx:
             ask = await tx.session.get(Ask, ask_id, with_for_update=True)
@@ -121,10 +128,10 @@ class Asks:
             asking.overrule(tx, session, ask, caller)
         return ask
 
-    async def _answer_own(
+    async def _answer_platform_question(
         self, tx: Transaction, caller: Principal, ask: Ask, option_id: str | None, decision: Decision | None
     ) -> Ask:
-        """One that belongs to a session alone. Who asked follows the event of the answer."""
+        """Answer a question of the platform that belongs to no turn. Whoever asked it follows the event of the answer."""
         await tx.session.refresh(ask, with_for_update=True)
         session = await tx.session.get(Session, ask.session_id)
         if session is None or ask.status != AskStatus.PENDING:
@@ -138,10 +145,10 @@ class Asks:
         return ask
 
 
-def _check(
+def _validate_answer(
     ask: Ask, option_id: str | None, decision: Decision | None, content: dict[str, Any] | None, message: str | None
 ) -> None:
-    """InvalidInputError says what this one can be answered with."""
+    """Raise InvalidInputError, naming the valid answers, if the request cannot be answered like this."""
     options: list[dict[str, Any]] = ask.detail.get("options") or []
     names = ", ".join(repr(one["optionId"]) for one in options)
     if sum(one is not None for one in (option_id, decision, content)) != 1:
@@ -153,7 +160,7 @@ def _check(
         raise InvalidInputError("This request has a form. Answer with content, or deny it with decision: reject.")
     if option_id is not None and all(one["optionId"] != option_id for one in options):
         raise InvalidInputError(f"optionId: there is no such option. Available: {names}.")
-    if message is not None and (ask.kind != AskKind.PERMISSION or not _refuses(options, option_id, decision)):
+    if message is not None and (ask.kind != AskKind.PERMISSION or not _is_refusal(options, option_id, decision)):
         raise InvalidInputError(
             "message: only allowed with a denied permission. Deny the request, or leave the message out."
         )
@@ -161,6 +168,6 @@ def _check(
         raise InvalidInputError(f"decision: the agent offers no such option. Available: {names}.")
 
 
-def _refuses(options: list[dict[str, Any]], option_id: str | None, decision: Decision | None) -> bool:
+def _is_refusal(options: list[dict[str, Any]], option_id: str | None, decision: Decision | None) -> bool:
     kind = next((str(one["kind"]) for one in options if one["optionId"] == option_id), decision or "")
     return kind.startswith("reject")

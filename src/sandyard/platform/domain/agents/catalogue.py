@@ -1,4 +1,4 @@
-"""Which agents there are: those that come with the platform, and those that people have added."""
+"""The catalogue of agents: the built-in ones and those that users have added."""
 
 from __future__ import annotations
 
@@ -24,15 +24,18 @@ from sandyard.platform.domain.users.model import NameTakenError, Principal
 
 MAX_NAME = 50
 MAX_OWN = 50
-"""Agents that one person may have. Those of administrators are everybody's, and are not counted."""
+"""Maximum number of agents per user. Agents added by administrators are shared and not counted."""
 MAX_DEFINITION = 128 << 10
-"""Bytes of a definition as JSON: all agents are listed at once."""
+"""Maximum size of a definition in bytes of JSON. All agents are listed at once."""
 _NAME = re.compile(rf"[a-z][a-z0-9-]{{0,{MAX_NAME - 1}}}")
 
 
 @dataclass(frozen=True, slots=True)
 class ListedAgent:
-    """One agent as people see it. `definition` None: it comes with the platform. `owner_id` None: it is everybody's."""
+    """An agent as shown to users.
+
+    `definition` is None for a built-in agent. `owner_id` is None for an agent available to all users.
+    """
 
     profile: Profile
     definition: Definition | None = None
@@ -42,37 +45,45 @@ class ListedAgent:
 
 
 class Agents:
-    """People see the platform's, everybody's and their own; administrators see all. What an administrator adds is everybody's."""
+    """Manage the agents that users can choose.
+
+    Members see the built-in agents, the shared ones and their own; administrators see all. Agents added by an
+    administrator are shared.
+    """
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     async def profile(self, owner_id: str, name: str) -> Profile:
-        """For a session of that person. InvalidInputError names those there are."""
+        """Return the profile for a session of this user. Raises InvalidInputError that lists the available agents."""
         if name in BUILT_IN:
             return BUILT_IN[name]
         usable = or_(Agent.owner_id.is_(None), Agent.owner_id == owner_id)
         async with self._database.reading() as session:
             row = await session.scalar(select(Agent).where(Agent.name == name, usable))
             if row is not None:
-                return _custom(row)
+                return _to_profile(row)
             others = list(await session.scalars(select(Agent.name).where(usable).order_by(Agent.name).limit(50)))
         raise InvalidInputError(f"There is no agent {name[:60]!r}. Available: {', '.join([*BUILT_IN, *others])}.")
 
     async def list(self, caller: Principal) -> list[ListedAgent]:
-        """The platform's own first, then by name."""
+        """List the built-in agents first, then the others by name."""
         async with self._database.reading() as session:
             rows = list(await session.scalars(select(Agent).where(_visible_to(caller)).order_by(Agent.name)))
-        return [*map(ListedAgent, BUILT_IN.values()), *map(_listed, rows)]
+        return [*map(ListedAgent, BUILT_IN.values()), *map(_to_listed_agent, rows)]
 
     async def get(self, caller: Principal, name: str) -> ListedAgent:
         if name in BUILT_IN:
             return ListedAgent(BUILT_IN[name])
         async with self._database.reading() as session:
-            return _listed(await _load(session, caller, name))
+            return _to_listed_agent(await _load(session, caller, name))
 
     async def create(self, caller: Principal, name: str, title: str | None, definition: Definition) -> ListedAgent:
-        """NameTakenError; names are the same for everybody. ConflictError when the caller has MAX_OWN agents."""
+        """Add an agent.
+
+        Raises NameTakenError if the name exists, because names are global, and ConflictError if the caller already has
+        MAX_OWN agents.
+        """
         if not _NAME.fullmatch(name):
             raise InvalidInputError(
                 f"{name[:60]!r} is not a valid agent name. Use at most {MAX_NAME} lowercase letters, digits and hyphens, and "
@@ -80,7 +91,7 @@ class Agents:
             )
         if name in BUILT_IN:
             raise NameTakenError(f"{name!r} is a built-in agent. Choose another name.")
-        stored = _stored(definition)
+        stored = _serialize_definition(definition)
         now = utc_now()
         row = Agent(
             id=ordered_id("agt_"),
@@ -94,32 +105,33 @@ class Agents:
         try:
             async with self._database.transaction() as tx:
                 if row.owner_id is not None:
-                    await _require_room(tx.session, row.owner_id)
+                    await _check_agent_limit(tx.session, row.owner_id)
                 tx.add(row)
                 await tx.session.flush()
                 _emit(tx, "agent.created", row)
         except IntegrityError:
             raise NameTakenError(f"The agent {name!r} already exists. Choose another name.") from None
-        return _listed(row)
+        return _to_listed_agent(row)
 
     async def update(self, caller: Principal, name: str, title: str | None, definition: Definition) -> ListedAgent:
-        """All of it is replaced. Processes that run go on as they were started."""
-        stored = _stored(definition)
+        """Replace the title and the definition. Running processes are not affected."""
+        stored = _serialize_definition(definition)
         async with self._database.transaction() as tx:
-            row = await _load_own(tx.session, caller, name)
+            row = await _load_editable(tx.session, caller, name)
             row.title, row.definition, row.updated_at = title or name, stored, utc_now()
             _emit(tx, "agent.updated", row)
-        return _listed(row)
+        return _to_listed_agent(row)
 
     async def delete(self, caller: Principal, name: str) -> None:
-        """Sessions that use it keep its name, and can do nothing until there is one of that name again."""
+        """Delete an agent. Sessions that use it keep its name, and cannot be prompted until an agent of that name
+        exists again."""
         async with self._database.transaction() as tx:
-            row = await _load_own(tx.session, caller, name)
+            row = await _load_editable(tx.session, caller, name)
             await tx.session.delete(row)
             _emit(tx, "agent.deleted", row)
 
 
-def _stored(definition: Definition) -> dict[str, Any]:
+def _serialize_definition(definition: Definition) -> dict[str, Any]:
     stored = definition.stored()
     size = len(json.dumps(stored, ensure_ascii=False).encode(errors="replace"))
     if size > MAX_DEFINITION:
@@ -130,15 +142,16 @@ def _stored(definition: Definition) -> dict[str, Any]:
     return stored
 
 
-async def _require_room(session: AsyncSession, owner_id: str) -> None:
-    """ConflictError. The owner's row is locked, so that of several at once none is more than MAX_OWN."""
+async def _check_agent_limit(session: AsyncSession, owner_id: str) -> None:
+    """Raise ConflictError if the user has MAX_OWN agents. Locks the user's row, so that concurrent calls cannot exceed
+    the limit."""
     await session.execute(select(User.id).where(User.id == owner_id).with_for_update(key_share=True))
     count = await session.scalar(select(func.count()).where(Agent.owner_id == owner_id))
     if (count or 0) >= MAX_OWN:
         raise ConflictError(f"You have {count} agents; the limit is {MAX_OWN}. Delete one that you no longer need.")
 
 
-async def _load_own(session: AsyncSession, caller: Principal, name: str) -> Agent:
+async def _load_editable(session: AsyncSession, caller: Principal, name: str) -> Agent:
     if name in BUILT_IN:
         raise ConflictError(f"The agent {name!r} is built in and cannot be changed. Add your own agent instead.")
     row = await _load(session, caller, name)
@@ -162,10 +175,10 @@ def _emit(tx: Transaction, kind: str, row: Agent) -> None:
     tx.emit(kind, owner_id=row.owner_id, agent=row.name, title=row.title)
 
 
-def _custom(row: Agent) -> Custom:
+def _to_profile(row: Agent) -> Custom:
     return Custom(row.name, row.title, Definition.model_validate(row.definition))
 
 
-def _listed(row: Agent) -> ListedAgent:
-    made = _custom(row)
+def _to_listed_agent(row: Agent) -> ListedAgent:
+    made = _to_profile(row)
     return ListedAgent(made, made.definition, row.owner_id, row.created_at, row.updated_at)

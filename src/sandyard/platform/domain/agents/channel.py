@@ -1,7 +1,8 @@
-"""The two halves of an agent's journal in its sandbox: what it says is read from its output, what is said to it is written to a file.
+"""Read an agent's output and write its input, through files in its sandbox.
 
-The process runs under the relay for commands, which keeps its output. Its input is a file that `tail` reads to it: line after
-line at its own place, so that to write one twice does no harm. Both outlive the platform, the engine and a pause.
+The process runs under the relay for commands, which keeps its output. Its input is a file that `tail` feeds to it. Each
+line has a fixed offset in this file, so that writing a line twice does no harm. Both files survive restarts of the
+platform and the engine, and a pause of the sandbox.
 """
 
 from __future__ import annotations
@@ -42,26 +43,26 @@ log = get_logger(__name__)
 BATCH_S = 0.1
 RETRY_S = 1.0
 HELD = 8 << 20
-"""Bytes of output that may wait for the database before no more are read."""
+"""Bytes of output that may wait for the database before reading stops."""
 PIECE = 90_000
-"""Of input written at once: it has to fit into an argument."""
+"""Bytes of input written at once: they must fit into one argument."""
 WRITES = 1000
-"""So many writes are remembered: among the first of them is the prompt."""
+"""How many writes are remembered. The prompt is among the first ones."""
 INTERVAL_S = 0.04
-"""How often `tail` looks into the journal: it does not trust the kernel to tell it on an overlay file system."""
+"""How often `tail` polls the input file: it does not rely on inotify on an overlay file system."""
 TAIL = 16 << 10
 STARTS = ":starts"
-"""A line of ours before the first one of the agent's: what a login shell's profile prints is before it."""
+"""A line printed by the platform before the agent starts. Everything before it was printed by a login shell's profile."""
 STRAY_BYTES, STRAY_SHOWN = 64 << 10, 500
-"""Of output that is no message, before the first message: more is no protocol. And how much of it people are shown."""
+"""Limit for output before the first message that is not a message, and how much of it is shown to people."""
 _WRITE = """set -o pipefail; umask 077
 have=$(stat -c %s -- "$1" 2>/dev/null || echo 0)
 [ "$have" -ge "$2" ] || exit 3
 printf %s "$3" | dd of="$1" bs=1M iflag=fullblock oflag=seek_bytes seek="$2" conv=notrunc status=none"""
-_HOLE = 3
+_EXIT_GAP = 3
 
 Taker = Callable[[Sequence[tuple[int, bytes]], int], Awaitable[None]]
-"""Gets lines with the places where they end, and how far all was read."""
+"""Takes lines with their end offsets, and the offset up to which the output was read."""
 
 
 def input_path(run_id: str) -> str:
@@ -69,7 +70,7 @@ def input_path(run_id: str) -> str:
 
 
 def command(run_id: str, argv: Sequence[str], first: str) -> str:
-    """The line of shell that runs an agent with its journal as its input; `first` is what it is told at once."""
+    """Return the shell command that runs an agent with the input file as its input. `first` is the initial input."""
     path = shlex.quote(input_path(run_id))
     return (
         f"[ -s {path} ] || (umask 077; printf %s {shlex.quote(first)} >{path})\n"
@@ -79,34 +80,39 @@ def command(run_id: str, argv: Sequence[str], first: str) -> str:
 
 
 class Inputs:
-    """Delivers what was decided to be said, in its order. `nudge` when there is more. `heard`: how many bytes of its output and
-    error output were read so far."""
+    """Deliver the queued input of an agent in order. Call `nudge` when there is more.
+
+    `heard` returns how many bytes of standard output and standard error have been read so far.
+    """
 
     def __init__(self, desk: Desk, run: AgentRun, heard: Callable[[], tuple[int, int]]) -> None:
         self._desk = desk
         self._run_id = run.id
         self._sandbox_id = run.sandbox_id
-        self._more = asyncio.Event()
+        self._has_more = asyncio.Event()
         self._heard = heard
         self._writes: list[tuple[int, tuple[int, int]]] = []
-        self.delivered: int | None = run.options.get(DELIVERED)  # None: nobody knows
+        self.delivered: int | None = run.options.get(DELIVERED)  # None: unknown
 
     def nudge(self) -> None:
-        self._more.set()
+        self._has_more.set()
 
     def heard_before(self, position: int) -> tuple[int, int] | None:
-        """What was heard before the agent could read what is at this place. None: it cannot read it yet."""
+        """Return how much output had been read before the agent could read the input at this position.
+
+        Returns None if the agent cannot read it yet.
+        """
         for end, heard in self._writes:
             if end > position:
                 return heard
         return (0, 0) if self.delivered is None or self.delivered > position else None
 
     async def run(self) -> None:
-        """Until it is cancelled, or the sandbox is gone. Wakes the sandbox when there is something to say."""
-        self._more.set()
+        """Deliver input until cancelled or until the sandbox is gone. Wakes the sandbox if there is input to deliver."""
+        self._has_more.set()
         while True:
-            await self._more.wait()
-            self._more.clear()
+            await self._has_more.wait()
+            self._has_more.clear()
             try:
                 await self._deliver()
             except SandboxNotFoundError:
@@ -118,7 +124,7 @@ class Inputs:
                 if row.status in ("error", "destroyed"):
                     return
                 log.warning("agent_input_not_delivered", run=self._run_id, reason=error.message)
-                self._more.set()
+                self._has_more.set()
                 await asyncio.sleep(RETRY_S)
 
     async def _deliver(self) -> None:
@@ -131,7 +137,7 @@ class Inputs:
             return
         sandbox = await self._desk.lifecycle.rows.get(self._sandbox_id)
         await self._desk.lifecycle.call(sandbox, lambda engine_id: self._write(engine_id, rows))
-        async with self._desk.database.transaction() as tx:  # so that nobody has to wake the sandbox to see it
+        async with self._desk.database.transaction() as tx:  # so that nobody has to wake the sandbox to find out
             run = await tx.session.get(AgentRun, self._run_id, with_for_update=True)
             if run is not None:
                 run.options = {**run.options, DELIVERED: self.delivered}
@@ -151,7 +157,7 @@ class Inputs:
             if len(self._writes) < WRITES:
                 self._writes.append((at + len(piece), self._heard()))
             ran = await engine.run(engine_id, words, idempotent=True)
-            if ran.exit_code == _HOLE:
+            if ran.exit_code == _EXIT_GAP:
                 self.delivered = None
                 raise EngineError("The agent's earlier input is no longer in the sandbox.")
             if ran.exit_code != 0:
@@ -160,7 +166,7 @@ class Inputs:
 
 
 class Outputs:
-    """Reads what an agent says, keeps its bytes, and hands its lines on in batches."""
+    """Read the output of an agent, store its bytes, and pass its lines on in batches."""
 
     def __init__(self, desk: Desk, run_id: str, consumed: int, take: Taker) -> None:
         self._desk = desk
@@ -170,64 +176,65 @@ class Outputs:
         self._ready: list[tuple[int, bytes]] = []
         self._raw: dict[str, list[tuple[int, bytes]]] = {STDOUT: [], STDERR: []}
         self._held = 0
-        self._errors = 0  # bytes of standard error known here
+        self._stderr_size = 0  # bytes of standard error read so far
         self._flushing = asyncio.Lock()
-        self._hurry = False  # what waits to be taken is left for later
-        self._news, self._urgent = asyncio.Event(), asyncio.Event()
+        self._stop_after_batch = False  # set to stop after the current batch; the rest is taken later
+        self._has_output, self._urgent = asyncio.Event(), asyncio.Event()
         self._last = 0.0
-        self._stray, self._stray_bytes = b"", 0  # what it said that is no message, before the first one
-        self._speaks = consumed > 0
+        self._stray, self._stray_bytes = b"", 0  # output before the first message that is not a message
+        self._speaks_acp = consumed > 0
         self.stray_at: float | None = None
-        """Since when there is output that is no message, and no message; by the loop's clock."""
+        """Loop time of the first output that is not a message, until the first message arrives."""
         self.heard = 0.0
-        """When something came, by the loop's clock."""
+        """Loop time of the last output."""
         self.tail = b""
 
     async def begin(self) -> None:
-        self._errors = await self._desk.files.size(self._run_id, STDERR)
-        # what is kept beyond what was taken is the same bytes as will come again: nothing has to be cut off
+        self._stderr_size = await self._desk.files.size(self._run_id, STDERR)
+        # bytes stored beyond the consumed offset will arrive again unchanged, so nothing needs to be cut off
         await self._desk.files.begin(self._run_id, {STDOUT: sys.maxsize, STDERR: sys.maxsize})
-        self.tail = await self._desk.files.read(self._run_id, STDERR, max(0, self._errors - TAIL), TAIL)
+        self.tail = await self._desk.files.read(self._run_id, STDERR, max(0, self._stderr_size - TAIL), TAIL)
 
     @property
     def offsets(self) -> tuple[int, int]:
-        return self._lines.seen, self._errors
+        return self._lines.seen, self._stderr_size
 
     def tail_since(self, offset: int) -> bytes:
-        """The end of its error output, as far as it was written behind this place."""
-        return self.tail[max(0, len(self.tail) - max(0, self._errors - offset)) :]
+        """Return the end of standard error, as far as it was written after this offset."""
+        return self.tail[max(0, len(self.tail) - max(0, self._stderr_size - offset)) :]
 
     async def read(
         self, events: AsyncIterator[Started | Output | Ended], started: Callable[[Started], None]
     ) -> Ended | None:
-        """Its end, when that was seen."""
+        """Read events until the process ends. Returns None if the stream ended without reporting the end of the
+        process."""
         loop = asyncio.get_running_loop()
-        flusher, reader = loop.create_task(self._flusher()), loop.create_task(self._hear(events, started))
+        flusher, reader = loop.create_task(self._flush_loop()), loop.create_task(self._read_events(events, started))
         try:
             await asyncio.wait((flusher, reader), return_when=asyncio.FIRST_COMPLETED)
             if flusher.done():
-                flusher.result()  # raises what made it end, also when the agent says nothing more
+                flusher.result()  # raises the flusher's error even if the agent prints nothing more
             ended = reader.result()
         finally:
             reader.cancel()
-            self._hurry = True
+            self._stop_after_batch = True
             try:
-                async with self._flushing:  # not in the middle of a batch
+                async with self._flushing:  # wait for the current batch
                     flusher.cancel()
             finally:
-                self._hurry = False
+                self._stop_after_batch = False
                 await end_tasks(flusher, reader)
         await self.flush()
         return ended
 
-    async def _hear(
+    async def _read_events(
         self, events: AsyncIterator[Started | Output | Ended], started: Callable[[Started], None]
     ) -> Ended | None:
         async with contextlib.aclosing(cast("AsyncGenerator[Started | Output | Ended, None]", events)) as stream:
             async for event in stream:
                 if isinstance(event, Output):
                     self.heard = asyncio.get_running_loop().time()
-                    self._add(event)
+                    self._add_output(event)
                     if self._held > HELD:
                         await self.flush()
                 elif isinstance(event, Started):
@@ -236,11 +243,11 @@ class Outputs:
                     return event
         return None
 
-    def _add(self, event: Output) -> None:
+    def _add_output(self, event: Output) -> None:
         if event.stream is Stream.STDERR:
-            fresh = event.data[max(0, self._errors - event.offset) :]
-            self._keep(STDERR, self._errors, fresh)
-            self._errors += len(fresh)
+            fresh = event.data[max(0, self._stderr_size - event.offset) :]
+            self._buffer_raw(STDERR, self._stderr_size, fresh)
+            self._stderr_size += len(fresh)
             self.tail = (self.tail + fresh)[-TAIL:]
         else:
             seen = self._lines.seen
@@ -248,27 +255,27 @@ class Outputs:
             if not fresh:
                 return
             begin = 0
-            if self._lines.skipped:  # of a line that is too long, no more is kept either
+            if self._lines.skipped:  # the rest of a line that is too long is not stored either
                 begin = fresh.find(b"\n") if b"\n" in fresh else len(fresh)
-            self._keep(STDOUT, seen + begin, fresh[begin:])
+            self._buffer_raw(STDOUT, seen + begin, fresh[begin:])
             found = self._lines.feed(fresh)
             if self._lines.skipped > MOST:
                 raise RunBrokenError(f"The agent wrote a line of more than {MOST >> 20} MiB and was killed.", TOO_LOUD)
-            lines = [one for one in found if one[1].lstrip()[:1] == b"{"]  # others are no messages
-            if not self._speaks:
-                self._look_for_message([line for _, line in found])
+            lines = [one for one in found if one[1].lstrip()[:1] == b"{"]  # other lines are not messages
+            if not self._speaks_acp:
+                self._check_for_message([line for _, line in found])
             self._ready += lines
             if any(b'"id"' in line for _, line in lines):
                 self._urgent.set()
-        self._news.set()
+        self._has_output.set()
 
-    def _look_for_message(self, lines: Sequence[bytes]) -> None:
-        """RunBrokenError when it says much, and none of it is a message."""
+    def _check_for_message(self, lines: Sequence[bytes]) -> None:
+        """Look for the first message. Raises RunBrokenError after too much output without one."""
         for line in lines:
             if line.strip() == STARTS.encode():
                 self._stray, self._stray_bytes, self.stray_at = b"", 0, None
             elif parse(line) is not None:
-                self._speaks, self.stray_at = True, None
+                self._speaks_acp, self.stray_at = True, None
                 return
             elif line.strip():
                 self._stray = (self._stray + line + b"\n")[:STRAY_SHOWN]
@@ -284,16 +291,16 @@ class Outputs:
             f"The agent does not speak ACP: its output is not an Agent Client Protocol message. It starts with:\n{said}"
         )
 
-    def _keep(self, stream: str, offset: int, data: bytes) -> None:
+    def _buffer_raw(self, stream: str, offset: int, data: bytes) -> None:
         room = self._desk.settings.output_kept - offset
         if room > 0 and data:
             self._raw[stream].append((offset, data[:room]))
         self._held += len(data)
 
-    async def _flusher(self) -> None:
+    async def _flush_loop(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            await self._news.wait()
+            await self._has_output.wait()
             wait = self._last + BATCH_S - loop.time()
             if wait > 0 and not self._urgent.is_set():
                 with contextlib.suppress(TimeoutError):
@@ -302,29 +309,29 @@ class Outputs:
             await self.flush()
 
     async def flush(self) -> None:
-        """Keep what came, and take what it says. Tries on while the database is away."""
+        """Store the pending output and pass on its lines. Retries while the database is unavailable."""
         async with self._flushing:
             try:
                 await self._flush()
             except BaseException:
-                self._news.set()  # what could not be taken is tried again by whoever reads next
+                self._has_output.set()  # the next reader retries what could not be taken
                 raise
 
     async def _flush(self) -> None:
-        self._news.clear()
+        self._has_output.clear()
         self._urgent.clear()
         self._last = asyncio.get_running_loop().time()
-        # first of all: what comes while this is written is not kept yet, and must not count as taken
+        # read these first: output that arrives during the write is not stored yet and must not count as taken
         lines, consumed = list(self._ready), self._lines.consumed
         for stream, pieces in self._raw.items():
             count = len(pieces)
-            for offset, data in _join(pieces[:count]):
+            for offset, data in _join_adjacent(pieces[:count]):
                 await self._desk.files.write(self._run_id, stream, offset, data)
             del pieces[:count]
         now = asyncio.get_running_loop().time
         for batch, end in batches(lines, consumed):
-            if self._hurry:
-                self._news.set()
+            if self._stop_after_batch:
+                self._has_output.set()
                 return
             begun = now()
             await self._desk.database.retry_while_away(
@@ -332,14 +339,12 @@ class Outputs:
             )
             del self._ready[: len(batch)]
             if self._ready:
-                await asyncio.sleep(
-                    min(1.0, now() - begun)
-                )  # who says much takes half of the time, and leaves half to others
+                await asyncio.sleep(min(1.0, now() - begun))  # a busy agent gets at most half of the time
         self._held = 0
 
 
-def _join(pieces: Sequence[tuple[int, bytes]]) -> list[tuple[int, bytes]]:
-    """Those that follow each other as one."""
+def _join_adjacent(pieces: Sequence[tuple[int, bytes]]) -> list[tuple[int, bytes]]:
+    """Join adjacent pieces."""
     found: list[tuple[int, list[bytes]]] = []
     end = -1
     for offset, data in pieces:

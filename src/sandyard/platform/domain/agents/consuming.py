@@ -1,5 +1,8 @@
-"""What an agent has said becomes rows: all effects of a batch of lines, and how far it was read, in one transaction.
-A batch is cut where the project's patterns have to be searched for: that takes longer than a transaction may."""
+"""Turn the messages of an agent into rows.
+
+All effects of a batch of lines, and the offset up to which they were read, are written in one transaction. A batch is
+split where the project's patterns have to be matched, because that takes longer than a transaction may.
+"""
 
 from __future__ import annotations
 
@@ -43,11 +46,11 @@ from sandyard.platform.domain.sandboxes.model import utc_now
 
 TOO_LOUD = "agent_too_loud"
 APART = 64 << 10
-"""A longer line is read in a thread."""
+"""Longer lines are parsed in a thread."""
 STARTUP_LIMIT = 4000
-"""Letters that are kept of what an agent says before it is prompted."""
+"""Characters stored of an agent's text before it is prompted."""
 DELTAS = 16
-"""Events for the growth of one message in one batch; of more it is only said that it has grown."""
+"""Maximum delta events for one message in one batch. Beyond that, a single event says that the message has changed."""
 
 
 class RunGoneError(SandyardError):
@@ -73,10 +76,13 @@ _RUN = (
 
 
 class Consumer:
-    """For one run. `take` and `over` raise what the database raises, and may then be called again with the same.
+    """Consume the messages of one run.
 
-    `heard_before`: how many bytes of its output and error output were read before it could know what is at a place of its input;
-    None: it cannot know it yet."""
+    `take` and `over` raise the errors of the database, and may then be called again with the same arguments.
+
+    `heard_before` returns how many bytes of standard output and standard error had been read before the agent could
+    read the input at a position, or None if it cannot read it yet.
+    """
 
     def __init__(
         self, desk: Desk, run_id: str, heard_before: Callable[[int], tuple[int, int] | None] = lambda _: (0, 0)
@@ -86,25 +92,30 @@ class Consumer:
         self._heard_before = heard_before
         self._transcript: Transcript | None = None
         self._turn_id: str | None = None
-        self._taken: int | None = None  # how far the transcript here goes
+        self._taken: int | None = None  # the output offset that the transcript here includes
         self._measure = Measure()
-        self._worked_at = time.monotonic()  # when it last said something or used a tool, as far as was heard
+        self._worked_at = time.monotonic()  # when it last sent text or used a tool, as far as known
 
     async def take(self, lines: Sequence[tuple[int, bytes]], consumed: int) -> int:
-        """How many bytes there are by now to be said to it. RunBrokenError: what it said was taken, and it has to be ended."""
-        measure = copy(self._measure)  # it counts when it is taken: after a failure the same comes again
-        incoming = await self._parsed(lines, measure)
+        """Take a batch of lines and return how many bytes of input the run has by now.
+
+        Raises RunBrokenError if the lines were taken and the process has to be ended.
+        """
+        measure = copy(self._measure)  # only kept once the batch is written: after a failure the same lines come again
+        incoming = await self._parse_lines(lines, measure)
         if any(_is_work(one) for _, one in incoming):
             self._worked_at = time.monotonic()
-        usage = await self._usage() if any(isinstance(one, wire.Answer | wire.Refusal) for _, one in incoming) else {}
+        usage = (
+            await self._load_usage() if any(isinstance(one, wire.Answer | wire.Refusal) for _, one in incoming) else {}
+        )
         verdicts = Verdicts()
         while True:
-            sent, undecided = await self._write(incoming, consumed, usage, measure, verdicts)
+            sent, undecided = await self._write_batch(incoming, consumed, usage, measure, verdicts)
             if undecided is None:
                 return sent
             await verdicts.decide(undecided)
 
-    async def _write(
+    async def _write_batch(
         self,
         incoming: Sequence[tuple[int, wire.Incoming]],
         consumed: int,
@@ -112,19 +123,20 @@ class Consumer:
         measure: Measure,
         verdicts: Verdicts,
     ) -> tuple[int, UndecidedError | None]:
-        """In one transaction, up to the first line that needs a verdict which is not known yet; that comes back, else None."""
+        """Write a batch in one transaction, up to the first line that needs an unknown verdict. Returns that as the
+        second item."""
         broken: RunBrokenError | None = None
         undecided: UndecidedError | None = None
         try:
             async with self._desk.database.transaction() as tx:
-                batch = await self._begin(tx, usage)
-                words_from = self._words_from(batch.run, batch.turn)
+                batch = await self._load_batch(tx, usage)
+                words_from = self._find_answer_start(batch.run, batch.turn)
                 if batch.run.consumed >= consumed:
                     return batch.run.sent, None
                 reached = batch.run.consumed
                 for end, one in incoming:
                     if end <= batch.run.consumed:
-                        continue  # another one, who was cut off, has taken it
+                        continue  # already taken by a conductor that was interrupted
                     try:
                         await batch.handle(one, verdicts, startup=end <= words_from)
                         if (fault := measure.fault(batch.transcript)) is not None:
@@ -141,25 +153,27 @@ class Consumer:
                     await steps.advance(tx, batch.session, batch.run, batch.turn)
                 batch.run.consumed = consumed
         except BaseException:
-            self._transcript = None  # what it holds may not be written
+            self._transcript = None  # its changes may not be written
             raise
         batch.transcript.settled()
         self._taken = consumed
         if undecided is None:
-            self._measure = measure  # it counts all lines, so not before
+            self._measure = measure  # it counts all lines, so keep it only when all are taken
         if broken is not None:
             raise broken
         return batch.run.sent, undecided
 
-    def _words_from(self, run: AgentRun, turn: Turn | None) -> float:
-        """The place in its output up to which its text is no answer: it had not been prompted."""
+    def _find_answer_start(self, run: AgentRun, turn: Turn | None) -> float:
+        """Return the offset in the output up to which text is not an answer, because the agent had not been prompted."""
         prompted = run.options.get(PROMPTED)
-        if prompted is None:  # a run of an earlier version may have been prompted
+        if prompted is None:  # a run of an earlier version may have been prompted already
             return 0 if turn is not None and turn.request is not None else math.inf
         heard = self._heard_before(prompted)
         return math.inf if heard is None else heard[0]
 
-    async def _parsed(self, lines: Sequence[tuple[int, bytes]], measure: Measure) -> list[tuple[int, wire.Incoming]]:
+    async def _parse_lines(
+        self, lines: Sequence[tuple[int, bytes]], measure: Measure
+    ) -> list[tuple[int, wire.Incoming]]:
         found = []
         for end, line in lines:
             told = wire.parse(line) if len(line) <= APART else await asyncio.to_thread(wire.parse, line)
@@ -177,8 +191,8 @@ class Consumer:
         code: str | None = None,
         stderr: Callable[[int], str] = lambda _: "",
     ) -> None:
-        """The run has ended. `stderr`: its error output from a place on."""
-        usage = await self._usage()
+        """Record that the run has ended. `stderr` returns the error output from an offset on."""
+        usage = await self._load_usage()
         async with self._desk.database.transaction() as tx:
             run = await tx.session.get(AgentRun, self._run_id, with_for_update=True)
             session = await tx.session.get(Session, run.session_id) if run is not None else None
@@ -199,22 +213,22 @@ class Consumer:
                 usage=usage,
             )
 
-    async def _begin(self, tx: Transaction, usage: dict[str, Any]) -> _Batch:
+    async def _load_batch(self, tx: Transaction, usage: dict[str, Any]) -> _Batch:
         found = (await tx.session.execute(_RUN, {"run": self._run_id})).first()
         if found is None:
             raise RunGoneError
         run, session = found
         turn = await turn_of(tx.session, run.id, to_change=True)
-        others = run.consumed != self._taken  # somebody else, who is about to be cut off, has written
+        others = run.consumed != self._taken  # another conductor, which is about to be stopped, has written
         if self._transcript is None or others or (turn is not None and turn.id != self._turn_id):
             self._turn_id = turn.id if turn is not None else None
-            self._transcript = await _load(tx, session, self._turn_id)
+            self._transcript = await _load_transcript(tx, session, self._turn_id)
             self._taken = run.consumed
         fault = self._desk.models.fault(turn.id) if turn is not None else None
         idle = fault is not None and fault.alone and fault.at > self._worked_at
         return _Batch(tx, session, run, turn, self._transcript, self._turn_id, usage, fault, idle=idle)
 
-    async def _usage(self) -> dict[str, Any]:
+    async def _load_usage(self) -> dict[str, Any]:
         async with self._desk.database.reading() as session:
             turn = await turn_of(session, self._run_id)
         if turn is None or turn.request is None:
@@ -223,13 +237,13 @@ class Consumer:
 
 
 def as_dict(spent: Any) -> dict[str, Any]:
-    """As the API shows it."""
+    """Return the usage in the form of the API."""
     if not dataclasses.is_dataclass(spent) or isinstance(spent, type):
         return {}
     return {to_camel(name): value for name, value in dataclasses.asdict(spent).items()}
 
 
-async def _load(tx: Transaction, session: Session, turn_id: str | None) -> Transcript:
+async def _load_transcript(tx: Transaction, session: Session, turn_id: str | None) -> Transcript:
     known: list[tuple[str, dict[str, Any]]] = []
     if turn_id is not None:
         query = select(Message).where(Message.turn_id == turn_id, Message.role == "agent").order_by(Message.id)
@@ -244,28 +258,31 @@ class _Batch:
     run: AgentRun
     turn: Turn | None
     transcript: Transcript
-    turn_id: str | None  # to which messages belong: of the turn, or the one that was
+    turn_id: str | None  # the turn that messages belong to: the current or the previous one
     usage: dict[str, Any]
     fault: Fault | None
-    idle: bool  # it has done nothing since the fault
+    idle: bool  # the agent has done nothing since the fault
 
     async def handle(self, told: wire.Incoming, verdicts: Verdicts, *, startup: bool = False) -> None:
-        """`startup`: it was said before the agent was prompted. UndecidedError: nothing of it was handled; try again with the verdict."""
+        """Apply one message. `startup`: the agent sent it before it was prompted.
+
+        Raises UndecidedError before anything is changed; call again when the verdict is known.
+        """
         if isinstance(told, wire.Notice):
             if told.method == "session/update":
-                self._update(told.params, startup=startup)
+                self._apply_update(told.params, startup=startup)
             elif told.method == "$/cancel_request":
-                await self._withdrawn(told.params)
+                await self._withdraw_asks(told.params)
         elif isinstance(told, wire.Request):
-            await self._request(told, verdicts)
+            await self._handle_request(told, verdicts)
         else:
-            await self._answer(told)
-        await self._alive()
+            await self._handle_answer(told)
+        await self._record_activity()
 
-    def _scene(self, turn: Turn) -> Scene:
+    def _make_scene(self, turn: Turn) -> Scene:
         return Scene(self.tx, self.session, self.run, turn)
 
-    async def _alive(self) -> None:
+    async def _record_activity(self) -> None:
         if self.turn is None:
             return
         self.turn.active_at = utc_now()
@@ -274,16 +291,16 @@ class _Batch:
             self.tx.emit("turn.unstuck", **about(self.session), **about_turn(self.turn))
             await asking.withdraw_stuck(self.tx, self.session, self.run, self.turn)
 
-    def _update(self, params: dict[str, Any], *, startup: bool) -> None:
+    def _apply_update(self, params: dict[str, Any], *, startup: bool) -> None:
         update = params.get("update")
         if not isinstance(update, dict):
             return
-        replay = "session/load" in pending(self.run)  # what is here already
+        replay = "session/load" in pending(self.run)  # the agent repeats messages that are already stored
         kind = update.get("sessionUpdate")
-        if replay and not (isinstance(kind, str) and kind in _FACTS):
+        if replay and not (isinstance(kind, str) and kind in _METADATA_UPDATES):
             return
         if startup and kind == "agent_message_chunk":
-            self._keep_startup(update)
+            self._store_startup_text(update)
             return
         facts = self.transcript.apply(update)
         if facts is None:
@@ -293,21 +310,25 @@ class _Batch:
         if facts.usage and self.turn is not None:
             self.turn.usage = {**self.turn.usage, **facts.usage}
 
-    def _keep_startup(self, update: dict[str, Any]) -> None:
-        """Not in the transcript: it answers nobody."""
+    def _store_startup_text(self, update: dict[str, Any]) -> None:
+        """Store the text outside of the transcript, because it answers no prompt."""
         content = update.get("content")
         text = content.get("text") if isinstance(content, dict) else None
         known = self.run.options.get(STARTUP, "")
         if isinstance(text, str) and len(known) < STARTUP_LIMIT:
             self.run.options = {**self.run.options, STARTUP: cut(known + text, STARTUP_LIMIT)}
 
-    async def _request(self, request: wire.Request, verdicts: Verdicts) -> None:
+    async def _handle_request(self, request: wire.Request, verdicts: Verdicts) -> None:
         if request.method not in (asking.PERMISSION, asking.QUESTION):
-            say(self.tx, self.run, wire.refuse(request.key, wire.METHOD_NOT_FOUND, "The client cannot do this."))
+            say(
+                self.tx,
+                self.run,
+                wire.refuse(request.key, wire.METHOD_NOT_FOUND, "The client does not support this method."),
+            )
             return
         query = select(Ask.id).where(Ask.run_id == self.run.id, Ask.request == request.key)
         if (await self.tx.session.scalars(query)).first() is not None:
-            say(self.tx, self.run, wire.refuse(request.key, -32600, "This id was used before."))
+            say(self.tx, self.run, wire.refuse(request.key, -32600, "This request id was already used."))
         elif request.method == asking.PERMISSION:
             if self.turn is None or self.turn.cancel_at is not None:
                 say(self.tx, self.run, wire.answer(request.key, {"outcome": {"outcome": "cancelled"}}))
@@ -315,16 +336,16 @@ class _Batch:
             await self.write()
             call = request.params.get("toolCall")
             known = self.transcript.call(call.get("toolCallId")) if isinstance(call, dict) else {}
-            await asking.open_permission(self._scene(self.turn), request, known, verdicts)
+            await asking.open_permission(self._make_scene(self.turn), request, known, verdicts)
         elif self.turn is None or self.turn.cancel_at is not None or request.params.get("mode", "form") != "form":
             say(self.tx, self.run, wire.answer(request.key, {"action": "cancel"}))
         else:
             await self.write()
-            self.transcript.end_text()  # what comes after the question stands behind it
-            await asking.open_question(self._scene(self.turn), request)
+            self.transcript.end_text()  # text after the question belongs in a new message below it
+            await asking.open_question(self._make_scene(self.turn), request)
 
-    async def _withdrawn(self, params: dict[str, Any]) -> None:
-        """The agent no longer wants to know."""
+    async def _withdraw_asks(self, params: dict[str, Any]) -> None:
+        """Close the requests that the agent has withdrawn."""
         if self.turn is None:
             return
         for ask in await asking.pending_of(self.tx, self.turn):
@@ -332,16 +353,16 @@ class _Batch:
                 asking.close(self.tx, self.session, self.run, ask, AskStatus.CANCELLED, by="cancel")
         await asking.go_on(self.tx, self.session, self.turn)
 
-    async def _answer(self, told: wire.Answer | wire.Refusal) -> None:
+    async def _handle_answer(self, told: wire.Answer | wire.Refusal) -> None:
         method = answered(self.run, told.id)
         if method is None:
             return
         if method == "session/prompt":
             if self.turn is not None and self.turn.request == told.id:
                 await self.write()
-                await self._prompted(self.turn, told)
+                await self._finish_prompt(self.turn, told)
         elif isinstance(told, wire.Refusal):
-            await self._denied(method, told)
+            await self._handle_refusal(method, told)
         elif method == "initialize":
             try:
                 await steps.greeted(self.tx, self.run, told.result)
@@ -352,36 +373,36 @@ class _Batch:
         elif method in ("session/new", "session/load", "session/resume"):
             fresh = method == "session/new"
             if self.turn is not None:
-                await self._tell_servers_not_used(self.turn)
+                await self._report_unused_servers(self.turn)
             steps.opened(self.tx, self.session, self.run, told.result, fresh=fresh)
         elif method == "session/set_config_option":
             self.run.options = {**self.run.options, **steps.session_options(told.result)}
 
-    async def _tell_servers_not_used(self, turn: Turn) -> None:
-        """MCP servers that the agent was not given, or cannot start."""
+    async def _report_unused_servers(self, turn: Turn) -> None:
+        """Report MCP servers that the agent was not given or cannot start."""
         if (left_out := steps.describe_left_out(self.run)) is not None:
             await ending.notice(self.tx, self.session, turn, steps.LEFT_OUT, left_out)
         for name, command in self.run.options.get(MCP_MISSING, {}).items():
             text = mcp_commands.describe_missing(name, command)
             await ending.notice(self.tx, self.session, turn, SERVER_FAILED, text)
 
-    async def _prompted(self, turn: Turn, told: wire.Answer | wire.Refusal) -> None:
+    async def _finish_prompt(self, turn: Turn, told: wire.Answer | wire.Refusal) -> None:
         usage = self.usage
         if isinstance(told, wire.Answer) and isinstance(told.result.get("usage"), dict):
             usage = {**usage, "agent": bounded(told.result["usage"], 4000)}
         if turn.error_code == steps.WAKING and turn.cancel_at is None:
-            turn.request = turn.stuck_at = None  # `advance` tells it to go on
+            turn.request = turn.stuck_at = None  # `advance` prompts it to continue
             self.tx.emit("turn.unstuck", **about(self.session), **about_turn(turn))
         elif isinstance(told, wire.Refusal):
-            await ending.refused(self._scene(turn), told.message, usage, self.fault)
+            await ending.refused(self._make_scene(turn), told.message, usage, self.fault)
         else:
             reason = str(told.result.get("stopReason") or "end_turn")[:100]
-            await ending.answered(self._scene(turn), reason, usage, self.fault if self.idle else None)
+            await ending.answered(self._make_scene(turn), reason, usage, self.fault if self.idle else None)
         if TurnStatus(turn.status).over:
             self.transcript.close_calls(ending.closed_status(TurnStatus(turn.status)))
             self.turn = None
 
-    async def _denied(self, method: str, told: wire.Refusal) -> None:
+    async def _handle_refusal(self, method: str, told: wire.Refusal) -> None:
         if method in ("session/load", "session/resume"):
             await steps.open_session(self.tx, self.run, anew=True)
         elif method in ("session/set_mode", "session/set_config_option"):
@@ -402,13 +423,13 @@ class _Batch:
     async def write(self) -> None:
         for entry in self.transcript.changes():
             if entry.new:
-                self._create(entry)
+                self._create_message(entry)
                 entry.new = False
             else:
-                await self._grow(entry)
+                await self._update_message(entry)
             entry.delta, entry.changed = "", False
 
-    def _create(self, entry: Entry) -> None:
+    def _create_message(self, entry: Entry) -> None:
         part, rest = shown(entry.part), list[str]()
         if entry.delta and len(pieces := deltas(entry.delta)) <= DELTAS:
             part, rest = {**entry.part, "text": pieces[0]}, list(pieces[1:])
@@ -425,7 +446,7 @@ class _Batch:
         for piece in rest:
             self._emit("message.delta", entry, text=piece)
 
-    async def _grow(self, entry: Entry) -> None:
+    async def _update_message(self, entry: Entry) -> None:
         changed = update(Message).where(Message.id == entry.id).values(parts=[entry.part], updated_at=utc_now())
         await self.tx.session.execute(changed)
         pieces = deltas(entry.delta)
@@ -440,12 +461,14 @@ class _Batch:
 
 
 def _is_work(told: wire.Incoming) -> bool:
-    """Whether the agent says something, uses a tool or asks for something."""
+    """Return whether the agent sends text, uses a tool or sends a request."""
     if not isinstance(told, wire.Notice):
         return isinstance(told, wire.Request)
     update = told.params.get("update")
-    return isinstance(update, dict) and update.get("sessionUpdate") in _WORK
+    return isinstance(update, dict) and update.get("sessionUpdate") in _WORK_UPDATES
 
 
-_WORK = ("agent_message_chunk", "tool_call", "tool_call_update")
-_FACTS = frozenset(("current_mode_update", "config_option_update", "available_commands_update", "usage_update"))
+_WORK_UPDATES = ("agent_message_chunk", "tool_call", "tool_call_update")
+_METADATA_UPDATES = frozenset(
+    ("current_mode_update", "config_option_update", "available_commands_update", "usage_update")
+)

@@ -1,4 +1,4 @@
-"""The end of a turn and of a run, within a transaction."""
+"""End turns and runs, within a transaction."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from sandyard.platform.domain.models.faults import FAULT_CODES, Fault
 from sandyard.platform.domain.sandboxes.model import utc_now
 
 OVER_BUDGET, REPLACED = "over_budget", "replaced"
-"""Error codes that say why an end was asked for: of a turn, and of a run that makes room for another one."""
+"""Error codes for a requested end: of a turn over its budget, and of a run that is replaced by another one."""
 _GAVE_UP = "The agent ended its turn because permission was denied. Tell it what to do instead, or allow more in the project's permissions."
 _REFUSED = "The agent refused to continue."
-_CUT_SHORT = {
+_LIMIT_NOTICES = {
     "max_tokens": "The agent stopped: its model reached the output limit.",
     "max_turn_requests": "The agent stopped: it reached the limit of model requests per turn.",
 }
@@ -40,7 +40,7 @@ async def finish(
     code: str | None = None,
     usage: dict[str, Any] | None = None,
 ) -> None:
-    """Idempotent: one that is over stays what it was."""
+    """End a turn with this status. Idempotent: a turn that is over is not changed."""
     if TurnStatus(turn.status).over:
         return
     await asking.cancel_all(tx, session, run, turn)
@@ -56,12 +56,12 @@ async def finish(
 
 
 def closed_status(status: TurnStatus) -> str:
-    """The status of tool calls that were under way when a turn ended with this one."""
+    """Return the status of tool calls that were open when a turn ended with this status."""
     return "failed" if status is TurnStatus.FAILED else "cancelled"
 
 
 async def _close_calls(tx: Transaction, session: Session, turn: Turn, status: str) -> None:
-    """Give the turn's tool calls that are not over this status."""
+    """Set the status of the turn's open tool calls."""
     await tx.session.flush()
     words = cast(Message.parts, String)
     query = select(Message).where(Message.turn_id == turn.id, Message.role == "agent")
@@ -75,12 +75,15 @@ async def _close_calls(tx: Transaction, session: Session, turn: Turn, status: st
 
 
 async def answered(scene: Scene, stop_reason: str, usage: dict[str, Any], fault: Fault | None = None) -> None:
-    """The agent has ended the turn. `fault`: what its model's provider answered last, if the agent has done nothing since."""
+    """End a turn that the agent has ended.
+
+    `fault` is the last error of its model provider, if the agent has done nothing since.
+    """
     tx, session, turn = scene.tx, scene.session, scene.turn
     status, error, code = TurnStatus.COMPLETED, None, None
     if turn.cancel_at is not None:
-        status, error, code = _stopped(turn)
-    elif stop_reason == "cancelled":  # of its own accord: some agents do so when they are refused something
+        status, error, code = _resolve_stop(turn)
+    elif stop_reason == "cancelled":  # not on request: some agents do so when permission is denied
         status, error, code = TurnStatus.FAILED, _GAVE_UP, "agent_gave_up"
         if await asking.turn_instead(tx.session, turn.id) is not None:
             status, error, code = TurnStatus.CANCELLED, None, None  # somebody has told it what to do instead
@@ -88,18 +91,18 @@ async def answered(scene: Scene, stop_reason: str, usage: dict[str, Any], fault:
             error, code = asking.describe_refusal(refused_), PermissionRefusedError.code
     elif stop_reason == "refusal":
         status, error, code = TurnStatus.FAILED, _REFUSED, "agent_refused"
-    elif stop_reason in _CUT_SHORT:
-        await notice(tx, session, turn, stop_reason, _CUT_SHORT[stop_reason])
-    elif fault is not None:  # some agents end their turn as if they were done
+    elif stop_reason in _LIMIT_NOTICES:
+        await notice(tx, session, turn, stop_reason, _LIMIT_NOTICES[stop_reason])
+    elif fault is not None:  # some agents end the turn as if it were completed
         status, error, code = TurnStatus.FAILED, fault.sentence, fault.code
     await finish(tx, session, scene.run, turn, status, stop_reason=stop_reason, error=error, code=code, usage=usage)
 
 
 async def refused(scene: Scene, words: str, usage: dict[str, Any], fault: Fault | None) -> None:
-    """The agent has answered the prompt with an error. `fault`: what its model's provider answered last."""
+    """End a turn whose prompt the agent answered with an error. `fault` is the last error of its model provider."""
     turn = scene.turn
     if turn.cancel_at is not None:
-        status, error, code = _stopped(turn)
+        status, error, code = _resolve_stop(turn)
     elif fault is not None:
         status, error, code = TurnStatus.FAILED, fault.sentence, fault.code
     else:
@@ -108,8 +111,8 @@ async def refused(scene: Scene, words: str, usage: dict[str, Any], fault: Fault 
     await finish(scene.tx, scene.session, scene.run, turn, status, error=error, code=code, usage=usage)
 
 
-def _stopped(turn: Turn) -> tuple[TurnStatus, str | None, str | None]:
-    """What it becomes when its end was asked for."""
+def _resolve_stop(turn: Turn) -> tuple[TurnStatus, str | None, str | None]:
+    """Return status, error and code of a turn that was asked to stop."""
     if turn.error_code == OVER_BUDGET:
         return TurnStatus.OVER_BUDGET, turn.error, OVER_BUDGET
     if turn.error_code in FAULT_CODES:
@@ -130,7 +133,10 @@ async def run_over(
     stderr: str = "",
     usage: dict[str, Any] | None = None,
 ) -> None:
-    """The process is gone, and with it what it was doing. `error` None: it ended by itself."""
+    """Record the end of a process, and finish or requeue the turn it worked on. Idempotent.
+
+    `error` is None if the process ended by itself.
+    """
     if run.status in (RunStatus.ENDED, RunStatus.LOST):
         return
     wanted = run.error_code if run.error_code == REPLACED else None
@@ -140,11 +146,11 @@ async def run_over(
     if turn is None or TurnStatus(turn.status).over:
         return
     if turn.cancel_at is not None:
-        stopped, sentence, why = _stopped(turn)
+        stopped, sentence, why = _resolve_stop(turn)
         await finish(tx, session, run, turn, stopped, error=sentence, code=why, usage=usage)
     elif turn.error_code == WAKING or wanted is not None:
         await asking.cancel_all(tx, session, run, turn)
-        turn.run_id = turn.request = turn.stuck_at = None  # the next process has its own time
+        turn.run_id = turn.request = turn.stuck_at = None  # the next process starts its own timeouts
         turn.status = TurnStatus.RUNNING
     else:
         said = error or f"The agent's process ended unexpectedly with exit code {exit_code}."
@@ -156,7 +162,7 @@ async def run_over(
 
 
 async def notice(tx: Transaction, session: Session, turn: Turn, code: str, text: str) -> None:
-    """The platform's own word in the transcript."""
+    """Add a message of the platform to the transcript."""
     part = {"type": "notice", "code": code, "text": cut(storable(text), 8000)}
     await tx.session.flush()
     message = Message(

@@ -1,4 +1,4 @@
-"""How an agent's work can fail."""
+"""Errors of agents and their work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How an agent comes into a sandbox that lacks it."""
+"""Install an agent in a sandbox."""
 
 from __future__ import annotations
 
@@ -16,14 +16,13 @@ from sandyard.platform.settings import PlatformSettings
 
 CHECK_S = 60.0
 SAID = 2000
-"""How much of the end of what an install said is told when it fails."""
+"""How much of the end of an install's output is shown when it fails."""
 INSTALLED = "is installed"
 LINE = 300
 PROGRESS_S = 0.2
 _KEPT = 16 << 10
 
-# One at a time in a sandbox, whoever began it: one that a dead platform has left behind is waited for. Whatever the script
-# leaves running does not hold the lock.
+# One install at a time in a sandbox, even across platform restarts. Processes that the script leaves running do not hold the lock.
 _SCRIPT = """mkdir -p "$HOME/.sandyard" && exec 9>>"$HOME/.sandyard/install.lock" || exit 1
 if command -v flock >/dev/null; then flock 9; fi
 if {check} >/dev/null 2>&1 9>&-; then exit 0; fi
@@ -46,34 +45,39 @@ async def ensure_installed(
     settings: PlatformSettings,
     progress: Callable[[str], None],
 ) -> bool:
-    """False: it was there. `progress` hears of its begin and its end (INSTALLED), and in between now and then a line of what it
-    says. Safe when several do it at once; when the caller is cancelled the install goes on, and the next call finds what came of
-    it. AgentInstallError."""
+    """Install the agent unless it is there. Returns whether it was installed.
+
+    `progress` is called at the start, at the end (INSTALLED), and now and then with a line of output. Safe to call
+    concurrently. If the caller is cancelled, the install continues, and the next call waits for it and uses its result.
+    Raises AgentInstallError.
+    """
     install = profile.install
-    if install is None or await _there(engine, engine_id, install):
+    if install is None or await _is_installed(engine, engine_id, install):
         return False
     progress(f"Installing {profile.title}")
-    said = _Said(progress)
-    ended = await _run(engine, engine_id, install, settings, said)
+    said = _InstallOutput(progress)
+    ended = await _run_install(engine, engine_id, install, settings, said)
     if ended.reason is EndReason.TIMED_OUT:
-        raise _failed(profile, f"did not finish within {install.timeout_s:g} s", said.tail)
+        raise _install_error(profile, f"did not finish within {install.timeout_s:g} s", said.tail)
     if ended.reason is not EndReason.EXITED:
-        raise _failed(profile, "was stopped from outside; try again", said.tail)
+        raise _install_error(profile, "was stopped from outside; try again", said.tail)
     if ended.code != 0:
-        raise _failed(profile, f"failed with exit code {ended.code}", said.tail)
-    if not await _there(engine, engine_id, install):
-        raise _failed(profile, f"succeeded, but {shlex.join(install.check)!r} does not find the agent", said.tail)
+        raise _install_error(profile, f"failed with exit code {ended.code}", said.tail)
+    if not await _is_installed(engine, engine_id, install):
+        raise _install_error(
+            profile, f"succeeded, but {shlex.join(install.check)!r} does not find the agent", said.tail
+        )
     progress(f"{profile.title} {INSTALLED}")
     return True
 
 
-async def _there(engine: SandboxEngine, engine_id: str, install: Install) -> bool:
+async def _is_installed(engine: SandboxEngine, engine_id: str, install: Install) -> bool:
     ran = await engine.run(engine_id, install.check, timeout_s=CHECK_S, limit=1024, idempotent=True)
     return ran.exit_code == 0 or ran.truncated
 
 
-async def _run(
-    engine: SandboxEngine, engine_id: str, install: Install, settings: PlatformSettings, said: _Said
+async def _run_install(
+    engine: SandboxEngine, engine_id: str, install: Install, settings: PlatformSettings, said: _InstallOutput
 ) -> Ended:
     envs = {"SANDYARD_INSTALL": install.script, "CI": "1", "DEBIAN_FRONTEND": "noninteractive"}
     if settings.npm_registry is not None:
@@ -97,13 +101,13 @@ async def _run(
     return ended
 
 
-class _Said:
-    """What an install says: its end is kept, and lines of it are told, not more often than somebody could read them."""
+class _InstallOutput:
+    """Collect the output of an install: keep its end, and report lines at a readable rate."""
 
     def __init__(self, progress: Callable[[str], None]) -> None:
         self._progress = progress
         self._kept = b""
-        self._told = 0.0
+        self._reported_at = 0.0
 
     @property
     def tail(self) -> str:
@@ -112,13 +116,13 @@ class _Said:
     def take(self, data: bytes) -> None:
         self._kept = (self._kept + data)[-_KEPT:]
         now = asyncio.get_running_loop().time()
-        if now - self._told >= PROGRESS_S and self._tell(whole=True):
-            self._told = now
+        if now - self._reported_at >= PROGRESS_S and self._report_line(whole=True):
+            self._reported_at = now
 
     def end(self) -> None:
-        self._tell(whole=False)
+        self._report_line(whole=False)
 
-    def _tell(self, *, whole: bool) -> bool:
+    def _report_line(self, *, whole: bool) -> bool:
         lines = self.tail.splitlines() if not whole else storable(self._kept.decode(errors="replace")).split("\n")[:-1]
         line = next((line.strip() for line in reversed(lines) if line.strip()), "")
         if line:
@@ -126,6 +130,6 @@ class _Said:
         return bool(line)
 
 
-def _failed(profile: Profile, how: str, tail: str) -> AgentInstallError:
+def _install_error(profile: Profile, how: str, tail: str) -> AgentInstallError:
     said = f" It said: {tail}" if tail else ""
     return AgentInstallError(f"The installation of {profile.title} {how}.{said}")

@@ -1,4 +1,5 @@
-"""How much an agent may say. Whoever says more is ended: what it says is kept, and costs everybody's time and room."""
+"""Limit how much an agent may send. An agent that exceeds the limits is ended, because its messages are stored and
+shared."""
 
 from __future__ import annotations
 
@@ -8,17 +9,17 @@ from sandyard.platform.domain.agents import wire
 from sandyard.platform.domain.agents.transcript import Transcript
 
 LINES, BYTES = 100, 1 << 20
-"""Taken at once, in one transaction: others want to write too."""
+"""Limits of one batch, which is written in one transaction: others need to write too."""
 MESSAGES, KEPT = 20_000, 64 << 20
-"""Of a turn: how many, and about how many letters of them."""
+"""Limits of one turn: messages, and approximately the characters in them."""
 REQUESTS, REQUESTED = 10_000, 64 << 20
-"""Of the agent's own, in one life of its process: how many, and bytes of them."""
+"""Limits of one process: requests sent by the agent, and bytes of them."""
 
 Line = tuple[int, bytes]
 
 
 def batches(lines: Sequence[Line], consumed: int) -> Iterator[tuple[Sequence[Line], int]]:
-    """Few enough at a time, each with the place up to which all was read then."""
+    """Split lines into batches, each with the offset up to which the output was read."""
     begin = size = 0
     for at, (end, line) in enumerate(lines):
         size += len(line)
@@ -30,7 +31,7 @@ def batches(lines: Sequence[Line], consumed: int) -> Iterator[tuple[Sequence[Lin
 
 
 class Measure:
-    """Of one life of a process, as far as this platform has seen it."""
+    """Count the requests of one process, as far as this platform has seen it."""
 
     def __init__(self) -> None:
         self._requests = self._requested = 0
@@ -41,7 +42,7 @@ class Measure:
             self._requested += size
 
     def fault(self, transcript: Transcript) -> str | None:
-        """A sentence when it was too much."""
+        """Return a sentence if a limit is exceeded."""
         if len(transcript) > MESSAGES or transcript.weight > KEPT:
             return f"The agent has sent more than can be stored in one turn: {MESSAGES} messages or {KEPT >> 20} MiB."
         if self._requests > REQUESTS or self._requested > REQUESTED:

@@ -1,4 +1,4 @@
-"""The words for agents at work."""
+"""Types of the agents package."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from sandyard.kit.secret import Secret
 
 
 class TurnStatus(StrEnum):
-    """WAITING: the agent has asked a person. OVER_BUDGET: it was stopped, because its task or project may spend no more."""
+    """WAITING: the agent waits for a person. OVER_BUDGET: the turn was stopped because the budget of its task or
+    project is used up."""
 
     QUEUED = "queued"
     RUNNING = "running"
@@ -34,8 +35,8 @@ PLATFORM = "platform"
 
 
 class Origin(StrEnum):
-    """Who has prompted: a person in the session, a task's description, its failed checks, words on its pull request, or the test of
-    an agent."""
+    """Where a prompt comes from: a person in the session, a task's description, failed checks, comments on the pull
+    request, or the test of an agent."""
 
     PERSON = "person"
     TASK = "task"
@@ -45,7 +46,7 @@ class Origin(StrEnum):
 
 
 class RunStatus(StrEnum):
-    """LOST: its sandbox died under it, so nobody knows how it ended."""
+    """LOST: the sandbox failed or was deleted, so the end of the process is unknown."""
 
     STARTING = "starting"
     READY = "ready"
@@ -66,7 +67,7 @@ class AskStatus(StrEnum):
 
 
 class ModelApi(StrEnum):
-    """How a model is spoken to."""
+    """The API of a model."""
 
     ANTHROPIC = "anthropic"  # POST /v1/messages
     OPENAI = "openai"  # POST /v1/responses
@@ -76,17 +77,17 @@ class ModelApi(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ModelEndpoint:
-    """Where an agent in a sandbox finds its model: an address inside the sandbox, and a capability in the place of a key."""
+    """Where an agent finds its model: an address inside the sandbox, and a capability in place of an API key."""
 
     api: ModelApi
-    base_url: str  # without the path of the API's own version, as http://127.0.0.1:4100/prv_…
+    base_url: str  # without the version path of the API, as in http://127.0.0.1:4100/prv_…
     capability: Secret
     model: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchWish:
-    """What a profile makes a command line from."""
+    """The inputs from which a profile builds a command line."""
 
     home: str
     folder: str
@@ -94,12 +95,12 @@ class LaunchWish:
     mode: str | None = None
     endpoint: ModelEndpoint | None = None
     asks: bool = False
-    """It has to ask before everything it does, reading included, in every mode: the project's policy has the answers."""
+    """The agent must ask before everything it does, including reading, in every mode: the project's policy decides."""
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """How an agent's process is started in its sandbox. `files` are written before, by absolute path."""
+    """How to start an agent's process in its sandbox. `files`, by absolute path, are written before."""
 
     argv: tuple[str, ...]
     envs: Mapping[str, str] = field(default_factory=dict)
@@ -108,8 +109,11 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Install:
-    """How an agent comes into a sandbox. `check` succeeds where it is there already; `script` is for bash. `version` is part of
-    what a preparation depends on."""
+    """How to install an agent in a sandbox.
+
+    `check` succeeds if the agent is already installed; `script` is run with bash. `version` is part of the key of
+    prepared sandboxes.
+    """
 
     version: str
     check: tuple[str, ...]
@@ -118,7 +122,7 @@ class Install:
 
 
 class Profile(Protocol):
-    """What the platform knows of one agent."""
+    """What the platform knows about an agent."""
 
     @property
     def name(self) -> str: ...
@@ -128,33 +132,34 @@ class Profile(Protocol):
     def description(self) -> str: ...
     @property
     def demo(self) -> bool:
-        """No real agent: shown as a demo wherever it appears."""
+        """Whether this is not a real agent, and is shown as a demo wherever it appears."""
 
     @property
     def install(self) -> Install | None: ...
     @property
     def apis(self) -> tuple[ModelApi, ...]:
-        """What it can speak to a model, best first; empty: it needs none."""
+        """The model APIs it supports, best first. Empty if it needs no model."""
 
     @property
     def models(self) -> tuple[str, ...]:
-        """Some it is known to work with; others may be given."""
+        """Models it is known to work with. Others may be used."""
 
     @property
     def modes(self) -> tuple[str, ...]: ...
     @property
     def unasked_modes(self) -> tuple[str, ...]:
-        """Of these, those in which it acts without asking. Where the project's policy wants to be asked, the first other one is set."""
+        """The modes in which it acts without asking. If the project's policy requires asking, the first other mode is
+        used."""
 
     @property
     def auth_method(self) -> str | None:
-        """What it wants to be authenticated with after the greeting."""
+        """The authentication method it requires after `initialize`."""
 
     def launch(self, wish: LaunchWish) -> Launch: ...
 
 
 def asking_modes(profile: Profile) -> list[str] | None:
-    """The modes in which it asks; None: all of them, as far as is known."""
+    """Return the modes in which the agent asks. None means all of them, as far as is known."""
     if not profile.unasked_modes:
         return None
     return [mode for mode in profile.modes if mode not in profile.unasked_modes]

@@ -1,4 +1,4 @@
-"""What a project lets agents do without asking a person."""
+"""Decide what agents may do without asking a person, by the project's policy."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ KINDS: dict[Decision, tuple[str, ...]] = {
     "reject": ("reject_once", "reject_always"),
     "reject_always": ("reject_always", "reject_once"),
 }
-"""Which of an agent's options are meant, best first: their ids differ from agent to agent."""
+"""Kinds of options that express a decision, best first. The option ids differ between agents."""
 READS = frozenset(("read", "search", "think"))
 SEARCHED, PIECE = 256 << 10, 16
-"""How much of what an agent wants to do is looked at. What is longer matches no promise: a person is asked, unless all is allowed."""
+"""How much of a tool call is checked. A longer one cannot be checked completely: a person is asked, unless nothing is
+denied."""
 
 
-_ASKS = ("This project asks before everything.", "This project asks before everything but reading.")
+_ASK_REASONS = ("This project asks before everything.", "This project asks before everything but reading.")
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """`decision` None: a person decides. `pattern`: the one of the project's that denies it."""
+    """`decision` is None if a person has to decide. `pattern` is the project's pattern that denies the call."""
 
     decision: Decision | None
     reason: str
@@ -35,10 +36,10 @@ class Verdict:
 
 
 def decide(settings: PermissionSettings, tool_call: dict[str, Any]) -> Verdict:
-    """`tool_call` as the agent has described it, joined with what it told of it before. With patterns it takes its time: use
+    """Decide about a tool call, given as everything the agent has reported about it. Slow with patterns: use
     `Verdicts`."""
     if settings.deny:
-        pieces, complete = _cut(searched(tool_call))
+        pieces, complete = _truncate(searched(tool_call))
         denied = search(settings.deny, pieces)
         if denied.match is not None:
             return Verdict("reject", f"The project's policy denies what matches {denied.match!r}.", denied.match)
@@ -51,7 +52,7 @@ def decide(settings: PermissionSettings, tool_call: dict[str, Any]) -> Verdict:
     kind = tool_call.get("kind")
     if settings.mode == "allow_reads" and isinstance(kind, str) and kind in READS:
         return Verdict("allow", "The project's policy allows reading.")
-    return Verdict(None, _ASKS[settings.mode == "allow_reads"])
+    return Verdict(None, _ASK_REASONS[settings.mode == "allow_reads"])
 
 
 class UndecidedError(Exception):
@@ -64,7 +65,8 @@ class UndecidedError(Exception):
 
 
 class Verdicts:
-    """Decides outside of transactions what takes its time: `get` raises UndecidedError, `decide` settles it, `get` knows it then."""
+    """Reach slow verdicts outside of transactions: `get` raises UndecidedError, `decide` settles it, then `get` returns
+    it."""
 
     def __init__(self) -> None:
         self._last: tuple[PermissionSettings, dict[str, Any], Verdict] | None = None
@@ -81,8 +83,8 @@ class Verdicts:
         self._last = (wanted.settings, wanted.tool_call, verdict)
 
 
-def _cut(pieces: list[str]) -> tuple[list[str], bool]:
-    """As much as is looked at, and whether that is all."""
+def _truncate(pieces: list[str]) -> tuple[list[str], bool]:
+    """Return the part that is checked, and whether that is everything."""
     room, kept = SEARCHED, []
     for piece in pieces:
         kept.append(piece[:room])
@@ -93,7 +95,8 @@ def _cut(pieces: list[str]) -> tuple[list[str], bool]:
 
 
 def searched(tool_call: dict[str, Any]) -> list[str]:
-    """Title, paths and all texts of the input, each for itself; an argv as one line, and the input as JSON besides."""
+    """Return the title, the paths and all texts of the input separately, plus each argv as one line and the input as
+    JSON."""
     found = [str(tool_call.get("title") or "")]
     locations, content = tool_call.get("locations"), tool_call.get("content")
     for one in locations if isinstance(locations, list) else ():
@@ -104,12 +107,12 @@ def searched(tool_call: dict[str, Any]) -> list[str]:
             found.append(str(one.get("path") or ""))
     given = tool_call.get("rawInput", tool_call.get("input"))
     if given is not None:
-        _texts(given, found)
+        _collect_texts(given, found)
         found.append(json.dumps(given, ensure_ascii=False))
     return found
 
 
-def _texts(value: Any, found: list[str], depth: int = 0) -> None:
+def _collect_texts(value: Any, found: list[str], depth: int = 0) -> None:
     if isinstance(value, str):
         found.append(value)
     elif isinstance(value, dict | list) and depth < 20:
@@ -117,11 +120,11 @@ def _texts(value: Any, found: list[str], depth: int = 0) -> None:
         if isinstance(value, list) and value and all(isinstance(one, str) for one in value):
             found.append(" ".join(value))  # an argv
         for one in items:
-            _texts(one, found, depth + 1)
+            _collect_texts(one, found, depth + 1)
 
 
 def choose(options: list[dict[str, Any]], decision: Decision) -> dict[str, Any] | None:
-    """The option that means this; None when the agent offers none such."""
+    """Return the option that expresses this decision, or None if the agent offers none."""
     for kind in KINDS[decision]:
         for option in options:
             if option.get("kind") == kind:

@@ -1,4 +1,4 @@
-"""What the runner of agents needs from the rest: a catalogue of agents, and models for them."""
+"""What the agent runner needs from other packages: a catalogue of agents, and models for them."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Putter(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Desk:
-    """All that stands behind the conductors of sessions."""
+    """The dependencies of the conductors of sessions."""
 
     database: Database
     lifecycle: Lifecycle

@@ -1,4 +1,4 @@
-"""The rows of agents at work, and the few questions that everybody asks of them."""
+"""Queries and helpers for the rows of agents."""
 
 from __future__ import annotations
 
@@ -20,12 +20,20 @@ PENDING, FOLDER, AUTH, FRESH, SERVED, DELIVERED = "pending", "folder", "auth", "
 STRICTNESS, ASKING_MODES, PROMPTED = "strictness", "askingModes", "prompted"
 MCP, MCP_FINGERPRINT, MCP_MISSING = "mcpServers", "mcpFingerprint", "mcpMissing"
 STARTUP = "startupOutput"
-"""In the options of a run: requests of ours that the agent has not answered; where it works; what it wants to be authenticated
-with; that it knows nothing of what was said before; that it has its model through a tunnel of ours; how many bytes of what was
-said to it are in its sandbox for certain; how strict the project's policy was when it was started; its modes in which it asks; where
-its first prompt begins in what it is told; the MCP servers that it is to be given, a hash of them, and the commands of those that
-are not in the sandbox; and what it said before it was
-prompted, which people may see."""
+"""Keys in the options of a run:
+
+- PENDING: our requests that the agent has not answered.
+- FOLDER: its working folder.
+- AUTH: the authentication method it requires.
+- FRESH: it does not know the earlier conversation.
+- SERVED: it reaches its model through our tunnel.
+- DELIVERED: bytes of input that are certainly in its sandbox.
+- STRICTNESS: strictness of the project's policy at its start.
+- ASKING_MODES: its modes in which it asks.
+- PROMPTED: position of its first prompt in its input.
+- MCP, MCP_FINGERPRINT, MCP_MISSING: its MCP servers, a hash of them, and the commands of those that are not in the sandbox.
+- STARTUP: its text before the first prompt, which people may see.
+"""
 HIDDEN = frozenset(
     (
         PENDING,
@@ -46,7 +54,7 @@ HIDDEN = frozenset(
 
 @dataclass(slots=True)
 class Scene:
-    """A turn that is being changed in a transaction, with what belongs to it."""
+    """A turn that is being changed in a transaction, with its session and run."""
 
     tx: Transaction
     session: Session
@@ -55,21 +63,21 @@ class Scene:
 
 
 async def locked(tx: Transaction, turn_id: str) -> tuple[Session, AgentRun | None, Turn] | None:
-    """A turn with its session and its run, as they are now and stay until the transaction ends."""
+    """Return a turn with its session and run, with the turn and the run locked until the transaction ends."""
     while True:
         run_id = (await tx.session.scalars(select(Turn.run_id).where(Turn.id == turn_id))).first()
         async with tx.session.begin_nested() as held:
             run = await tx.session.get(AgentRun, run_id, with_for_update=True) if run_id is not None else None
             turn = await tx.session.get(Turn, turn_id, with_for_update=True, populate_existing=True)
             if turn is not None and turn.run_id != run_id:
-                await held.rollback()  # it has another one since we looked, and runs are locked before turns
+                await held.rollback()  # its run has changed in between, and runs are locked before turns
                 continue
         session = await tx.session.get(Session, turn.session_id) if turn is not None else None
         return None if turn is None or session is None else (session, run, turn)
 
 
 def about(row: Session) -> dict[str, str | None]:
-    """The references of an event about this session."""
+    """Return the references of an event about this session."""
     return {
         "owner_id": row.owner_id,
         "project_id": row.project_id,
@@ -91,7 +99,7 @@ def about_turn(turn: Turn) -> dict[str, Any]:
 
 
 async def open_turn(session: AsyncSession, session_id: str) -> Turn | None:
-    """The one that is or will be next."""
+    """Return the current turn, or the one that is next."""
     query = select(Turn).where(Turn.session_id == session_id, Turn.status.in_(OPEN_TURNS))
     return (await session.scalars(query.order_by(Turn.number).limit(1))).first()
 
@@ -112,13 +120,13 @@ _VIEW = (
 async def load_view(
     session: AsyncSession, session_id: str
 ) -> tuple[Session, Sandbox | None, Turn | None, AgentRun | None] | None:
-    """A session with its sandbox, its open turn and its live run."""
+    """Return a session with its sandbox, its open turn and its live run."""
     found = (await session.execute(_VIEW, {"session_id": session_id})).first()
     return None if found is None else (found[0], found[1], found[2], found[3])
 
 
 async def turn_of(session: AsyncSession, run_id: str, *, to_change: bool = False) -> Turn | None:
-    """The one that this run works on."""
+    """Return the turn that this run works on."""
     busy = (TurnStatus.RUNNING, TurnStatus.WAITING)
     query = select(Turn).where(Turn.run_id == run_id, Turn.status.in_(busy))
     query = query.with_for_update() if to_change else query
@@ -131,7 +139,7 @@ async def live_run(session: AsyncSession, session_id: str) -> AgentRun | None:
 
 
 async def last_message(session: AsyncSession, session_id: str) -> str:
-    """The id of the newest message of a session; empty: there is none."""
+    """Return the id of the newest message of a session, or an empty string."""
     query = select(Message.id).where(Message.session_id == session_id).order_by(Message.id.desc()).limit(1)
     return (await session.scalars(query)).first() or ""
 
@@ -142,13 +150,13 @@ async def agent_settings(session: AsyncSession, project_id: str | None) -> Agent
 
 
 def say(tx: Transaction, run: AgentRun, line: str) -> None:
-    """A line to the agent, decided in this transaction. Whoever holds the run delivers it afterwards."""
+    """Queue a line for the agent in this transaction. Whoever follows the run delivers it afterwards."""
     tx.add(AgentInput(run_id=run.id, position=run.sent, line=line))
     run.sent += len(line)
 
 
 def ask(tx: Transaction, run: AgentRun, method: str, params: Mapping[str, Any]) -> int:
-    """A request to the agent; its number."""
+    """Queue a request to the agent and return its number."""
     number = run.next_request
     run.next_request = number + 1
     pending = {**run.options.get(PENDING, {}), str(number): method}
@@ -158,7 +166,7 @@ def ask(tx: Transaction, run: AgentRun, method: str, params: Mapping[str, Any]) 
 
 
 def answered(run: AgentRun, number: int) -> str | None:
-    """The method of the request that this number answers; it is no longer pending."""
+    """Remove the request with this number from the pending ones and return its method."""
     pending = dict(run.options.get(PENDING, {}))
     method = pending.pop(str(number), None)
     if method is not None:

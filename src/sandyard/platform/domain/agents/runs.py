@@ -1,4 +1,4 @@
-"""One life of an agent's process: brought into its sandbox, started, followed through whatever happens, and ended."""
+"""Run one process of an agent: install it, start it, follow it across interruptions, and end it."""
 
 from __future__ import annotations
 
@@ -57,21 +57,21 @@ T = TypeVar("T")
 RUN = "run_"
 HOME = "/home/user"
 RUN_VARIABLE = "SANDYARD_RUN"
-"""In the environment of an agent and of all that it starts: what it leaves behind is found by it."""
+"""Set in the environment of the agent and everything it starts, to find the processes it leaves behind."""
 RETRY_S = 1.0
 AWAKE_S = 30.0
 KILL_S = 20.0
 UNSEEN = 5
-"""Of so many earlier processes whose end was not seen it is made sure."""
-_BRINGING = (OperationKind.CLONE, OperationKind.RESTORE, OperationKind.BRANCH)
-_ENDS = {
+"""How many earlier processes whose end was not seen are killed before a new one starts."""
+_CHECKOUT_KINDS = (OperationKind.CLONE, OperationKind.RESTORE, OperationKind.BRANCH)
+_END_MESSAGES = {
     EndReason.LOST: SandboxRestartedError().message,
     EndReason.NOT_STARTED: "The agent's process was never started.",
 }
 
 
 async def draft(desk: Desk, session: Session, turn: Turn, profile: Profile) -> AgentRun:
-    """The row of a new run, with the greeting, before anything is done in the sandbox."""
+    """Create the row of a new run with its `initialize` request, before anything is done in the sandbox."""
     assert session.sandbox_id is not None
     run = AgentRun(
         id=ordered_id(RUN),
@@ -90,7 +90,7 @@ async def draft(desk: Desk, session: Session, turn: Turn, profile: Profile) -> A
     async with desk.database.transaction() as tx:
         permissions = (await agent_settings(tx.session, session.project_id)).permissions
         strictness = permissions.strictness
-        if not profile.demo or strictness == "deny":  # the demo's mode is part of what it shows
+        if not profile.demo or strictness == "deny":  # the demo agent's mode is part of the demonstration
             run.options = {**run.options, ASKING_MODES: asking_modes(profile)}
         run.options = {**run.options, STRICTNESS: strictness}
         tx.add(run)
@@ -104,7 +104,10 @@ async def draft(desk: Desk, session: Session, turn: Turn, profile: Profile) -> A
 
 
 class Life:
-    """Of one run, which may have been begun by an earlier process. `run` returns when it has ended and that is written down."""
+    """Follow one run, which may have been started by an earlier platform process.
+
+    `run` returns when the process has ended and its end is stored.
+    """
 
     def __init__(self, desk: Desk, session: Session, run: AgentRun, changed: Callable[[], None]) -> None:
         self._desk = desk
@@ -114,24 +117,24 @@ class Life:
         self.sandbox_id = run.sandbox_id
         self._row = run
         self._served = bool(run.options.get(SERVED))
-        self._first = 0
-        self._outputs = Outputs(desk, run.id, run.consumed, self._take)
+        self._initial_input_size = 0
+        self._outputs = Outputs(desk, run.id, run.consumed, self._take_lines)
         self._inputs = Inputs(desk, run, lambda: self._outputs.offsets)
         self._consumer = Consumer(desk, run.id, self._inputs.heard_before)
         self._awake, self._woken = asyncio.Event(), asyncio.Event()
-        self._attaching: asyncio.Task[None] | None = None
-        self.asked = run.consumed > 0 or run.status == RunStatus.READY  # the process may be there
+        self._attach_task: asyncio.Task[None] | None = None
+        self.asked = run.consumed > 0 or run.status == RunStatus.READY  # the process may be running
         self.begun = self.asked
         self.began_at: float | None = None
 
     @property
     def heard(self) -> float:
-        """When it last said something, by the loop's clock; 0: not yet."""
+        """Loop time of its last output, or 0."""
         return self._outputs.heard
 
     @property
     def stray_at(self) -> float | None:
-        """Since when it has said something, none of which is a message, by the loop's clock."""
+        """Loop time since which it has printed output without any message."""
         return self._outputs.stray_at
 
     @property
@@ -142,12 +145,12 @@ class Life:
         self._inputs.nudge()
 
     def said(self, sent: int) -> None:
-        """So much is to be said to it by now, of which nobody may have told."""
+        """Deliver the input up to this length, which may have been queued without a nudge."""
         if self._inputs.delivered is not None and sent > self._inputs.delivered:
             self._inputs.nudge()
 
     def look(self) -> None:
-        """Its sandbox was woken, or has ended."""
+        """Report that the sandbox was woken or has ended."""
         self._awake.set()
         self._woken.set()
 
@@ -155,29 +158,29 @@ class Life:
         delivering: asyncio.Task[None] | None = None
         try:
             await self._outputs.begin()
-            spec = None if self.begun else await self._while_away(lambda: self._patiently(self._prepare))
+            spec = None if self.begun else await self._retry_database(lambda: self._retry_engine(self._prepare))
             if self.begun and self._served:
-                self._attaching = self._desk.tasks.spawn(self._attached())
-            delivering = asyncio.get_running_loop().create_task(self._inputs_when_begun())
-            await self._follow(spec)
+                self._attach_task = self._desk.tasks.spawn(self._reattach_models())
+            delivering = asyncio.get_running_loop().create_task(self._deliver_inputs())
+            await self._follow_process(spec)
         except RunGoneError:
             log.info("agent_run_gone", run=self.run_id)
         except (*AWAY, StoppingError) as error:
             log.warning("agent_not_followed", run=self.run_id, reason=error.message)
-            await asyncio.sleep(RETRY_S)  # nothing is known of it: whoever holds it takes it up again
+            await asyncio.sleep(RETRY_S)  # its state is unknown: the conductor follows it again
         except RunBrokenError as error:
-            await self._while_away(self._put_away)
-            await self._over(RunStatus.ENDED, error=error.message, code=error.reason)
+            await self._retry_database(self._kill_process)
+            await self._finish_run(RunStatus.ENDED, error=error.message, code=error.reason)
         except SandyardError as error:
             log.warning("agent_not_started", run=self.run_id, code=error.code, reason=error.message)
-            await self._over(RunStatus.ENDED, error=error.message, code=error.code)
+            await self._finish_run(RunStatus.ENDED, error=error.message, code=error.code)
         finally:
-            await end_tasks(*(task for task in (delivering, self._attaching) if task is not None))
+            await end_tasks(*(task for task in (delivering, self._attach_task) if task is not None))
 
     # starting ----------------------------------------------------------------------------------------------------------
 
-    async def _patiently(self, work: Callable[[], Awaitable[CommandSpec]]) -> CommandSpec:
-        """While the engine is away, wait."""
+    async def _retry_engine(self, work: Callable[[], Awaitable[CommandSpec]]) -> CommandSpec:
+        """Retry while the engine is unavailable."""
         while True:
             try:
                 return await work()
@@ -191,7 +194,7 @@ class Life:
                 log.info("agent_waits_for_engine", run=self.run_id, reason=error.message)
                 await asyncio.sleep(RETRY_S)
 
-    async def _while_away(self, work: Callable[[], Awaitable[T]]) -> T:
+    async def _retry_database(self, work: Callable[[], Awaitable[T]]) -> T:
         return await self._desk.database.retry_while_away(work, "agent", run=self.run_id)
 
     async def _prepare(self) -> CommandSpec:
@@ -199,10 +202,10 @@ class Life:
         sandbox = await desk.lifecycle.rows.get(self.sandbox_id)
         profile = await desk.agents.profile(self._session.owner_id, self._row.agent)
         engine_id = await desk.lifecycle.awake(sandbox)
-        await self._end_earlier(engine_id)
-        folder = await self._folder(sandbox)
+        await self._kill_earlier_runs(engine_id)
+        folder = await self._resolve_folder(sandbox)
         if profile.install is not None:
-            await desk.install(engine, engine_id, profile, desk.settings, self._progress)
+            await desk.install(engine, engine_id, profile, desk.settings, self._report_progress)
         endpoint = await desk.models.endpoint(self._session, sandbox, profile, self._row.model)
         asks = self._row.options.get(STRICTNESS, "none") != "none"
         wish = LaunchWish(HOME, folder, self._row.model, self._session.mode, endpoint, asks)
@@ -213,7 +216,7 @@ class Life:
         missing = await find_missing_commands(engine, engine_id, entries, folder=folder, envs=launch.envs)
         self._served = endpoint is not None or any(one.type == ServerType.HTTP for one in servers)
         if self._served:
-            await self._attach()
+            await self._attach_models()
         async with desk.database.transaction() as tx:
             run = await tx.session.get(AgentRun, self.run_id)
             if run is None:
@@ -222,7 +225,7 @@ class Life:
             run.options = {**run.options, FOLDER: folder, SERVED: self._served, **told}
             query = select(AgentInput.line).where(AgentInput.run_id == run.id).order_by(AgentInput.position)
             first = "".join(await tx.session.scalars(query))
-        self._first = len(first)
+        self._initial_input_size = len(first)
         return CommandSpec(
             id=self.run_id,
             command=command(self.run_id, launch.argv, first),
@@ -231,7 +234,7 @@ class Life:
         )
 
     async def _mcp_servers(self, sandbox: Sandbox) -> tuple[list[McpServer], list[dict[str, Any]]]:
-        """The project's, and how the agent is told of them."""
+        """Return the project's MCP servers, and their entries for the agent."""
         async with self._desk.database.reading() as session:
             servers = await servers_of(session, self._session.project_id)
         gateway, capability = "", None
@@ -239,8 +242,8 @@ class Life:
             gateway, capability = await self._desk.models.reach(self._session, sandbox)
         return servers, [entry_of(one, gateway, capability) for one in servers]
 
-    async def _end_earlier(self, engine_id: str) -> None:
-        """Processes that could not be reached when they were to end, because their sandbox slept, must not go on beside this one."""
+    async def _kill_earlier_runs(self, engine_id: str) -> None:
+        """Kill earlier processes that could not be reached at their end because the sandbox was paused."""
         query = select(AgentRun.id).where(
             AgentRun.sandbox_id == self.sandbox_id, AgentRun.status.not_in(LIVE_RUNS), AgentRun.exit_code.is_(None)
         )
@@ -249,15 +252,15 @@ class Life:
         for run_id in found:
             await self._desk.lifecycle.engine.commands.kill(engine_id, run_id)
 
-    async def _attach(self) -> None:
+    async def _attach_models(self) -> None:
         await self._desk.models.attach(self._session, await self._desk.lifecycle.rows.get(self.sandbox_id))
 
-    async def _attached(self) -> None:
-        """Of a process that was there before us: its model is brought to it again, as soon as its sandbox is awake."""
+    async def _reattach_models(self) -> None:
+        """Attach the models again for a process that was started earlier, as soon as its sandbox is awake."""
         while True:
             self._woken.clear()
             try:
-                return await self._attach()
+                return await self._attach_models()
             except SandyardError as error:
                 log.info("agent_without_model", run=self.run_id, reason=error.message)
                 asleep = isinstance(error, SandboxNotRunningError)
@@ -265,12 +268,12 @@ class Life:
                 async with asyncio.timeout(AWAKE_S if asleep else RETRY_S):
                     await self._woken.wait()
 
-    async def _folder(self, sandbox: Sandbox) -> str:
-        """Where it works: in the checkout, once that is there."""
+    async def _resolve_folder(self, sandbox: Sandbox) -> str:
+        """Return the working folder: the checkout, after waiting for it, or the home folder."""
         while True:
             async with self._desk.database.reading() as session:
                 own = select(GitOperation).where(
-                    GitOperation.sandbox_id == sandbox.id, GitOperation.kind.in_(_BRINGING)
+                    GitOperation.sandbox_id == sandbox.id, GitOperation.kind.in_(_CHECKOUT_KINDS)
                 )
                 last = (await session.scalars(own.order_by(GitOperation.id.desc()).limit(1))).first()
                 checkout = await session.get(Checkout, sandbox.id)
@@ -283,47 +286,47 @@ class Life:
             else:
                 return HOME
 
-    def _progress(self, what: str) -> None:
-        self._desk.tasks.spawn(self._tell(what[:1000]))
+    def _report_progress(self, what: str) -> None:
+        self._desk.tasks.spawn(self._emit_progress(what[:1000]))
 
-    async def _tell(self, what: str) -> None:
+    async def _emit_progress(self, what: str) -> None:
         async with self._desk.database.transaction() as tx:
             tx.emit("agent.installing", **about(self._session), runId=self.run_id, agent=self._row.agent, what=what)
 
     # following ---------------------------------------------------------------------------------------------------------
 
-    async def _follow(self, spec: CommandSpec | None) -> None:
+    async def _follow_process(self, spec: CommandSpec | None) -> None:
         lifecycle = self._desk.lifecycle
         while True:
             self._awake.clear()
             row = await lifecycle.rows.get(self.sandbox_id)
             if row.status in (Status.ERROR, Status.DESTROYED) or row.doomed_at is not None:
                 reason = row.error or "The sandbox was deleted."
-                await self._over(
+                await self._finish_run(
                     RunStatus.LOST, error=f"The agent's sandbox no longer exists. {reason}", code="sandbox_lost"
                 )
                 return
             if row.status != Status.RUNNING or row.engine_id is None:
                 if not self.begun:
-                    await self._patiently_awake(row)
+                    await self._wake_sandbox(row)
                     continue
-                await self._until_awake()
+                await self._wait_until_awake()
                 continue
-            ended = await self._read(row, row.engine_id, spec)
+            ended = await self._read_output(row, row.engine_id, spec)
             if ended is not None:
-                await self._ended(ended)
-                self._desk.tasks.spawn(self._forget(row.engine_id))
+                await self._record_exit(ended)
+                self._desk.tasks.spawn(self._remove_journals(row.engine_id))
                 return
 
-    async def _read(self, row: Sandbox, engine_id: str, spec: CommandSpec | None) -> Ended | None:
-        """Until its end, or until it cannot be read for now."""
+    async def _read_output(self, row: Sandbox, engine_id: str, spec: CommandSpec | None) -> Ended | None:
+        """Read output until the process ends. Returns None if it cannot be read for now."""
         commands = self._desk.lifecycle.engine.commands
         self.asked = True
         try:
             if spec is not None and not self.begun:
-                return await self._outputs.read(commands.start(engine_id, spec), self._started)
+                return await self._outputs.read(commands.start(engine_id, spec), self._on_started)
             stream = commands.follow(engine_id, self.run_id, *self._outputs.offsets)
-            return await self._outputs.read(stream, self._started)
+            return await self._outputs.read(stream, self._on_started)
         except (RunBrokenError, RunGoneError):
             raise
         except SandboxNotFoundError:
@@ -331,20 +334,20 @@ class Life:
         except SandboxNotRunningError:
             await self._desk.lifecycle.seen_paused(row.id)
         except SandyardError as error:
-            if not self.begun and error.status < 500:  # it is certain that it does not run
+            if not self.begun and error.status < 500:  # it certainly does not run
                 raise
             log.warning("agent_not_followed", run=self.run_id, reason=error.message)
             await asyncio.sleep(RETRY_S)
         return None
 
-    async def _forget(self, engine_id: str) -> None:
-        """Its journals in the sandbox are all here."""
+    async def _remove_journals(self, engine_id: str) -> None:
+        """Remove the journals from the sandbox. Their contents are stored in the platform."""
         engine = self._desk.lifecycle.engine
         with contextlib.suppress(SandyardError):
             await engine.commands.forget(engine_id, self.run_id)
             await engine.remove(engine_id, input_path(self.run_id))
 
-    async def _patiently_awake(self, row: Sandbox) -> None:
+    async def _wake_sandbox(self, row: Sandbox) -> None:
         try:
             await self._desk.lifecycle.awake(row)
         except EngineError as error:
@@ -352,49 +355,49 @@ class Life:
                 raise
             await asyncio.sleep(RETRY_S)
 
-    def _started(self, event: Started) -> None:
+    def _on_started(self, event: Started) -> None:
         if not self.begun and event.pid is not None:
-            self._inputs.delivered = self._first
+            self._inputs.delivered = self._initial_input_size
         self.begun = True
         self.began_at = asyncio.get_running_loop().time()
         self._awake.set()
 
-    async def _inputs_when_begun(self) -> None:
+    async def _deliver_inputs(self) -> None:
         while not self.begun:
             self._awake.clear()
             await self._awake.wait()
         await self._inputs.run()
 
-    async def _take(self, lines: Sequence[tuple[int, bytes]], consumed: int) -> None:
+    async def _take_lines(self, lines: Sequence[tuple[int, bytes]], consumed: int) -> None:
         sent = await self._consumer.take(lines, consumed)
         if self._inputs.delivered is None or sent > self._inputs.delivered:
             self._inputs.nudge()
         self._changed()
 
-    async def _until_awake(self) -> None:
+    async def _wait_until_awake(self) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(AWAKE_S):
                 await self._awake.wait()
 
     # ending ------------------------------------------------------------------------------------------------------------
 
-    async def _ended(self, ended: Ended) -> None:
+    async def _record_exit(self, ended: Ended) -> None:
         status = RunStatus.LOST if ended.reason is EndReason.LOST else RunStatus.ENDED
         number = ended.code if ended.code is not None else None if ended.signal is None else -ended.signal
         code = SandboxRestartedError.code if ended.reason is EndReason.LOST else None
-        await self._over(status, exit_code=number, error=_ENDS.get(ended.reason), code=code)
+        await self._finish_run(status, exit_code=number, error=_END_MESSAGES.get(ended.reason), code=code)
 
-    async def _over(
+    async def _finish_run(
         self, status: RunStatus, *, exit_code: int | None = None, error: str | None = None, code: str | None = None
     ) -> None:
         def stderr(offset: int) -> str:
             return self._outputs.tail_since(offset).decode("utf-8", "replace")
 
-        await self._while_away(
+        await self._retry_database(
             lambda: self._consumer.over(status=status, exit_code=exit_code, error=error, code=code, stderr=stderr)
         )
-        if self._attaching is not None:
-            self._attaching.cancel()
+        if self._attach_task is not None:
+            self._attach_task.cancel()
         if self._served:
             self._served = False
             with contextlib.suppress(SandyardError):
@@ -402,11 +405,11 @@ class Life:
         self._changed()
 
     async def lose(self, reason: str) -> None:
-        """Nobody will know how it ended."""
-        await self._over(RunStatus.LOST, error=reason, code="sandbox_lost")
+        """Record the run as lost: its end is unknown."""
+        await self._finish_run(RunStatus.LOST, error=reason, code="sandbox_lost")
 
-    async def _put_away(self) -> bool:
-        """End the process, as far as it can be reached without waking its sandbox. False: it could not be asked."""
+    async def _kill_process(self) -> bool:
+        """End the process if it can be reached without waking its sandbox. Returns False if it could not be reached."""
         row = await self._desk.lifecycle.rows.get(self.sandbox_id)
         if row.status != Status.RUNNING or row.engine_id is None:
             return row.status in (Status.ERROR, Status.DESTROYED)
@@ -420,14 +423,15 @@ class Life:
         return True
 
     async def end(self, task: asyncio.Task[None], *, replaced: bool = False) -> None:
-        """Stop it: SIGTERM to all of its processes, SIGKILL soon after; what it says until then is heard. Returns when it is over."""
+        """Stop the process with SIGTERM, and with SIGKILL soon after. Returns when it is over. Output until then is
+        still read."""
         if replaced:
             async with self._desk.database.transaction() as tx:
                 run = await tx.session.get(AgentRun, self.run_id)
                 if run is not None:
                     run.error_code = ending.REPLACED
-        reached = self.asked and await self._put_away()
+        reached = self.asked and await self._kill_process()
         if reached and not task.done():
             await asyncio.wait((task,), timeout=KILL_S)
         await end_tasks(task)
-        await self._over(RunStatus.ENDED)
+        await self._finish_run(RunStatus.ENDED)

@@ -1,6 +1,6 @@
-"""What is said to an agent, and when: the greeting, its session, mode and model, and the prompt.
+"""Decide what to send to an agent next: `initialize`, its session, its mode and model, and the prompt.
 
-Each step is decided in the transaction that saw the reason for it, so that a crash in between decides nothing twice.
+Each step is decided in the transaction that saw the reason for it, so that a crash never repeats a decision.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ from sandyard.platform.domain.sandboxes.model import utc_now
 
 VERSION = 1
 WAKING = "waking"
-"""In the error code of a turn that is being interrupted because it was stuck, to be told to go on."""
+"""Error code of a turn that was stuck and is being interrupted, to be prompted to continue."""
 GO_ON = "You were interrupted because you had been silent for a long time. Look at the existing work, and continue."
 LEFT_OUT = "mcp_server_left_out"
-_NEWEST = "msg_~"  # sorts behind every message
+_NEWEST = "msg_~"  # sorts after every message id
 _MODE, _MODEL = "session/set_mode", "session/set_config_option"
 
 
 class Next(StrEnum):
-    """What the agent has to do now. RESTART: another agent works in this session now, or this one can get the model
-    or the MCP servers, or ask as the project's policy wants, only by starting anew."""
+    """What happens next. RESTART: the process must be replaced, because the session has another agent now, or because
+    this one can get its model, its MCP servers or the project's policy only at its start."""
 
     WAIT = "wait"
     WORK = "work"
@@ -55,7 +55,7 @@ class Next(StrEnum):
 
 
 def greet(tx: Transaction, run: AgentRun, version: str) -> None:
-    """The first line. It acts in its own sandbox: no files and no terminals of ours."""
+    """Queue `initialize`. The agent acts in its own sandbox, so it gets no files and terminals from the client."""
     ask(
         tx,
         run,
@@ -73,7 +73,7 @@ def greet(tx: Transaction, run: AgentRun, version: str) -> None:
 
 
 async def greeted(tx: Transaction, run: AgentRun, result: dict[str, Any]) -> None:
-    """AgentProtocolError when it speaks another version."""
+    """Handle the answer to `initialize`. Raises AgentProtocolError if the agent uses another protocol version."""
     told = result.get("protocolVersion")
     if told != VERSION:
         raise AgentProtocolError(
@@ -94,9 +94,9 @@ async def greeted(tx: Transaction, run: AgentRun, result: dict[str, Any]) -> Non
 
 
 async def open_session(tx: Transaction, run: AgentRun, *, anew: bool = False) -> None:
-    """The conversation there was, where the agent can go on with it, else a new one."""
+    """Continue the earlier conversation if the agent supports it, or open a new one."""
     capabilities = _agent_capabilities(run)
-    servers = [one for one in run.options.get(MCP, ()) if _takes(capabilities, one)]
+    servers = [one for one in run.options.get(MCP, ()) if _supports_server(capabilities, one)]
     place: dict[str, Any] = {"cwd": run.options.get(FOLDER) or "/home/user", "mcpServers": servers}
     of_sessions = capabilities.get("sessionCapabilities")
     resumes = isinstance(of_sessions, dict) and of_sessions.get("resume") is not None
@@ -117,28 +117,28 @@ async def open_session(tx: Transaction, run: AgentRun, *, anew: bool = False) ->
 
 
 def _agent_capabilities(run: AgentRun) -> dict[str, Any]:
-    """`agentCapabilities` of its answer to `initialize`."""
+    """Return `agentCapabilities` from the answer to `initialize`."""
     found = run.capabilities.get("agent")
     return found if isinstance(found, dict) else {}
 
 
-def _takes(capabilities: dict[str, Any], server: dict[str, Any]) -> bool:
-    """Every agent takes commands."""
+def _supports_server(capabilities: dict[str, Any], server: dict[str, Any]) -> bool:
+    """Return whether the agent supports this MCP server. Every agent supports commands."""
     over = capabilities.get("mcpCapabilities")
     return "type" not in server or (isinstance(over, dict) and over.get(server["type"]) is True)
 
 
 def describe_left_out(run: AgentRun) -> str | None:
-    """Which MCP servers it was not given, because it cannot use them."""
+    """Name the MCP servers that the agent was not given, because it does not support them."""
     capabilities = _agent_capabilities(run)
-    names = [one["name"] for one in run.options.get(MCP, ()) if not _takes(capabilities, one)]
+    names = [one["name"] for one in run.options.get(MCP, ()) if not _supports_server(capabilities, one)]
     if not names:
         return None
     return f"This agent does not support MCP servers with a URL (mcpCapabilities.http). It continues without {', '.join(names)}."
 
 
 def opened(tx: Transaction, session: Session, run: AgentRun, result: dict[str, Any], *, fresh: bool) -> None:
-    """The agent has its session."""
+    """Record that the agent has opened its session."""
     if fresh:
         run.acp_session = storable(str(result.get("sessionId") or ""))[:300]
     kept = {name: value for name, value in run.options.items() if name not in (MCP, MCP_MISSING)}
@@ -164,7 +164,7 @@ def session_options(result: dict[str, Any]) -> dict[str, Any]:
 
 
 async def advance(tx: Transaction, session: Session, run: AgentRun, turn: Turn) -> Next:
-    """The next word of a turn that has none yet, to an agent that is ready for it."""
+    """Take the next step of a turn that has not been prompted, if the agent is ready for it."""
     if run.status != RunStatus.READY or turn.request is not None or turn.cancel_at is not None or pending(run):
         return Next.WAIT
     strictness = (await agent_settings(tx.session, session.project_id)).permissions.strictness
@@ -173,22 +173,22 @@ async def advance(tx: Transaction, session: Session, run: AgentRun, turn: Turn) 
     if (session.agent or run.agent, strictness, servers) != had:
         return Next.RESTART
     if turn.model is not None and turn.model != run.model:
-        choice = _choice(run, "model", turn.model)
+        choice = _find_choice(run, "model", turn.model)
         if choice is None:
             return Next.RESTART
         run.model = turn.model
         if choice[1] is not None:
             ask(tx, run, _MODEL, {"sessionId": run.acp_session, "configId": choice[0], "value": choice[1]})
             return Next.WORK
-    wanted = turn.mode if strictness == "none" else _asking_mode(run, turn.mode)
+    wanted = turn.mode if strictness == "none" else _select_asking_mode(run, turn.mode)
     if wanted is not None and wanted != run.options.get("currentMode") and _set_mode(tx, run, wanted):
         return Next.WORK
-    await _prompt(tx, session, run, turn)
+    await _send_prompt(tx, session, run, turn)
     return Next.WORK
 
 
-def _asking_mode(run: AgentRun, wanted: str | None) -> str | None:
-    """The wanted mode, if the agent asks in it, else the first in which it does."""
+def _select_asking_mode(run: AgentRun, wanted: str | None) -> str | None:
+    """Return the wanted mode if the agent asks in it, or the first mode in which it does."""
     asking: list[str] | None = run.options.get(ASKING_MODES)
     if asking is None or wanted in asking:
         return wanted
@@ -196,13 +196,13 @@ def _asking_mode(run: AgentRun, wanted: str | None) -> str | None:
 
 
 def _set_mode(tx: Transaction, run: AgentRun, mode: str) -> bool:
-    """False: it has no such mode, or has it already."""
+    """Request a change of the mode. Returns False if there is no such mode, or if it is set already."""
     known = run.options.get("modes")
     if any(one["id"] == mode for one in known or ()):
         ask(tx, run, _MODE, {"sessionId": run.acp_session, "modeId": mode})
         run.options = {**run.options, "currentMode": mode}
         return True
-    choice = _choice(run, "mode", mode)
+    choice = _find_choice(run, "mode", mode)
     if choice is None or choice[1] is None:
         return False
     ask(tx, run, _MODEL, {"sessionId": run.acp_session, "configId": choice[0], "value": choice[1]})
@@ -210,8 +210,8 @@ def _set_mode(tx: Transaction, run: AgentRun, mode: str) -> bool:
     return True
 
 
-def _choice(run: AgentRun, category: str, wanted: str) -> tuple[str, str | None] | None:
-    """Which option of the agent's is to be set to what; None in the second place: it is what is wanted already."""
+def _find_choice(run: AgentRun, category: str, wanted: str) -> tuple[str, str | None] | None:
+    """Return the agent's option to set and the value for it. The value is None if the option has it already."""
     options = run.options.get("configOptions")
     for option in options if isinstance(options, list) else ():
         if not isinstance(option, dict) or option.get("category") != category or not isinstance(option.get("id"), str):
@@ -226,33 +226,34 @@ def _choice(run: AgentRun, category: str, wanted: str) -> tuple[str, str | None]
     return None
 
 
-def _block(run: AgentRun, part: dict[str, Any]) -> dict[str, Any]:
-    """A content block. Agents whose capabilities have `_meta.sandyard.sources` get to know which of them no person wrote."""
+def _content_block(run: AgentRun, part: dict[str, Any]) -> dict[str, Any]:
+    """Return a content block. Agents with the capability `_meta.sandyard.sources` are told which blocks no person
+    wrote."""
     block = {"type": "text", "text": part["text"]}
-    if "source" in part and _knows_sources(run):
+    if "source" in part and _supports_sources(run):
         block["_meta"] = {"sandyard": {"source": part["source"], "about": part.get("about")}}
     return block
 
 
-def _knows_sources(run: AgentRun) -> bool:
+def _supports_sources(run: AgentRun) -> bool:
     found: Any = run.capabilities
     for name in ("agent", "_meta", "sandyard", "sources"):
         found = found.get(name) if isinstance(found, dict) else None
     return found is True
 
 
-async def _prompt(tx: Transaction, session: Session, run: AgentRun, turn: Turn) -> None:
+async def _send_prompt(tx: Transaction, session: Session, run: AgentRun, turn: Turn) -> None:
     message = await tx.session.get(Message, turn.prompt_id) if turn.prompt_id is not None else None
     parts: list[Any] = message.parts if message is not None else []
-    blocks = [_block(run, part) for part in parts if part.get("type") == "text"]
+    blocks = [_content_block(run, part) for part in parts if part.get("type") == "text"]
     before = turn.prompt_id or _NEWEST
     if turn.error_code == WAKING:
-        blocks, before = [_block(run, {"text": GO_ON, "source": PLATFORM})], _NEWEST
+        blocks, before = [_content_block(run, {"text": GO_ON, "source": PLATFORM})], _NEWEST
         turn.error_code = None
     if run.options.get(FRESH):
         told = await summary.of_session(tx.session, session.id, before)
         if told is not None:
-            blocks.insert(0, _block(run, {"text": told, "source": PLATFORM}))
+            blocks.insert(0, _content_block(run, {"text": told, "source": PLATFORM}))
             tx.emit("agent.reminded", **about(session), runId=run.id, turnId=turn.id)
         run.options = {**run.options, FRESH: False}
     if PROMPTED not in run.options:

@@ -1,7 +1,7 @@
-"""An agent of which nothing is heard and that does nothing, for minutes: seen, told, and dealt with as its project wants.
+"""Detect agents that have been silent and inactive for minutes.
 
-What it does is judged by the CPU that its whole sandbox uses: a busy server beside it counts as work. An engine that says nothing
-of CPU leaves only the silence, which then has to be twice as long.
+Activity is measured by the CPU use of the whole sandbox, so a busy server in it counts as work. If the engine does not
+report CPU use, only the silence counts, and must last twice as long.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ UNKNOWN_FACTOR = 2
 
 @dataclass(slots=True)
 class Watch:
-    """Of one turn. Times are the clock's."""
+    """Watch one turn. Times are those of `clock`."""
 
     clock: Clock
     since: float = field(init=False)
@@ -34,17 +34,17 @@ class Watch:
 
     @property
     def due(self) -> bool:
-        """It has been silent for a while, and nobody has looked for as long."""
+        """Whether the agent has been silent for a while, and has not been checked for as long."""
         return self.clock.now() - max(self.since, self.looked) >= LOOK_EVERY_S
 
     async def stuck(self, engine: SandboxEngine, engine_id: str, minutes: int) -> bool:
-        """Whether it is by now. Asks the engine."""
+        """Return whether the agent is stuck by now. Asks the engine."""
         now, limit = self.clock.now(), minutes * 60
         self.looked = now
         try:
             usage = await engine.usage(engine_id)
         except SandyardError:
-            return False  # nobody knows
+            return False  # unknown
         self.known = usage is not None and usage.cpu_percent is not None
         if usage is not None and usage.cpu_percent is not None and usage.cpu_percent >= BUSY_PERCENT:
             self.since = now

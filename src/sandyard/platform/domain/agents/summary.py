@@ -1,4 +1,4 @@
-"""What was said before, for an agent that does not remember it."""
+"""Summarize the earlier conversation for an agent that does not remember it."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ TAIL = "\n\nEnd of the record. What is asked of you now:\n"
 
 
 async def of_session(session: AsyncSession, session_id: str, before: str) -> str | None:
-    """Of the messages before that one. None: nothing was said."""
+    """Summarize the messages before this one. Returns None if there are none."""
     query = select(Message).where(Message.session_id == session_id, Message.id < before)
     found = list(await session.scalars(query.order_by(Message.id.desc()).limit(MESSAGES)))
     return write([(row.role, row.parts) for row in reversed(found)])
 
 
 def write(messages: list[tuple[str, list[Any]]]) -> str | None:
-    """As much of the end as there is room for."""
+    """Write as many of the last messages as fit into the limit."""
     lines: list[str] = []
     room = LIMIT
     for role, parts in reversed(messages):
-        told = [line for part in parts if isinstance(part, dict) and (line := _line(role, part))]
+        told = [line for part in parts if isinstance(part, dict) and (line := _format_part(role, part))]
         size = sum(len(line) + 1 for line in told)
         if size > room:
             lines.append("(Earlier messages are left out.)")
@@ -42,7 +42,7 @@ def write(messages: list[tuple[str, list[Any]]]) -> str | None:
     return HEAD + "\n".join(reversed(lines)) + TAIL if lines else None
 
 
-def _line(role: str, part: dict[str, Any]) -> str | None:
+def _format_part(role: str, part: dict[str, Any]) -> str | None:
     kind = part.get("type")
     if kind == "text":
         return f"{'User' if role == 'user' else 'You'}: {cut(str(part.get('text') or ''), EACH)}"

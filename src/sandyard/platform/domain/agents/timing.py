@@ -1,4 +1,4 @@
-"""What happens to a turn because time has passed: what it asked was not answered, or nothing is heard of it."""
+"""Handle the timeouts of a turn: unanswered requests and inactive agents."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sandyard.platform.domain.users.tokens import instant
 
 
 async def expire(desk: Desk, turn_id: str) -> bool:
-    """Refuse what nobody has answered in time. True: there was something."""
+    """Deny the requests that nobody answered in time. Returns whether there were any."""
     query = select(Ask.id).where(
         Ask.turn_id == turn_id, Ask.status == AskStatus.PENDING, Ask.expires_at < instant(desk.clock)
     )
@@ -38,7 +38,7 @@ async def expire(desk: Desk, turn_id: str) -> bool:
 
 
 async def watch(desk: Desk, watch: Watch, sandbox: Sandbox, turn: Turn) -> bool:
-    """See whether it is stuck, and do what its project wants then. True: it is."""
+    """Check whether the agent is stuck, and if so act as the project's settings say. Returns whether it is stuck."""
     async with desk.database.reading() as session:
         row = await session.get(Session, turn.session_id)
         settings = await agent_settings(session, row.project_id if row is not None else None)

@@ -1,7 +1,7 @@
-"""What an agent tells while it works becomes messages of typed parts. Pure: `changes` says what is to be written.
+"""Turn an agent's updates into messages of typed parts. Pure: `changes` returns what to write.
 
-Chunks of text that follow each other are one message, however many there are; a tool call is one message that changes. What an
-agent says that nobody knows here is left out.
+Consecutive chunks of text form one message; a tool call is one message that changes. Unknown kinds of updates are
+ignored.
 """
 
 from __future__ import annotations
@@ -14,45 +14,46 @@ from typing import Any
 from sandyard.kit.ids import ordered_id
 
 PART_LIMIT = 256 << 10
-"""Letters of a text. What is longer goes on in a new message."""
+"""Characters of a text. Longer texts continue in a new message."""
 VALUE_LIMIT = 64 << 10
-"""Of each piece of a tool call; the rest is cut off, and that is said."""
+"""Characters of each piece of a tool call. The rest is cut off and marked."""
 CALL_LIMIT = 512 << 10
-"""Of all that is kept of one tool call."""
+"""Characters stored of one tool call in total."""
 PIECES = 200
 EVENT_LIMIT = 4096
 CUT = "… (cut)"
-_TEXTS = {"agent_message_chunk": "text", "agent_thought_chunk": "thought"}
+_TEXT_UPDATES = {"agent_message_chunk": "text", "agent_thought_chunk": "thought"}
 _KINDS = frozenset(("read", "edit", "delete", "move", "search", "execute", "think", "fetch", "switch_mode", "other"))
 _STATUSES = frozenset(("pending", "in_progress", "completed", "failed"))
 OPEN_CALLS = ("pending", "in_progress")
-"""Statuses of tool calls that are not over. Besides those of the protocol there is `cancelled`: its turn ended before it did."""
+"""Statuses of open tool calls. Besides those of the protocol there is `cancelled`, for calls whose turn ended before
+they did."""
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 
 
 @dataclass(slots=True)
 class Entry:
-    """A message of the agent's: one part. `delta` is what its text has grown by since `changes` was last asked."""
+    """A message of the agent with one part. `delta` is the text added since the last call of `changes`."""
 
     id: str
     part: dict[str, Any]
     new: bool = True
     changed: bool = False
     delta: str = ""
-    spoken: str | None = None  # the agent's own name for the message this belongs to
+    spoken: str | None = None  # the agent's id of the message this belongs to
     weight: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What is no part of the transcript: `options` of the agent, and its own counting."""
+    """What an update contains besides the transcript: options of the agent, and its own usage counts."""
 
     options: dict[str, Any] = field(default_factory=dict)
     usage: dict[str, Any] = field(default_factory=dict)
 
 
 def message_id(after: str) -> str:
-    """One that sorts behind `after`, also within a millisecond."""
+    """Return a new id that sorts after `after`, even within the same millisecond."""
     made = ordered_id("msg_")
     if made > after:
         return made
@@ -65,97 +66,98 @@ def message_id(after: str) -> str:
 
 
 class Transcript:
-    """Of one turn. `last` is the id of the newest message of its session; `known` are the turn's own, oldest first."""
+    """The transcript of one turn. `last` is the newest message id of its session; `known` are the turn's messages,
+    oldest first."""
 
     def __init__(self, last: str = "", known: Iterable[tuple[str, dict[str, Any]]] = ()) -> None:
-        self._entries = [Entry(id, part, new=False, weight=_size(part)) for id, part in known]
+        self._entries = [Entry(id, part, new=False, weight=_json_size(part)) for id, part in known]
         self.weight = sum(entry.weight for entry in self._entries)
-        """About as many letters are kept of it."""
+        """Approximate number of characters stored."""
         self._calls = {
             entry.part.get("toolCallId"): entry for entry in self._entries if entry.part.get("type") == "tool_call"
         }
         self._plan = next((entry for entry in reversed(self._entries) if entry.part.get("type") == "plan"), None)
         self._last = max([last, *(entry.id for entry in self._entries)])
         self._open = self._entries[-1] if self._entries else None
-        self._touched: dict[str, Entry] = {}
+        self._changed_entries: dict[str, Entry] = {}
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def apply(self, update: dict[str, Any]) -> Facts | None:
-        """One `session/update`. Facts that are not for the transcript are given back."""
+        """Apply one `session/update`. Returns the facts that do not belong in the transcript."""
         kind = update.get("sessionUpdate")
         if not isinstance(kind, str):
             return None
-        if kind in _TEXTS:
-            self._chunk(_TEXTS[kind], update)
+        if kind in _TEXT_UPDATES:
+            self._add_chunk(_TEXT_UPDATES[kind], update)
         elif kind in ("tool_call", "tool_call_update"):
-            self._call(update)
+            self._update_call(update)
         elif kind in ("plan", "plan_update"):
-            self._planned(update)
+            self._update_plan(update)
         elif kind == "current_mode_update" and isinstance(update.get("currentModeId"), str):
             return Facts(options={"currentMode": update["currentModeId"][:100]})
         elif kind == "config_option_update" and isinstance(update.get("configOptions"), list):
             return Facts(options={"configOptions": bounded(update["configOptions"], VALUE_LIMIT)})
         elif kind == "available_commands_update" and isinstance(update.get("availableCommands"), list):
-            return Facts(options={"commands": _commands(update["availableCommands"])})
+            return Facts(options={"commands": _parse_commands(update["availableCommands"])})
         elif kind == "usage_update":
-            return Facts(usage=_usage(update))
+            return Facts(usage=_parse_usage(update))
         return None
 
     def call(self, key: Any) -> dict[str, Any]:
-        """What is known of a tool call."""
+        """Return what is known about a tool call."""
         entry = self._calls.get(key[:300]) if isinstance(key, str) else None
         return {} if entry is None else entry.part
 
     def end_text(self) -> None:
-        """What is said from now on is a message of its own."""
+        """Put text from now on into a new message."""
         self._open = None
 
     def close_calls(self, status: str) -> None:
-        """Give tool calls that are not over this status. Whoever ends the turn writes that down."""
+        """Set the status of open tool calls, without recording a change: whoever ends the turn writes it."""
         for entry in self._calls.values():
             if entry.part.get("status") in OPEN_CALLS:
                 entry.part = {**entry.part, "status": status}
 
     def changes(self) -> Sequence[Entry]:
-        """Those that are new or have changed since the last call, in their order."""
-        touched, self._touched = list(self._touched.values()), {}
+        """Return the entries that are new or have changed since the last call, in order."""
+        touched, self._changed_entries = list(self._changed_entries.values()), {}
         return touched
 
     def settled(self) -> None:
-        """What `changes` gave is written."""
+        """Report that the result of `changes` is written."""
         for entry in self._entries:
             entry.new, entry.changed, entry.delta = False, False, ""
 
     # parts -------------------------------------------------------------------------------------------------------------
 
-    def _chunk(self, type_: str, update: dict[str, Any]) -> None:
+    def _add_chunk(self, type_: str, update: dict[str, Any]) -> None:
         content = update.get("content")
         if not isinstance(content, dict):
             return
-        text, spoken = _text(content), update.get("messageId")
+        text, spoken = _block_text(content), update.get("messageId")
         if text is None:
             if content.get("type") in ("image", "audio"):
                 data = content.get("data")
                 size = len(data) * 3 // 4 if isinstance(data, str) else 0
                 part = {"type": "image", "mimeType": cut(str(content.get("mimeType") or ""), 100), "bytes": size}
-                self._add(part)
+                self._add_entry(part)
             return
         while text:
             entry = self._open
             follows = entry is not None and entry.part["type"] == type_ and spoken in (None, entry.spoken, "")
             room = PART_LIMIT - len(entry.part["text"]) if follows and entry is not None else 0
             if entry is None or room <= 0:
-                entry, room = self._add({"type": type_, "text": ""}), PART_LIMIT
+                entry, room = self._add_entry({"type": type_, "text": ""}), PART_LIMIT
                 entry.spoken = spoken if isinstance(spoken, str) else None
             piece, text = text[:room], text[room:]
             entry.part = {**entry.part, "text": entry.part["text"] + piece}
             entry.delta += piece
-            self._weigh(entry, entry.weight + len(piece))
-            self._touch(entry)
+            self._set_weight(entry, entry.weight + len(piece))
+            self._mark_changed(entry)
 
-    def _planned(self, update: dict[str, Any]) -> None:
+    def _update_plan(self, update: dict[str, Any]) -> None:
         plan = update.get("plan") if update.get("sessionUpdate") == "plan_update" else update
         entries = plan.get("entries") if isinstance(plan, dict) else None
         if not isinstance(entries, list):
@@ -173,13 +175,13 @@ class Transcript:
             ],
         }
         if self._plan is None:
-            self._plan = self._add(part)
+            self._plan = self._add_entry(part)
         else:
             self._plan.part = part
-            self._weigh(self._plan, _size(part))
-            self._touch(self._plan)
+            self._set_weight(self._plan, _json_size(part))
+            self._mark_changed(self._plan)
 
-    def _call(self, update: dict[str, Any]) -> None:
+    def _update_call(self, update: dict[str, Any]) -> None:
         key = update.get("toolCallId")
         if not isinstance(key, str) or not key:
             return
@@ -188,31 +190,31 @@ class Transcript:
         if entry is None:
             blank: dict[str, Any] = {"type": "tool_call", "toolCallId": key, "title": "", "kind": "other", "status": "pending",
                      "locations": [], "content": [], "input": None, "output": None}  # fmt: skip
-            entry = self._calls[key] = self._add(blank)
-        part = {**entry.part, **_call_fields(update)}
-        entry.part = _within(part)
-        self._weigh(entry, _size(entry.part))
-        self._touch(entry)
+            entry = self._calls[key] = self._add_entry(blank)
+        part = {**entry.part, **_parse_call_fields(update)}
+        entry.part = _limit_size(part)
+        self._set_weight(entry, _json_size(entry.part))
+        self._mark_changed(entry)
 
-    def _add(self, part: dict[str, Any]) -> Entry:
+    def _add_entry(self, part: dict[str, Any]) -> Entry:
         self._last = message_id(self._last)
         entry = Entry(self._last, part)
         self._entries.append(entry)
         self._open = entry
-        self._weigh(entry, _size(part))
-        self._touch(entry)
+        self._set_weight(entry, _json_size(part))
+        self._mark_changed(entry)
         return entry
 
-    def _weigh(self, entry: Entry, weight: int) -> None:
+    def _set_weight(self, entry: Entry, weight: int) -> None:
         self.weight += weight - entry.weight
         entry.weight = weight
 
-    def _touch(self, entry: Entry) -> None:
+    def _mark_changed(self, entry: Entry) -> None:
         entry.changed = True
-        self._touched.setdefault(entry.id, entry)
+        self._changed_entries.setdefault(entry.id, entry)
 
 
-def _text(block: Any) -> str | None:
+def _block_text(block: Any) -> str | None:
     if not isinstance(block, dict):
         return None
     kind = block.get("type")
@@ -232,8 +234,8 @@ _CODEX_BOOKKEEPING = frozenset(
 )
 
 
-def _call_fields(update: dict[str, Any]) -> dict[str, Any]:
-    """Those that this update speaks of: the others stay what they were."""
+def _parse_call_fields(update: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields that this update contains. The others keep their values."""
     fields: dict[str, Any] = {}
     if isinstance(update.get("title"), str):
         fields["title"] = cut(update["title"], 2000)
@@ -247,10 +249,10 @@ def _call_fields(update: dict[str, Any]) -> dict[str, Any]:
             if isinstance(one, dict) and isinstance(one.get("path"), str)
         ]
     if isinstance(update.get("content"), list):
-        fields["content"] = [piece for one in update["content"][:PIECES] if (piece := _content(one)) is not None]
+        fields["content"] = [piece for one in update["content"][:PIECES] if (piece := _parse_content(one)) is not None]
     output = update.get("rawOutput")
     printed = output.get("aggregated_output") if isinstance(output, dict) else None
-    if isinstance(printed, str) and not fields.get("content"):  # Codex sends it in no other way
+    if isinstance(printed, str) and not fields.get("content"):  # Codex sends the output only here
         fields["content"] = [{"type": "text", "text": cut(printed, VALUE_LIMIT)}] if printed else []
     for value, name in ((update.get("rawInput"), "input"), (output, "output")):
         if value is not None:
@@ -269,12 +271,12 @@ def _without_codex_bookkeeping(value: Any) -> Any:
     return kept
 
 
-def _content(one: Any) -> dict[str, Any] | None:
+def _parse_content(one: Any) -> dict[str, Any] | None:
     if not isinstance(one, dict):
         return None
     kind = one.get("type")
     if kind == "content":
-        text = _text(one.get("content"))
+        text = _block_text(one.get("content"))
         return None if text is None else {"type": "text", "text": cut(text, VALUE_LIMIT)}
     if kind == "diff" and isinstance(one.get("path"), str) and isinstance(one.get("newText"), str):
         old = one.get("oldText")
@@ -289,24 +291,24 @@ def _content(one: Any) -> dict[str, Any] | None:
     return None
 
 
-def _within(part: dict[str, Any]) -> dict[str, Any]:
-    """A part that is too large as a whole loses the least important first."""
+def _limit_size(part: dict[str, Any]) -> dict[str, Any]:
+    """Drop the least important fields of a part that is too large."""
     for name, less in (("output", CUT), ("input", CUT)):
-        if _size(part) <= CALL_LIMIT:
+        if _json_size(part) <= CALL_LIMIT:
             return part
         if part[name] is not None:
             part = {**part, name: less}
     kept: list[Any] = []
-    left = CALL_LIMIT - _size({**part, "content": []})
+    left = CALL_LIMIT - _json_size({**part, "content": []})
     for one in part["content"]:
-        left -= _size(one) + 2 * bool(kept)
+        left -= _json_size(one) + 2 * bool(kept)
         if left < 0:
             break
         kept.append(one)
     return {**part, "content": kept}
 
 
-def _usage(update: dict[str, Any]) -> dict[str, Any]:
+def _parse_usage(update: dict[str, Any]) -> dict[str, Any]:
     found = {name: update[name] for name in ("used", "size") if isinstance(update.get(name), int)}
     cost = update.get("cost")
     if isinstance(cost, dict) and isinstance(cost.get("amount"), int | float):
@@ -314,7 +316,7 @@ def _usage(update: dict[str, Any]) -> dict[str, Any]:
     return {"context": found} if found else {}
 
 
-def _commands(commands: list[Any]) -> list[dict[str, str]]:
+def _parse_commands(commands: list[Any]) -> list[dict[str, str]]:
     return [
         {"name": cut(one["name"], 100), "description": cut(str(one.get("description") or ""), 500)}
         for one in commands[:PIECES]
@@ -322,7 +324,7 @@ def _commands(commands: list[Any]) -> list[dict[str, str]]:
     ]
 
 
-def _size(value: Any) -> int:
+def _json_size(value: Any) -> int:
     return len(json.dumps(value, ensure_ascii=False))
 
 
@@ -331,7 +333,7 @@ def cut(text: str, limit: int) -> str:
 
 
 def bounded(value: Any, limit: int) -> Any:
-    """The value when it is small enough, else the beginning of its JSON."""
+    """Return the value if it is small enough, or the beginning of its JSON."""
     try:
         written = json.dumps(value, ensure_ascii=False)
     except (ValueError, RecursionError):
@@ -340,8 +342,8 @@ def bounded(value: Any, limit: int) -> Any:
 
 
 def shown(part: dict[str, Any]) -> dict[str, Any]:
-    """A part as an event carries it."""
-    if _size(part) <= EVENT_LIMIT:
+    """Return a part as an event contains it."""
+    if _json_size(part) <= EVENT_LIMIT:
         return part
     small = {**part, "cut": True}
     for name in ("output", "input"):
@@ -350,7 +352,7 @@ def shown(part: dict[str, Any]) -> dict[str, Any]:
     if isinstance(small.get("text"), str):
         small["text"] = cut(small["text"], EVENT_LIMIT // 4)
     for name in ("content", "locations", "entries"):
-        while small.get(name) and _size(small) > EVENT_LIMIT:
+        while small.get(name) and _json_size(small) > EVENT_LIMIT:
             small[name] = small[name][: len(small[name]) // 2]
     if isinstance(small.get("title"), str):
         small["title"] = cut(small["title"], 300)
@@ -358,6 +360,6 @@ def shown(part: dict[str, Any]) -> dict[str, Any]:
 
 
 def deltas(text: str) -> Sequence[str]:
-    """A text in pieces that fit into events."""
+    """Split a text into pieces that fit into events."""
     size = EVENT_LIMIT if text.isascii() else EVENT_LIMIT // 4
     return [text[at : at + size] for at in range(0, len(text), size)]

@@ -1,4 +1,4 @@
-"""Does an agent work here? A session of its own, a few words, and how long each step took."""
+"""Test an agent: start a session, send a short prompt, and measure each step."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ log = get_logger(__name__)
 LONGEST_S = 1800.0
 QUESTION = "This is a test of your connection. Use no tools and change nothing. Answer with the single word: ready"
 DEMO_QUESTION = "say: ready"
-_OPEN = "agent_trial:"
-_ANSWER = 500
-_EVENTS = 5000
+_SETTING_PREFIX = "agent_trial:"
+_ANSWER_LIMIT = 500
+_EVENT_LIMIT = 5000
 
 
 class TurnsPort(Protocol):
@@ -53,7 +53,7 @@ class TurnsPort(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TrialStep:
-    """sandbox, install, start or answer. `ok` False: it was not through with this when it failed."""
+    """A step: sandbox, install, start or answer. `ok` is False if the trial failed before the step was completed."""
 
     name: str
     seconds: float
@@ -62,7 +62,7 @@ class TrialStep:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """How it went. `session_id` is of a session that is gone; its events are still there."""
+    """The result of a trial. The session `session_id` has been deleted; its events still exist."""
 
     agent: str
     session_id: str
@@ -78,7 +78,7 @@ class ModelsPort(Protocol):
 
 
 class Trials:
-    """Each is noted before it begins, so that `recover` can clear away what a crash has left."""
+    """Run trials. Each is recorded before it starts, so that `recover` can clean up after a crash."""
 
     def __init__(
         self,
@@ -99,54 +99,58 @@ class Trials:
         self._tasks = TaskSet("trials")
 
     async def begin(self, caller: Principal, name: str, *, model: str | None = None) -> tuple[str, asyncio.Task[Trial]]:
-        """The id of the session in which it is tried, and the trial itself, which goes on when nobody waits for it. Its end is told
-        as the event `agent.tested` of that session. NotFoundError."""
+        """Start a trial and return the id of its session and its task.
+
+        The trial continues if nobody waits for it. Its end is reported by the event `agent.tested` of that session.
+        Raises NotFoundError.
+        """
         await self._agents.get(caller, name)
         profile = await self._agents.profile(caller.user_id, name)
         session_id = ordered_id("ses_")
         async with self._database.transaction() as tx:
-            tx.add(Setting(name=_OPEN + session_id, value=caller.user_id))
-        return session_id, self._tasks.spawn(self._run(caller, profile, session_id, model))
+            tx.add(Setting(name=_SETTING_PREFIX + session_id, value=caller.user_id))
+        return session_id, self._tasks.spawn(self._run_and_report(caller, profile, session_id, model))
 
     async def wait(self, trying: asyncio.Task[Trial]) -> Trial:
-        """Its result. Cancelling this does not end it. StoppingError when the platform stops first."""
+        """Return the result of a trial. Cancelling this call does not end the trial. Raises StoppingError if the
+        platform stops first."""
         await asyncio.wait((trying,))
         if trying.cancelled():
             raise StoppingError("The platform is stopping. The test was cancelled.")
         return trying.result()
 
     async def recover(self) -> None:
-        """Trials that an earlier platform has not ended are over, without a result."""
+        """Clean up trials that an earlier platform process did not finish, without a result."""
         async with self._database.reading() as session:
-            noted = list(await session.scalars(select(Setting).where(Setting.name.startswith(_OPEN))))
+            noted = list(await session.scalars(select(Setting).where(Setting.name.startswith(_SETTING_PREFIX))))
             owners = {one.value: await session.get(User, one.value) for one in noted}
         for one in noted:
-            owner, session_id = owners[one.value], one.name.removeprefix(_OPEN)
+            owner, session_id = owners[one.value], one.name.removeprefix(_SETTING_PREFIX)
             caller = Principal(one.value, owner.name if owner else "", "member", "trial")
             self._tasks.spawn(self._abandon(caller, session_id))
 
     async def close(self) -> None:
         await self._tasks.cancel()
 
-    async def _run(self, caller: Principal, profile: Profile, session_id: str, model: str | None) -> Trial:
+    async def _run_and_report(self, caller: Principal, profile: Profile, session_id: str, model: str | None) -> Trial:
         try:
-            result = await self._tried(caller, profile, session_id, model)
+            result = await self._run_trial(caller, profile, session_id, model)
         except StoppingError:
-            raise  # the next platform clears it away
+            raise  # the next platform process cleans up
         except Exception:
             words = "Internal error; see the platform's log."
-            await self._end(
+            await self._clean_up(
                 caller, Trial(profile.name, session_id, ok=False, steps=(), error=words, error_code="internal")
             )
             raise
-        await self._end(caller, result)
+        await self._clean_up(caller, result)
         return result
 
-    async def _tried(self, caller: Principal, profile: Profile, session_id: str, model: str | None) -> Trial:
+    async def _run_trial(self, caller: Principal, profile: Profile, session_id: str, model: str | None) -> Trial:
         error: SandyardError | None = None
         turn: Turn | None = None
         try:
-            await self._models.require(None, profile, model)  # before a sandbox is made and the agent installed
+            await self._models.require(None, profile, model)  # fail before a sandbox is created and the agent installed
             async with asyncio.timeout(LONGEST_S):
                 await self._sessions.create(
                     caller,
@@ -170,13 +174,13 @@ class Trials:
             error = SandyardError(f"{profile.title} did not respond within {LONGEST_S / 60:g} min.")
         except SandyardError as failure:
             error = failure
-        return await self._result(caller, profile, session_id, turn, error)
+        return await self._build_result(caller, profile, session_id, turn, error)
 
-    async def _result(
+    async def _build_result(
         self, caller: Principal, profile: Profile, session_id: str, turn: Turn | None, error: SandyardError | None
     ) -> Trial:
-        events = await self._feed.history(caller, EventFilter(session_id=session_id), limit=_EVENTS)
-        answer = await self._answer(caller, session_id)
+        events = await self._feed.history(caller, EventFilter(session_id=session_id), limit=_EVENT_LIMIT)
+        answer = await self._read_answer(caller, session_id)
         completed = turn is not None and turn.status == TurnStatus.COMPLETED
         ok = error is None and completed and bool(answer)
         words, code = (error.message, error.code) if error else (None, None)
@@ -187,7 +191,7 @@ class Trials:
             code = turn.error_code or "agent_failed"
         return Trial(profile.name, session_id, ok, tuple(steps_of(events, ok=ok)), answer, words, code)
 
-    async def _answer(self, caller: Principal, session_id: str) -> str | None:
+    async def _read_answer(self, caller: Principal, session_id: str) -> str | None:
         with contextlib.suppress(NotFoundError):
             page = await self._sessions.messages(caller, session_id, PageRequest(limit=100))
             texts = [
@@ -197,11 +201,11 @@ class Trials:
                 for part in message.parts
                 if part.get("type") == "text"
             ]
-            return "".join(texts).strip()[:_ANSWER] or None
+            return "".join(texts).strip()[:_ANSWER_LIMIT] or None
         return None
 
-    async def _end(self, caller: Principal, result: Trial) -> None:
-        """First the session goes, then the note of it, with the news."""
+    async def _clean_up(self, caller: Principal, result: Trial) -> None:
+        """Delete the session, then the record of the trial, and emit the event."""
         cleared = True
         try:
             await self._turns.cancel_all(result.session_id)
@@ -209,11 +213,11 @@ class Trials:
             await self._sessions.delete(caller, result.session_id)
         except NotFoundError:
             pass
-        except SandyardError as error:  # the note stays, and `recover` tries again
+        except SandyardError as error:  # the record stays, and `recover` tries again
             cleared = False
             log.warning("trial_not_cleared", session=result.session_id, reason=error.message)
         async with self._database.transaction() as tx:
-            note = await tx.session.get(Setting, _OPEN + result.session_id)
+            note = await tx.session.get(Setting, _SETTING_PREFIX + result.session_id)
             if note is not None and cleared:
                 await tx.session.delete(note)
             tx.emit(
@@ -233,11 +237,14 @@ class Trials:
         with contextlib.suppress(NotFoundError):
             agent = (await self._sessions.get(caller, session_id)).agent or ""
         error = "The platform was restarted during the test. Start it again."
-        await self._end(caller, Trial(agent, session_id, ok=False, steps=(), error=error, error_code="interrupted"))
+        await self._clean_up(
+            caller, Trial(agent, session_id, ok=False, steps=(), error=error, error_code="interrupted")
+        )
 
 
 def steps_of(events: Iterable[EventView], *, ok: bool) -> list[TrialStep]:
-    """What took how long, by the events of a trial's session, oldest first. The last one failed unless all is well."""
+    """Return the duration of each step from the events of a trial's session, oldest first. The last step failed unless
+    `ok`."""
     times: list[datetime] = []
     marks: dict[str, datetime] = {}
     installing = False
@@ -245,7 +252,7 @@ def steps_of(events: Iterable[EventView], *, ok: bool) -> list[TrialStep]:
         times.append(event.at)
         if event.kind == "agent.installing":
             installing = True
-        if (name := _through(event)) is not None:
+        if (name := _completed_step(event)) is not None:
             marks.setdefault(name, event.at)
     steps: list[TrialStep] = []
     if not times:
@@ -264,8 +271,8 @@ def steps_of(events: Iterable[EventView], *, ok: bool) -> list[TrialStep]:
     return steps
 
 
-def _through(event: EventView) -> str | None:
-    """The step that has ended with this event."""
+def _completed_step(event: EventView) -> str | None:
+    """Return the step that this event completes."""
     if event.kind == "agent.installing":
         return "install" if str(event.data.get("what", "")).endswith(INSTALLED) else None
     if event.kind == "message.created":

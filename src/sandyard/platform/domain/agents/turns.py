@@ -1,4 +1,4 @@
-"""What people and tasks ask of agents: prompts, one after the other, and their end."""
+"""Queue prompts for agents, and cancel and observe their turns."""
 
 from __future__ import annotations
 
@@ -55,7 +55,11 @@ Parts = Sequence[dict[str, Any]]
 
 
 class Turns:
-    """`recover` takes up what an earlier process has left, and `close` leaves it to the next one: agents never notice."""
+    """Manage the turns of all sessions.
+
+    `recover` continues what an earlier platform process has left open, and `close` leaves it to the next one. Agents do
+    not notice.
+    """
 
     def __init__(
         self,
@@ -82,12 +86,12 @@ class Turns:
         self._conductors: dict[str, Conductor] = {}
         self._waiting: dict[str, set[asyncio.Future[None]]] = {}
         self._stop: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        database.listen(self._heard)
-        lifecycle.before_pause.append(self._pausing)
-        lifecycle.woken.append(self._looked)
-        lifecycle.ended.append(self._looked)
+        database.listen(self._on_events)
+        lifecycle.before_pause.append(self._on_before_pause)
+        lifecycle.woken.append(self._on_sandbox_changed)
+        lifecycle.ended.append(self._on_sandbox_changed)
 
-    # asking ------------------------------------------------------------------------------------------------------------
+    # prompting ---------------------------------------------------------------------------------------------------------
 
     async def prompt(
         self,
@@ -100,24 +104,27 @@ class Turns:
         model: str | None = None,
         mode: str | None = None,
     ) -> Turn:
-        """A turn, queued behind those there are. Under the same key it is the same turn. Model and mode stay for the turns that
-        follow. ForbiddenError for whoever has left the session's project, whose models it would use."""
-        await self._session(caller, session_id)
+        """Queue a turn after the existing ones. With the same key, the same turn is returned.
+
+        Model and mode are kept for later turns. Raises ForbiddenError if the caller has left the session's project,
+        whose models it would use.
+        """
+        await self._get_session(caller, session_id)
         try:
             async with self._database.transaction() as tx:
                 row = await tx.session.get(Session, session_id, with_for_update=True)
                 if row is None:
-                    raise _no_session(session_id)
-                if key is not None:  # whoever asks for the same at the same time waits above
+                    raise _session_not_found(session_id)
+                if key is not None:  # a concurrent call with the same key waits for the lock above
                     known = (await tx.session.scalars(select(Turn).where(Turn.key == key))).first()
                     if known is not None:
-                        self._conduct(session_id)  # whoever asked first may have been cut off before this
+                        self._ensure_conductor(session_id)  # the first caller may have been interrupted before this
                         return known
                 turn = await self.draft(tx, caller, row, parts, key=key, origin=origin, model=model, mode=mode)
         except asyncio.CancelledError:
-            self._conduct(session_id)  # it may be written down
+            self._ensure_conductor(session_id)  # the turn may have been stored
             raise
-        self._conduct(session_id)
+        self._ensure_conductor(session_id)
         return turn
 
     async def draft(
@@ -132,8 +139,8 @@ class Turns:
         model: str | None = None,
         mode: str | None = None,
     ) -> Turn:
-        """Queue a turn within a transaction that has locked the session; then `nudge`."""
-        await _require_project(tx, caller, row)
+        """Queue a turn within a transaction that has locked the session. Call `nudge` afterwards."""
+        await _require_project_access(tx, caller, row)
         own = select(func.count(), func.max(Turn.number)).where(Turn.session_id == row.id)
         waiting = (await tx.session.execute(own.where(Turn.status.in_(OPEN_TURNS)))).one()[0]
         if waiting >= QUEUE:
@@ -189,7 +196,7 @@ class Turns:
         return turn
 
     async def retry(self, caller: Principal, turn_id: str) -> Turn:
-        """The same prompt as a new turn."""
+        """Queue the prompt of this turn as a new turn."""
         turn = await self.get(caller, turn_id)
         if not TurnStatus(turn.status).over:
             raise ConflictError("The turn is still running. Cancel it first.")
@@ -203,14 +210,14 @@ class Turns:
         )
 
     async def resume_allowed(self, caller: Principal, session_id: str, titles: Sequence[str]) -> Turn | None:
-        """Tell the agent that it may do this now, unless it is at work and finds out by itself."""
+        """Tell the agent that it may do this now. Returns None if it has an open turn, where it finds out by itself."""
         async with self._database.reading() as session:
             query = select(Turn.id).where(Turn.session_id == session_id, Turn.status.in_(OPEN_TURNS))
             if (await session.scalars(query.limit(1))).first() is not None:
                 return None
         return await self.prompt(caller, session_id, [{"type": "text", "text": allowed_words(titles)}])
 
-    # looking -----------------------------------------------------------------------------------------------------------
+    # reading -----------------------------------------------------------------------------------------------------------
 
     async def get(self, caller: Principal, turn_id: str) -> Turn:
         async with self._database.reading() as session:
@@ -218,31 +225,34 @@ class Turns:
             found = await session.scalars(query.where(Turn.id == turn_id, sessions_visible_to(caller)))
             turn = found.first()
         if turn is None:
-            raise _no_turn(turn_id)
+            raise _turn_not_found(turn_id)
         return turn
 
     async def list(self, caller: Principal, session_id: str, page: PageRequest) -> Listing[Turn]:
-        await self._session(caller, session_id)
+        await self._get_session(caller, session_id)
         async with self._database.reading() as session:
             return await newest_first(session, select(Turn).where(Turn.session_id == session_id), Turn.id, page)
 
     async def agent(self, caller: Principal, session_id: str) -> tuple[Session, AgentRun | None]:
-        """The newest life of the session's agent."""
-        row = await self._session(caller, session_id)
+        """Return the session, and the newest run of its agent."""
+        row = await self._get_session(caller, session_id)
         async with self._database.reading() as session:
             query = select(AgentRun).where(AgentRun.session_id == session_id).order_by(AgentRun.id.desc())
             return row, (await session.scalars(query.limit(1))).first()
 
     async def wait(self, turn_id: str) -> Turn:
-        """The turn at its end. Cancelling this does not end the turn. StoppingError when the platform stops first."""
+        """Wait for the end of a turn and return it. Cancelling this call does not end the turn.
+
+        Raises StoppingError if the platform stops first.
+        """
         while True:
             news: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.setdefault(turn_id, set()).add(news)
             try:
-                turn = await self._get(turn_id)
+                turn = await self._load_turn(turn_id)
                 if TurnStatus(turn.status).over:
                     return turn
-                # or another platform works on it
+                # another platform process may be working on it
                 await asyncio.wait((news, self._stop), timeout=POLL_S, return_when=asyncio.FIRST_COMPLETED)
             finally:
                 waiting = self._waiting.get(turn_id, set())
@@ -252,56 +262,57 @@ class Turns:
             if self._stop.done():
                 raise StoppingError(f"The platform is stopping. The turn continues: GET /api/v1/turns/{turn_id}.")
 
-    async def _get(self, turn_id: str) -> Turn:
+    async def _load_turn(self, turn_id: str) -> Turn:
         async with self._database.reading() as session:
             turn = await session.get(Turn, turn_id)
         if turn is None:
-            raise _no_turn(turn_id)
+            raise _turn_not_found(turn_id)
         return turn
 
     # ending ------------------------------------------------------------------------------------------------------------
 
     async def cancel(self, caller: Principal, turn_id: str) -> Turn:
-        """Idempotent. One that is queued never starts; one that runs is asked to stop, and made to if it does not."""
+        """Cancel a turn. Idempotent. A queued turn never starts; a running one is asked to stop, and stopped if it does
+        not."""
         await self.get(caller, turn_id)
-        return await self._cancel(turn_id)
+        return await self._cancel_turn(turn_id)
 
     async def cancel_all(self, session_id: str) -> None:
         async with self._database.reading() as session:
             query = select(Turn.id).where(Turn.session_id == session_id, Turn.status.in_(OPEN_TURNS))
             found = list(await session.scalars(query.order_by(Turn.number.desc())))
-        for turn_id in found:  # the last first: none of them shall begin
-            await self._cancel(turn_id)
+        for turn_id in found:  # last first, so that none of them starts
+            await self._cancel_turn(turn_id)
 
     async def over_budget(self, turn_id: str, sentence: str) -> None:
-        """Stop it, because no more may be spent."""
+        """Stop a turn because its budget is used up."""
         with contextlib.suppress(NotFoundError):
-            await self._cancel(turn_id, TurnStatus.OVER_BUDGET, sentence, ending.OVER_BUDGET)
+            await self._cancel_turn(turn_id, TurnStatus.OVER_BUDGET, sentence, ending.OVER_BUDGET)
 
     async def fail(self, turn_id: str, fault: Fault) -> None:
-        """Stop it, because its model's provider refuses it. An agent would go on trying for minutes."""
+        """Stop a turn because its model provider rejects its requests. The agent would retry for minutes."""
         with contextlib.suppress(NotFoundError):
-            await self._cancel(turn_id, TurnStatus.FAILED, fault.sentence, fault.code)
+            await self._cancel_turn(turn_id, TurnStatus.FAILED, fault.sentence, fault.code)
 
     async def note(self, turn_id: str, code: str, sentence: str) -> None:
-        """The platform's own word in the transcript of a turn that is not over."""
+        """Add a message of the platform to the transcript of an open turn."""
         async with self._database.transaction() as tx:
             found = await locked(tx, turn_id)
             if found is not None and not TurnStatus(found[2].status).over:
                 await ending.notice(tx, found[0], found[2], code, sentence)
 
-    async def _cancel(
+    async def _cancel_turn(
         self,
         turn_id: str,
         status: TurnStatus = TurnStatus.CANCELLED,
         sentence: str | None = None,
         code: str | None = None,
     ) -> Turn:
-        """`status` is what it becomes, with a sentence and its code unless a person has asked for the end."""
+        """Cancel a turn. `status` is its final status, with a sentence and a code unless a person cancelled it."""
         async with self._database.transaction() as tx:
             found = await locked(tx, turn_id)
             if found is None:
-                raise _no_turn(turn_id)
+                raise _turn_not_found(turn_id)
             row, run, turn = found
             if TurnStatus(turn.status).over:
                 return turn
@@ -314,16 +325,16 @@ class Turns:
                 say(tx, run, wire.notice("session/cancel", {"sessionId": run.acp_session}))
                 await asking.cancel_all(tx, row, run, turn)
                 await asking.go_on(tx, row, turn)
-        self._conduct(turn.session_id)
+        self._ensure_conductor(turn.session_id)
         return turn
 
     async def end_agent(self, session_id: str) -> None:
-        """End its process, if there is one. What it was doing has failed."""
+        """End the process of the session's agent, if there is one. Its current turn fails."""
         async with self._database.reading() as session:
             query = select(AgentRun.id).where(AgentRun.session_id == session_id, AgentRun.status.in_(LIVE_RUNS))
             if (await session.scalars(query)).first() is None:
                 return
-        conductor = self._conduct(session_id)
+        conductor = self._ensure_conductor(session_id)
         if conductor.ending is None:
             conductor.ending = asyncio.get_running_loop().create_future()
         done = conductor.ending
@@ -331,7 +342,8 @@ class Turns:
         await asyncio.wait((done, self._stop), timeout=END_S, return_when=asyncio.FIRST_COMPLETED)
 
     async def end_leftovers(self, session_id: str) -> int:
-        """End what the session's agent started and left behind, but for servers; how many processes. Wakes nothing."""
+        """End the processes that the session's agent left behind, except servers, and return how many. Wakes no
+        sandbox."""
         async with self._database.reading() as session:
             run = await live_run(session, session_id)
             sandbox = await session.get(Sandbox, run.sandbox_id) if run is not None else None
@@ -346,23 +358,23 @@ class Turns:
             log.info("leftovers_ended", session=session_id, processes=ended)
         return ended or 0
 
-    # life --------------------------------------------------------------------------------------------------------------
+    # lifecycle ---------------------------------------------------------------------------------------------------------
 
     async def recover(self) -> None:
-        """Take up every session with a turn or a process that an earlier platform has left open."""
+        """Continue every session with an open turn or a live run of an earlier platform process."""
         async with self._database.reading() as session:
             turns = await session.scalars(select(Turn.session_id).where(Turn.status.in_(OPEN_TURNS)).distinct())
             open_ = set(turns)
             runs = await session.scalars(select(AgentRun.session_id).where(AgentRun.status.in_(LIVE_RUNS)).distinct())
             open_ |= set(runs)
         for session_id in sorted(open_):
-            self._conduct(session_id)
+            self._ensure_conductor(session_id)
 
     def start(self) -> None:
-        """Nothing runs but what was asked for; `recover` begins that."""
+        """Do nothing: `recover` starts what was requested."""
 
     def stop(self) -> None:
-        """Let nobody wait any longer: the platform is about to end, agents are not."""
+        """Release everybody who waits, because the platform is about to stop. Agents continue."""
         if not self._stop.done():
             self._stop.set_result(None)
 
@@ -371,7 +383,7 @@ class Turns:
         await self._tasks.cancel()
 
     async def tidy(self, older_than: timedelta) -> None:
-        """Forget what was said to, and the raw output of, agents that ended longer ago; messages stay."""
+        """Delete the input and raw output of agents that ended longer ago. Messages stay."""
         async with self._database.reading() as session:
             query = select(AgentRun.id).where(AgentRun.ended_at < utc_now() - older_than)
             said = query.where(AgentRun.id.in_(select(AgentInput.run_id).distinct()))
@@ -383,11 +395,11 @@ class Turns:
         kept = await self._files.ids(RUN)
         async with self._database.reading() as session:
             known = set(await session.scalars(select(AgentRun.id)))
-        for run_id in set(kept) - known:  # of sessions that were deleted
+        for run_id in set(kept) - known:  # left over from deleted sessions
             await self._files.remove(run_id)
 
     async def purge(self, session_id: str) -> None:
-        """Before a session is deleted: its turns and its agent's process end, and the raw output of its agents goes."""
+        """End the turns and the process of a session that is being deleted, and delete the raw output of its agents."""
         await self.cancel_all(session_id)
         await self.end_agent(session_id)
         async with self._database.reading() as session:
@@ -396,10 +408,10 @@ class Turns:
             await self._files.remove(run_id)
 
     def nudge(self, session_id: str) -> None:
-        """Something was decided for this session elsewhere."""
-        self._conduct(session_id)
+        """Report that something was decided for this session elsewhere."""
+        self._ensure_conductor(session_id)
 
-    def _conduct(self, session_id: str) -> Conductor:
+    def _ensure_conductor(self, session_id: str) -> Conductor:
         known = self._conductors.get(session_id)
         if known is not None and not known.over:
             known.nudge()
@@ -413,46 +425,46 @@ class Turns:
         self._tasks.spawn(conductor.run()).add_done_callback(done)
         return conductor
 
-    async def _looked(self, sandbox: Sandbox) -> None:
+    async def _on_sandbox_changed(self, sandbox: Sandbox) -> None:
         if sandbox.session_id is not None and (known := self._conductors.get(sandbox.session_id)) is not None:
             known.look()
 
-    async def _pausing(self, sandbox: Sandbox) -> None:
+    async def _on_before_pause(self, sandbox: Sandbox) -> None:
         if sandbox.session_id is not None and (known := self._conductors.get(sandbox.session_id)) is not None:
             known.resting = True
 
-    def _heard(self, events: Sequence[Event]) -> None:
+    def _on_events(self, events: Sequence[Event]) -> None:
         for event in events:
             if event.kind.startswith("turn.") and (waiting := self._waiting.get(event.data.get("turnId", ""))):
                 for news in waiting:
                     if not news.done():
                         news.set_result(None)
 
-    async def _session(self, caller: Principal, session_id: str) -> Session:
+    async def _get_session(self, caller: Principal, session_id: str) -> Session:
         async with self._database.reading() as session:
             query = select(Session).where(Session.id == session_id, sessions_visible_to(caller))
             row = (await session.scalars(query)).first()
         if row is None:
-            raise _no_session(session_id)
+            raise _session_not_found(session_id)
         return row
 
 
 def allowed_words(titles: Sequence[str]) -> str:
-    """What an agent is told when something is allowed that it was refused."""
+    """Return the prompt that tells an agent which denied actions are now allowed."""
     listed = "\n".join(f"- {' '.join(title.split())[:500]}" for title in titles)
     return f"You were denied permission before and are allowed to do this now:\n{listed}\nPlease continue your work."
 
 
-async def _require_project(tx: Transaction, caller: Principal, row: Session) -> None:
+async def _require_project_access(tx: Transaction, caller: Principal, row: Session) -> None:
     if row.project_id is not None:
         seen = select(Project.id).where(Project.id == row.project_id, visible_to(caller))
         if await tx.session.scalar(seen) is None:
             raise ForbiddenError("You have left the project of this session, so you can no longer use its agent.")
 
 
-def _no_session(session_id: str) -> NotFoundError:
+def _session_not_found(session_id: str) -> NotFoundError:
     return NotFoundError(f"There is no session {session_id[:60]!r}.")
 
 
-def _no_turn(turn_id: str) -> NotFoundError:
+def _turn_not_found(turn_id: str) -> NotFoundError:
     return NotFoundError(f"There is no turn {turn_id[:60]!r}.")

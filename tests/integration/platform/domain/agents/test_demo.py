@@ -116,7 +116,7 @@ async def test_prose_leaves_something_to_see(tmp_path: Path, folder: Path) -> No
         for _ in range(2):
             demo.person.updates.clear()
             assert (await demo.agent.prompt(session_id=demo.session, prompt=blocks)).stop_reason == "end_turn"
-            assert demo.person.text.startswith("[demo] I am the demo agent: there is no model behind me")
+            assert demo.person.text.startswith("[demo] I am the demo agent: I have no model and cannot understand this.")
             assert "replace PATH: OLD -> NEW" in demo.person.text
             assert "DEMO.md" in demo.person.text
     quoted = "> Make the login work.\n>\n> It should be nice, and create a page for it.\n"
@@ -208,7 +208,7 @@ async def test_it_fails_refuses_crashes_and_hangs_when_told_to(tmp_path: Path, f
         other = (await demo.agent.new_session(str(folder), mcp_servers=[])).session_id
         waiting = asyncio.create_task(demo.agent.prompt(session_id=other, prompt=[acp.text_block("sleep: 60")]))
         assert await demo.say("say: two at once") == "end_turn"
-        with pytest.raises(acp.RequestError, match="under way"):
+        with pytest.raises(acp.RequestError, match="already running"):
             await demo.agent.prompt(session_id=other, prompt=[acp.text_block("say: x")])
         crash = asyncio.create_task(demo.say("crash"))
         async with asyncio.timeout(60):

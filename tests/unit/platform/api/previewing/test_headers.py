@@ -1,4 +1,4 @@
-"""Headers that pass, and those that do not."""
+"""Which headers are forwarded and which are not."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ ADDED = {
 
 
 def sent(*pairs: tuple[bytes, bytes], route: Route = ROUTE) -> list[tuple[bytes, bytes]]:
-    """Less what is always added."""
+    """Return the headers sent, without those that are always added."""
     found = list(to_sandbox(pairs, ADDRESSES, PLACE, route))
     for pair in ADDED.items():
         assert found.count(pair) == (1 if route is ROUTE or not pair[0].startswith(b"e2b-") else 0)
-    assert len({name for name, _ in found}) == len(found), "none of them twice"
+    assert len({name for name, _ in found}) == len(found), "no duplicates"
     return [pair for pair in found if pair not in ADDED.items()]
 
 
 HOST = (b"host", b"3000-abc.previews.example.net")
 
 
-def test_the_route_is_not_the_browsers_to_choose() -> None:
+def test_browser_cannot_choose_route() -> None:
     given = [(b"E2B-Sandbox-Id", b"other"), (b"e2b-sandbox-port", b"49983"), (b"e2b-traffic-access-token", b"guess")]
     given += [(b"x-forwarded-host", b"evil"), (b"X-Forwarded-For", b"1.2.3.4"), (b"forwarded", b"for=1.2.3.4")]
     assert sent((b"host", b"whatever"), *given) == [HOST]
 
 
-def test_a_route_with_its_own_host() -> None:
+def test_route_with_own_host_drops_host_header() -> None:
     assert sent((b"host", b"x"), route=Route("https://3000-i1.e2b.app", {}, keeps_host=False)) == []
 
 
-def test_headers_of_one_connection_stay_there() -> None:
+def test_drops_hop_by_hop_headers() -> None:
     given = [
         (b"connection", b"keep-alive, X-Private"),
         (b"x-private", b"1"),
@@ -63,17 +63,17 @@ def test_headers_of_one_connection_stay_there() -> None:
         (b"connection", b"connection"),
     ],
 )
-def test_our_cookies_are_not_the_servers(given: bytes, left: bytes | None) -> None:
+def test_does_not_forward_platform_cookies(given: bytes, left: bytes | None) -> None:
     expected = [HOST] + ([(b"cookie", left)] if left else [])
     assert sent((b"connection", b"cookie"), (b"cookie", given)) == expected
 
 
-def test_credentials_of_the_app_pass() -> None:
+def test_forwards_credentials_of_app() -> None:
     pairs = [(b"authorization", b"Bearer x"), (b"x-api-key", b"y"), (b"origin", b"http://a")]
     assert sent(*pairs) == [HOST, *pairs]
 
 
-def test_answers() -> None:
+def test_response_headers() -> None:
     given = [
         (b"Content-Type", b"text/html"),
         (b"Set-Cookie", b"a=1; Domain=.example.net; Path=/; HttpOnly"),
@@ -110,5 +110,5 @@ def test_answers() -> None:
         (502, b"<title>Closed Port Error</title>" + b" " * 20_000, None),
     ],
 )  # fmt: skip
-def test_what_the_engine_says_in_place_of_a_sandbox(status: int, body: bytes, meaning: Trouble | None) -> None:
+def test_recognizes_error_answers_of_engine(status: int, body: bytes, meaning: Trouble | None) -> None:
     assert trouble(status, body) is meaning

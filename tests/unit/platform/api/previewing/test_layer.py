@@ -1,4 +1,4 @@
-"""What answers at a preview's host name, with a server of the test's own in place of a sandbox."""
+"""Requests to the host name of a preview, with a test server in place of a sandbox."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ HELLO = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nX-Frame-Options: DENY\r\n\r\nh
 
 @dataclass
 class Server:
-    """Says the same to everybody, and hangs up."""
+    """Sends the same answer to every request and closes the connection."""
 
     port: int = 0
     says: bytes = HELLO
@@ -70,7 +70,7 @@ class Scene:
 
     @contextlib.asynccontextmanager
     async def browser(self) -> AsyncIterator[httpx.AsyncClient]:
-        """One that has been let in. What it keeps is sent along with everything it asks."""
+        """Yield a browser that is signed in to the preview and keeps its cookies."""
         async with client(self.app, base="http://unused") as web:
             answer = await web.get(await self.opening())
             assert answer.status_code == 303, answer.text
@@ -124,7 +124,7 @@ async def public(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
         yield made
 
 
-async def test_on_ones_own_machine_cookies_work_in_frames_and_in_tabs(scene: Scene) -> None:
+async def test_on_localhost_cookies_work_in_frames_and_tabs(scene: Scene) -> None:
     async with client(scene.app) as web:
         answer = await web.get(await scene.opening("/a?b=c&d"))
         assert (answer.status_code, answer.headers["location"]) == (
@@ -140,12 +140,12 @@ async def test_on_ones_own_machine_cookies_work_in_frames_and_in_tabs(scene: Sce
     async with scene.browser() as web:
         answer = await web.get(scene.url("/x"))
         assert (answer.status_code, answer.text) == (200, "hello")
-        assert answer.headers["x-frame-options"] == "DENY", "the server's own words"
-        assert "content-security-policy" not in answer.headers, "and none of ours"
+        assert answer.headers["x-frame-options"] == "DENY", "the server's own header"
+        assert "content-security-policy" not in answer.headers, "no header of the platform"
         assert b"sandyard" not in scene.server.asked[-1].lower()
 
 
-async def test_over_https_there_is_one_cookie_and_it_is_secure(public: Scene) -> None:
+async def test_over_https_there_is_one_secure_cookie(public: Scene) -> None:
     url = await public.opening()
     assert url.startswith(public.url("/?sandyard_ticket="))
     async with client(public.app) as web:
@@ -156,13 +156,13 @@ async def test_over_https_there_is_one_cookie_and_it_is_secure(public: Scene) ->
         assert (await web.get(public.url())).text == "hello"
         assert b"x-forwarded-proto: https" in public.server.asked[-1].lower()
         web.headers["Cookie"] = web.headers["Cookie"].replace(SECURE_COOKIE, PLAIN_COOKIE)
-        assert (await web.get(public.url())).status_code == 401, "a cookie that others could have set is none"
+        assert (await web.get(public.url())).status_code == 401, "ignores a cookie that other sites could have set"
     async with client(public.app, base="https://yard.example.com") as web:
         assert (await web.get("/health")).status_code == 200
         assert (await web.get("https://any.previews.example.net/health")).status_code == 404
 
 
-async def test_whoever_brings_nothing_is_told_where_to_go(scene: Scene) -> None:
+async def test_rejects_requests_without_credentials(scene: Scene) -> None:
     async with client(scene.app, scene.owner) as web:
         for url in (
             scene.url(),
@@ -174,7 +174,7 @@ async def test_whoever_brings_nothing_is_told_where_to_go(scene: Scene) -> None:
             assert answer.status_code == 401
             assert "Open this preview from Sandyard" in answer.text
             assert answer.headers["content-security-policy"].startswith("default-src 'none'")
-        assert (await web.post(await scene.opening())).status_code == 401, "only who goes there uses a ticket"
+        assert (await web.post(await scene.opening())).status_code == 401, "only navigation uses a ticket"
     assert not scene.server.asked
     said = await connect(scene.app, urlsplit(scene.url("/echo")).path, {"host": urlsplit(scene.url()).netloc})
     assert said[0]["status"] == 401
@@ -198,9 +198,7 @@ async def test_whoever_brings_nothing_is_told_where_to_go(scene: Scene) -> None:
         ({"Sec-Fetch-Site": "same-site", "Sec-Fetch-Mode": "no-cors"}, False),
     ],
 )
-async def test_pages_of_other_origins_do_nothing_in_ones_name(
-    scene: Scene, headers: dict[str, str], passes: bool
-) -> None:
+async def test_rejects_requests_of_other_origins(scene: Scene, headers: dict[str, str], passes: bool) -> None:
     own = scene.url("")
     names = {"OWN": own, "SIBLING": own.replace("3000-", "8000-")}
     async with scene.browser() as web:
@@ -211,7 +209,7 @@ async def test_pages_of_other_origins_do_nothing_in_ones_name(
     assert bool(scene.server.asked) is passes
 
 
-async def test_only_going_there_wakes(scene: Scene) -> None:
+async def test_only_navigation_wakes_sandbox(scene: Scene) -> None:
     async with scene.browser() as web:
         for mode in ("navigate", "cors", "no-cors", None):
             await web.get(scene.url(), headers={"Sec-Fetch-Mode": mode} if mode else {})
@@ -222,7 +220,7 @@ async def test_only_going_there_wakes(scene: Scene) -> None:
     assert "paused" in answer.text
 
 
-async def test_what_a_frame_shows_is_known_to_whoever_opened_it(scene: Scene) -> None:
+async def test_reports_path_shown_in_frame_to_its_user(scene: Scene) -> None:
     address = f"/api/v1/sandboxes/{scene.box.id}/previews"
     frame = {"Sec-Fetch-Dest": "iframe", "Sec-Fetch-Mode": "navigate"}
     async with client(scene.app, scene.owner, base=scene.world.settings.url) as owner, scene.browser() as web:
@@ -246,7 +244,7 @@ def _answer(status: str, body: bytes, kind: bytes = b"text/plain") -> bytes:
     return b"HTTP/1.1 %s\r\nContent-Type: %s\r\nContent-Length: %d\r\n\r\n%s" % (status.encode(), kind, len(body), body)
 
 
-async def test_a_servers_own_bad_gateway_passes(scene: Scene) -> None:
+async def test_forwards_bad_gateway_of_server(scene: Scene) -> None:
     body = b"<title>my upstream is away</title>" + b"." * 50_000
     scene.server.says = _answer("502 Bad Gateway", body)
     async with scene.browser() as web:
@@ -254,7 +252,7 @@ async def test_a_servers_own_bad_gateway_passes(scene: Scene) -> None:
     assert (answer.status_code, answer.content) == (502, body)
 
 
-async def test_a_closed_port_is_looked_at_again_for_a_while(scene: Scene) -> None:
+async def test_page_for_closed_port_refreshes_for_a_while(scene: Scene) -> None:
     told = b'{"code": 502, "message": "The sandbox is running but port is not open", "sandboxId": "i1", "port": 3000}'
     scene.server.says = _answer("502 Bad Gateway", told, b"application/json")
     async with scene.browser() as web:
@@ -269,7 +267,7 @@ async def test_a_closed_port_is_looked_at_again_for_a_while(scene: Scene) -> Non
 
 
 @pytest.mark.parametrize("says", [b"", b"nonsense\r\n\r\n", b"HTTP/1.1 200 OK\r\nX-Long: " + b"x" * 300_000])
-async def test_servers_that_speak_no_http(scene: Scene, says: bytes) -> None:
+async def test_server_that_does_not_speak_http(scene: Scene, says: bytes) -> None:
     scene.server.says = says
     async with scene.browser() as web:
         answer = await web.get(scene.url())
@@ -277,7 +275,7 @@ async def test_servers_that_speak_no_http(scene: Scene, says: bytes) -> None:
     assert "closed the connection before it responded" in answer.text
 
 
-async def test_nobody_is_there_to_pass_it_on(scene: Scene) -> None:
+async def test_engine_is_unreachable(scene: Scene) -> None:
     scene.server.port = 1
     async with scene.browser() as web:
         answer = await web.get(scene.url())
@@ -285,7 +283,7 @@ async def test_nobody_is_there_to_pass_it_on(scene: Scene) -> None:
     assert "engine could not be reached" in answer.text
 
 
-async def test_a_mistake_of_ours_is_no_secret_and_no_trace(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_internal_error_shows_no_details(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> Callable[[], None]:
         raise RuntimeError("secret words")
 
@@ -296,7 +294,7 @@ async def test_a_mistake_of_ours_is_no_secret_and_no_trace(scene: Scene, monkeyp
     assert "secret words" not in answer.text
 
 
-async def test_without_an_address_for_previews(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_preview_domain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async for scene in scene_in(tmp_path, monkeypatch, public_url="https://yard.example.com"):
         async with client(scene.app, scene.owner, base="https://yard.example.com") as web:
             answer = await web.post(f"/api/v1/sandboxes/{scene.box.id}/previews", json={"port": 3000})

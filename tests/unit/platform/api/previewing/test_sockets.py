@@ -1,4 +1,4 @@
-"""WebSockets of previews, behind the platform's own server, with a server of the test's own in place of a sandbox."""
+"""WebSockets of previews through the platform's own server, with a test server in place of a sandbox."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def line(scene: Scene, port: int, headers: dict[str, str], **options: object) ->
     return connect(f"ws://{host}/x?y", host="127.0.0.1", port=port, additional_headers=headers, proxy=None, **options)  # type: ignore[arg-type]
 
 
-async def test_messages_and_the_way_it_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_forwards_messages_and_close_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def echo(socket: ServerConnection) -> None:
         assert socket.request is not None
         asked.update(socket.request.headers.raw_items())
@@ -59,7 +59,7 @@ async def test_messages_and_the_way_it_ends(tmp_path: Path, monkeypatch: pytest.
         scene.server.port = server.sockets[0].getsockname()[1]
         async with line(scene, port, headers, subprotocols=["one", "chat"], max_size=None) as client:
             assert client.subprotocol == "chat"
-            assert client.protocol.extensions, "compression is between the two"
+            assert client.protocol.extensions, "browser and server negotiate compression"
             for message in ("hello", "", b"\x00\xff", b"x" * 300_000):
                 await client.send(message)
                 assert await client.recv() == message
@@ -68,10 +68,10 @@ async def test_messages_and_the_way_it_ends(tmp_path: Path, monkeypatch: pytest.
                 await client.recv()
             assert (client.close_code, client.close_reason) == (4321, "as you wish")
     assert asked["e2b-sandbox-id"] == "i1"
-    assert "sandyard" not in str(asked).lower(), "the pass is the platform's"
+    assert "sandyard" not in str(asked).lower(), "the platform's cookie is not forwarded"
 
 
-async def test_a_flood_of_frames_passes_unparsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_forwards_many_frames_unparsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     flood = frame(TEXT, masked=False) * 50_000 + frame(PING, masked=False) * 50_000 + frame(TEXT, b"end", masked=False)
 
     async def server(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -95,13 +95,13 @@ async def test_a_flood_of_frames_passes_unparsed(tmp_path: Path, monkeypatch: py
         assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 101 ")
         assert await reader.readexactly(len(flood)) == flood
         writer.write(sent)
-        assert await reader.read() == b"", "the server's end is the browser's"
+        assert await reader.read() == b"", "closing the server's end closes the browser's"
         listener.close()
     assert heard == [sent]
     assert sum(turns) < 100, "only the request's headers were parsed"
 
 
-async def test_answers_to_pings_are_no_use_of_the_sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_pongs_do_not_count_as_activity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     touched: list[int] = []
     done = asyncio.Event()
 
@@ -123,7 +123,7 @@ async def test_answers_to_pings_are_no_use_of_the_sandbox(tmp_path: Path, monkey
     assert touched == [-1, 1]
 
 
-async def test_servers_that_refuse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_server_refuses_upgrade(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with opened(tmp_path, monkeypatch) as (scene, port, headers):
         for says, status in (
             (b"HTTP/1.1 418 I'm a teapot\r\nContent-Length: 3\r\n\r\nno!", 418),

@@ -1,4 +1,4 @@
-"""Which agents people see, and what becomes of those they add."""
+"""Which agents users see, and how they manage their own."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
         yield made
 
 
-async def test_people_see_the_platforms_everybodys_and_their_own(world: World) -> None:
+async def test_users_see_built_in_shared_and_own_agents(world: World) -> None:
     agents = Agents(world.database)
     root, ann, bob = [
         (await world.person(name, role)).principal
@@ -56,7 +56,7 @@ async def test_people_see_the_platforms_everybodys_and_their_own(world: World) -
         await agents.profile(bob.user_id, "anns")
 
 
-async def test_what_one_person_adds_is_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_limits_agents_per_user(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """All agents are listed in one answer."""
     monkeypatch.setattr(catalogue, "MAX_OWN", 2)
     agents = Agents(world.database)
@@ -79,9 +79,7 @@ async def test_what_one_person_adds_is_bounded(world: World, monkeypatch: pytest
 
 
 @pytest.mark.both_databases
-async def test_several_that_are_added_at_once_are_bounded_too(
-    tmp_path: Path, database_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_limits_concurrent_creates(tmp_path: Path, database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(catalogue, "MAX_OWN", 2)
     async with opened(tmp_path, database_url=database_url) as made:
         agents, ann = Agents(made.database), (await made.person("ann")).principal
@@ -91,7 +89,7 @@ async def test_several_that_are_added_at_once_are_bounded_too(
         assert len(await agents.list(ann)) == len(BUILT_IN) + 2
 
 
-async def test_names_are_taken_once_and_changes_are_their_owners(world: World) -> None:
+async def test_names_are_unique_and_only_owner_may_change(world: World) -> None:
     agents = Agents(world.database)
     root, ann = (await world.person("ada", "admin")).principal, (await world.person("ann")).principal
     await agents.create(root, "shared", None, PLAIN)
@@ -116,7 +114,7 @@ async def test_names_are_taken_once_and_changes_are_their_owners(world: World) -
     assert kinds == ["agent.created", "agent.updated", "agent.deleted"]
 
 
-def test_a_definition_fills_in_what_it_is_started_with() -> None:
+def test_fills_in_placeholders() -> None:
     definition = Definition(
         argv=["{home}/bin/it", "--model={model}", "{folder}", "{other}"],
         envs={"BASE": "{base_url}/v1", "KEY": "{capability}"},
@@ -134,7 +132,7 @@ def test_a_definition_fills_in_what_it_is_started_with() -> None:
     assert Definition.model_validate(definition.stored()) == definition
 
 
-def test_the_version_of_an_install_is_made_of_its_text() -> None:
+def test_install_version_depends_on_script() -> None:
     def made(script: str) -> Custom:
         return Custom(
             "x", "X", Definition.model_validate({"argv": ["x"], "install": {"script": script, "check": "true"}})
@@ -160,6 +158,6 @@ def test_the_version_of_an_install_is_made_of_its_text() -> None:
         {"argv": ["x"], "more": 1},
     ],
 )
-def test_a_definition_is_checked(wrong: dict[str, Any]) -> None:
+def test_rejects_invalid_definition(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         Definition.model_validate(wrong)

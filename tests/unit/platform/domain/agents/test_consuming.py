@@ -1,4 +1,4 @@
-"""What an agent says, taken."""
+"""Consume the messages of an agent."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.unit.platform.domain.agents.test_rows import drawn
 
 
 class Shaky:
-    """A desk whose database is away, for a few times after all was written."""
+    """A desk whose database fails a few times after everything was written."""
 
     def __init__(self, database: Database, times: int) -> None:
         self.database = self
@@ -40,7 +40,7 @@ class Shaky:
                 raise DatabaseUnavailableError
 
 
-async def test_what_has_to_be_taken_again_counts_once(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_repeated_lines_count_once(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "REQUESTS", 2)
     await drawn(database)
     consumer = Consumer(cast(Desk, Shaky(database, 5)), "r")
@@ -63,7 +63,7 @@ class Watched:
         self._real = database
 
     def fault(self, turn_id: str) -> None:
-        """None has happened."""
+        """There is no fault."""
 
     @contextlib.asynccontextmanager
     async def transaction(self) -> AsyncIterator[Transaction]:
@@ -75,9 +75,7 @@ class Watched:
                 self.is_writing = False
 
 
-async def test_permissions_of_one_batch_are_decided_between_transactions(
-    database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_decides_permissions_between_transactions(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     await drawn(database)
     now = utc_now()
     async with database.transaction() as tx:
@@ -104,7 +102,7 @@ async def test_permissions_of_one_batch_are_decided_between_transactions(
         place += len(line) + 1
         lines.append((place, line.encode()))
     consumer = Consumer(cast(Desk, desk), "r")
-    for _ in range(2):  # the second time it was taken before
+    for _ in range(2):  # the second time it has already been taken
         assert await consumer.take(lines, place) > 0
     assert searches == [("ls", False), ("sudo id", False), ("id", False)]
     async with database.reading() as reading:
@@ -119,7 +117,7 @@ async def test_permissions_of_one_batch_are_decided_between_transactions(
 
 
 class Failing(Watched):
-    """A desk of an agent whose model's provider has answered the last request with a fault, `seconds` from now."""
+    """A desk of an agent whose model provider answered the last request with a fault, `seconds` from now."""
 
     def __init__(self, database: Database, seconds: float, *, alone: bool = True) -> None:
         super().__init__(database)
@@ -129,11 +127,11 @@ class Failing(Watched):
         return self._fault
 
     async def usage(self, **_: Any) -> None:
-        """Nothing was spent."""
+        """No usage."""
 
 
 async def turn_after(database: Database, desk: Failing, *lines: dict[str, Any]) -> Turn:
-    """The turn, when the agent has said this and has ended it as if it were done."""
+    """Return the turn after the agent sent these messages and ended it normally."""
     await drawn(database)
     async with database.transaction() as tx:
         run, turn = await tx.session.get(AgentRun, "r"), await tx.session.get(Turn, "t")
@@ -161,23 +159,19 @@ THOUGHT = said("agent_thought_chunk", content={"type": "text", "text": "Hm."})
 
 
 @pytest.mark.parametrize("before", [[], [THOUGHT], [TEXT, TOOL]])
-async def test_a_turn_that_ends_with_a_failed_model_call_has_failed(
-    database: Database, before: list[dict[str, Any]]
-) -> None:
-    """Although the agent calls it done: it has done nothing since."""
+async def test_turn_fails_if_last_model_call_failed(database: Database, before: list[dict[str, Any]]) -> None:
+    """The agent ends it normally, but has done nothing since the fault."""
     turn = await turn_after(database, Failing(database, 1000), *before)
     assert (turn.status, turn.error_code, turn.error) == ("failed", "model_busy", "Acme is overloaded (429).")
 
 
 @pytest.mark.parametrize("since", [TEXT, TOOL])
-async def test_a_turn_that_goes_on_after_a_failed_model_call_is_completed(
-    database: Database, since: dict[str, Any]
-) -> None:
+async def test_turn_completes_after_recovered_model_call(database: Database, since: dict[str, Any]) -> None:
     turn = await turn_after(database, Failing(database, -1000), since)
     assert (turn.status, turn.error) == ("completed", None)
 
 
-async def test_a_failed_call_beside_others_is_not_the_turns_end(database: Database) -> None:
-    """Some agents ask a second model for a title meanwhile."""
+async def test_failed_side_call_does_not_fail_turn(database: Database) -> None:
+    """Some agents ask a second model for a title at the same time."""
     turn = await turn_after(database, Failing(database, 1000, alone=False), TEXT)
     assert (turn.status, turn.error) == ("completed", None)

@@ -1,4 +1,4 @@
-"""What the demo agent takes for an instruction, and what for prose."""
+"""How the demo agent distinguishes instructions from prose."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_prose(prose: str) -> None:
     assert read(prose) == ([], [])
 
 
-def test_blocks_belong_to_the_line_above_them() -> None:
+def test_fenced_block_belongs_to_line_above() -> None:
     text = "1. create a.py:\n\n   ```python\n   run: no\n     deeper\n   ```\nappend b\n~~~\nx\n```\n~~~\nsay: end\ncreate c\n```\nopen"
     assert read(text).steps == [
         Step("create", "run: no\n  deeper\n", "a.py"),

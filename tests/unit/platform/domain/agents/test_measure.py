@@ -1,4 +1,4 @@
-"""How much an agent may say."""
+"""Limits for the messages of an agent."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sandyard.platform.domain.agents.measure import Measure, batches
 from sandyard.platform.domain.agents.transcript import Transcript
 
 
-def test_batches_end_where_their_lines_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_splits_lines_into_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "LINES", 2)
     monkeypatch.setattr(measure, "BYTES", 10)
     lines = [(2, b"a"), (4, b"b"), (17, b"c" * 12), (19, b"d")]
@@ -18,7 +18,7 @@ def test_batches_end_where_their_lines_end(monkeypatch: pytest.MonkeyPatch) -> N
     assert list(batches([], 30)) == []
 
 
-def test_too_much_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reports_exceeded_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "MESSAGES", 1)
     told, made = Measure(), Transcript()
     for key in "ab":

@@ -1,4 +1,4 @@
-"""What agents may do without asking."""
+"""What agents may do without asking a person."""
 
 from __future__ import annotations
 
@@ -42,17 +42,17 @@ def test_decisions(mode: Any, deny: list[str], call: dict[str, Any], decision: s
 
 
 @pytest.mark.parametrize(("mode", "what"), [("ask", "everything."), ("allow_reads", "everything but reading.")])
-def test_why_a_person_is_asked(mode: Any, what: str) -> None:
+def test_reason_to_ask_person(mode: Any, what: str) -> None:
     reason = decide(PermissionSettings(mode=mode), {"kind": "execute"}).reason
     assert reason == f"This project asks before {what}"
 
 
-def test_a_person_is_told_which_pattern_could_not_be_checked() -> None:
+def test_reason_names_unchecked_pattern() -> None:
     reason = decide(PermissionSettings(deny=[COMPLEX]), {"title": "ls"}).reason
     assert repr(COMPLEX[:60]) in reason and "Simplify it" in reason
 
 
-async def test_patterns_are_searched_for_outside_of_the_transaction() -> None:
+async def test_matches_patterns_outside_of_transaction() -> None:
     verdicts, settings, call = Verdicts(), PermissionSettings(deny=["ls"]), {"title": "ls"}
     assert verdicts.get(PermissionSettings(), call).decision == "allow"
     with pytest.raises(UndecidedError) as wanted:
@@ -64,7 +64,7 @@ async def test_patterns_are_searched_for_outside_of_the_transaction() -> None:
             verdicts.get(*other)
 
 
-def test_an_option_is_chosen_by_its_kind() -> None:
+def test_chooses_option_by_kind() -> None:
     assert choose(OPTIONS, "allow") == OPTIONS[2]
     assert choose(OPTIONS, "allow_always") == OPTIONS[1]
     assert choose(OPTIONS, "reject_always") == OPTIONS[0]

@@ -1,4 +1,4 @@
-"""How the agents that come with the platform are started."""
+"""How the built-in agents are started."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ def words(launch: Launch) -> str:
 
 
 @pytest.mark.parametrize(("profile", "api"), PAIRS, ids=lambda one: getattr(one, "name", one))
-def test_the_way_to_its_model_and_nothing_else(profile: Profile, api: ModelApi) -> None:
+def test_configures_only_its_model(profile: Profile, api: ModelApi) -> None:
     launch = started(profile, api, "some-model", wanted="house/some-model")
     assert "http://127.0.0.1:4100/prv_x" in words(launch)
     assert "some-model" in words(launch)
-    assert "house/" not in words(launch), "the provider's name is the platform's own"
+    assert "house/" not in words(launch), "the provider's name is internal to the platform"
     assert "cap-1" in launch.envs.values()
-    assert not any(b"cap-1" in data for data in launch.files.values()), "it is in its environment alone"
+    assert not any(b"cap-1" in data for data in launch.files.values()), "it is only in the environment"
     assert launch.argv[0].startswith(f"{HOME}/.sandyard/agents/")
-    assert all(path.startswith(f"{HOME}/.sandyard/agents/") for path in launch.files), "nobody's own files are touched"
-    assert "HOME" not in launch.envs, "commands of the agent find the user's own settings"
+    assert all(path.startswith(f"{HOME}/.sandyard/agents/") for path in launch.files), "does not touch the user's files"
+    assert "HOME" not in launch.envs, "the agent's commands find the user's settings"
 
 
 @pytest.mark.parametrize("profile", REAL, ids=lambda profile: profile.name)
-def test_it_is_pinned_and_starts_without_a_model(profile: Profile) -> None:
+def test_version_is_pinned_and_model_is_optional(profile: Profile) -> None:
     assert profile.install is not None
     assert profile.install.version in profile.launch(LaunchWish(HOME, FOLDER)).argv[0]
     assert started(profile, profile.apis[0]).argv[0] == profile.launch(LaunchWish(HOME, FOLDER)).argv[0]
 
 
-def test_opencode_asks_before_it_changes_anything() -> None:
+def test_opencode_asks_before_changes() -> None:
     written, _ = started(BUILT_IN["opencode"], ModelApi.ANTHROPIC, "m").files.values()
     settings = json.loads(written)
     assert settings["permission"]["edit"] == settings["permission"]["bash"] == "ask"
@@ -56,8 +56,8 @@ def test_opencode_asks_before_it_changes_anything() -> None:
     assert settings["provider"]["sandyard"]["options"]["baseURL"] == "http://127.0.0.1:4100/prv_x/v1"
 
 
-def test_gemini_sends_what_commands_print() -> None:
-    """Of commands that it runs in a terminal it sends nothing over ACP."""
+def test_gemini_sends_command_output() -> None:
+    """It sends no output over ACP for commands that run in a terminal."""
     files = started(BUILT_IN["gemini"], ModelApi.GEMINI, "m").files
     settings = json.loads(next(data for path, data in files.items() if path.endswith("settings.json")))
     assert settings["tools"]["shell"]["enableInteractiveShell"] is False
@@ -67,14 +67,14 @@ def codex_settings(launch: Launch) -> dict[str, Any]:
     return tomllib.loads(launch.files[f"{HOME}/.sandyard/agents/codex/config.toml"].decode())
 
 
-def test_codex_is_told_in_whatever_folder_it_works() -> None:
+def test_codex_trusts_its_folder() -> None:
     settings = codex_settings(started(BUILT_IN["codex"], ModelApi.OPENAI, 'a"b😀'))
     assert settings["projects"][FOLDER]["trust_level"] == "trusted"
     assert (settings["model"], settings["approval_policy"]) == ('a"b😀', "untrusted")
 
 
 @pytest.mark.parametrize(("mode", "policy"), [(None, "untrusted"), ("ask", "untrusted"), ("full-access", "never")])
-def test_codex_leaves_isolation_to_the_sandbox_in_every_mode(mode: str | None, policy: str) -> None:
+def test_codex_disables_own_sandbox_in_every_mode(mode: str | None, policy: str) -> None:
     endpoint = ModelEndpoint(ModelApi.OPENAI, "http://127.0.0.1:4100/prv_x", Secret("cap-1"), None)
     settings = codex_settings(BUILT_IN["codex"].launch(LaunchWish(HOME, FOLDER, mode=mode, endpoint=endpoint)))
     assert (settings["approval_policy"], settings["sandbox_mode"]) == (policy, "danger-full-access")
@@ -82,18 +82,20 @@ def test_codex_leaves_isolation_to_the_sandbox_in_every_mode(mode: str | None, p
 
 @pytest.mark.parametrize("profile", REAL, ids=lambda profile: profile.name)
 @pytest.mark.parametrize("mode", [None, "full-access", "yolo", "bypassPermissions"])
-def test_each_is_made_to_ask_before_everything(profile: Profile, mode: str | None) -> None:
-    """What the real programs make of these files is tried in tests/acceptance/test_agents.py."""
+def test_every_agent_can_be_made_to_ask(profile: Profile, mode: str | None) -> None:
+    """tests/acceptance/test_agents.py checks how the real programs interpret these files."""
     endpoint = ModelEndpoint(profile.apis[0], "http://127.0.0.1:4100/prv_x", Secret("cap-1"), None)
     asking = profile.launch(LaunchWish(HOME, FOLDER, mode=mode, endpoint=endpoint, asks=True))
     free = profile.launch(LaunchWish(HOME, FOLDER, endpoint=endpoint))
-    assert asking.files.keys() == free.files.keys(), "no file of a stricter start is left behind"
+    assert asking.files.keys() == free.files.keys(), "a stricter start leaves no file behind"
     files = {path.rpartition("/")[2]: data.decode() for path, data in asking.files.items()}
     match profile.name:
         case "codex":
             settings = tomllib.loads(files["config.toml"])
             assert settings["approval_policy"] == "untrusted"
-            assert settings["projects"][FOLDER]["trust_level"] == "untrusted", "a repository's settings do not win"
+            assert settings["projects"][FOLDER]["trust_level"] == "untrusted", (
+                "the repository's settings do not take precedence"
+            )
             assert '"cat"' in files["sandyard.rules"]
         case "claude":
             assert {"Read", "Bash", "Edit"} <= set(json.loads(files["settings.json"])["permissions"]["ask"])
@@ -101,10 +103,12 @@ def test_each_is_made_to_ask_before_everything(profile: Profile, mode: str | Non
             assert [rule["decision"] for rule in tomllib.loads(files["sandyard.toml"])["rule"]] == ["ask_user"] * 2
         case "opencode":
             assert json.loads(asking.envs["OPENCODE_PERMISSION"]) == {"*": "ask"}
-            assert asking.envs["OPENCODE_DISABLE_PROJECT_CONFIG"] == "1", "a repository's settings do not win"
+            assert asking.envs["OPENCODE_DISABLE_PROJECT_CONFIG"] == "1", (
+                "the repository's settings do not take precedence"
+            )
 
 
-def test_modes_in_which_an_agent_does_not_ask() -> None:
+def test_asking_modes() -> None:
     known = {name: asking_modes(profile) for name, profile in BUILT_IN.items()}
     assert known == {
         "claude": ["default", "plan"],
@@ -116,8 +120,8 @@ def test_modes_in_which_an_agent_does_not_ask() -> None:
 
 
 @pytest.mark.parametrize("name", ["claude", "codex", "gemini", "opencode", "node"])
-def test_every_package_of_an_agent_is_locked(name: str) -> None:
-    """By its digest, for both processors, and wherever the registry is."""
+def test_all_packages_are_locked(name: str) -> None:
+    """By digest, for both processors, and independent of the registry."""
     packages = json.loads(read_lock(name))["packages"]
     root = packages.pop("")
     for package in packages.values():
@@ -131,12 +135,12 @@ def test_every_package_of_an_agent_is_locked(name: str) -> None:
 
 
 @pytest.mark.parametrize("module", [claude, codex, gemini, opencode])
-def test_an_agent_is_installed_as_it_is_locked(module: ModuleType) -> None:
+def test_installs_locked_version(module: ModuleType) -> None:
     (profile,) = (one for one in vars(module).values() if isinstance(one, BuiltIn))
     assert profile.install is not None
     script = profile.install.script
     assert f'"{module.PACKAGE}":"{module.VERSION}"' in script
     assert "npm ci --ignore-scripts" in script
     assert "npm install" not in script
-    assert len(script) < 100_000, "it goes into the sandbox as a variable, which has at most 128 KiB"
+    assert len(script) < 100_000, "it is passed as an environment variable, which is limited to 128 KiB"
     assert ("postinstall" in script) is (module is opencode)

@@ -1,4 +1,4 @@
-"""What is changed by several at once."""
+"""Concurrent changes of turns."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sandyard.platform.domain.sandboxes.model import utc_now
 
 
 async def drawn(database: Database) -> None:
-    """A turn that waits, and a process that could begin it."""
+    """Create a queued turn and a process that could start it."""
     now = utc_now()
     async with database.transaction() as tx:
         tx.add(User(id="u", name="u", role="member", created_at=now))
@@ -29,8 +29,8 @@ async def drawn(database: Database) -> None:
         tx.add(Turn(id="t", session_id="s", number=1, origin="person", status="queued", queued_at=now))
 
 
-async def test_a_turn_that_is_begun_meanwhile_comes_with_its_run(database: Database) -> None:
-    """Whoever cancels it must tell the agent."""
+async def test_locked_returns_run_of_turn_started_meanwhile(database: Database) -> None:
+    """Whoever cancels the turn must notify the agent."""
     await drawn(database)
 
     async def looked() -> tuple[str | None, str | None, int | None]:
@@ -44,7 +44,7 @@ async def test_a_turn_that_is_begun_meanwhile_comes_with_its_run(database: Datab
         found = await locked(tx, "t")
         assert found is not None
         looking = asyncio.create_task(looked())
-        await asyncio.wait((looking,), timeout=0.3)  # until it waits for us
+        await asyncio.wait((looking,), timeout=0.3)  # until it waits for our lock
         found[2].run_id, found[2].request = "r", 7
     async with asyncio.timeout(20):
         assert await looking == ("r", "r", 7)

@@ -1,4 +1,4 @@
-"""From updates of an agent to messages."""
+"""Messages from the updates of an agent."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def parts(made: Transcript) -> list[dict[str, Any]]:
     return [entry.part for entry in made.changes()]
 
 
-def test_chunks_that_follow_each_other_are_one_message() -> None:
+def test_consecutive_chunks_form_one_message() -> None:
     made = Transcript()
     for update in (text("a"), text("b"), text("c", "agent_thought_chunk"), text("d"), text("e", messageId="2")):
         made.apply(update)
@@ -37,7 +37,7 @@ def test_chunks_that_follow_each_other_are_one_message() -> None:
     assert (entry.new, entry.part["text"], entry.delta) == (False, "ef", "f")
 
 
-def test_taken_up_it_goes_on_with_the_same_messages() -> None:
+def test_continues_known_messages() -> None:
     first = Transcript("msg_0")
     first.apply({"sessionUpdate": "tool_call", "toolCallId": "t", "title": "make"})
     first.apply(text("abc"))
@@ -51,7 +51,7 @@ def test_taken_up_it_goes_on_with_the_same_messages() -> None:
     assert (found[known[0][0]].part["title"], found[known[0][0]].part["status"]) == ("make", "completed")
 
 
-def test_a_tool_call_keeps_what_an_update_does_not_speak_of() -> None:
+def test_tool_call_keeps_fields_missing_in_update() -> None:
     made = Transcript()
     made.apply(
         {
@@ -90,7 +90,7 @@ def test_a_tool_call_keeps_what_an_update_does_not_speak_of() -> None:
     }
 
 
-def test_a_command_of_codex_is_shown_with_what_it_printed() -> None:
+def test_codex_command_has_output() -> None:
     made = Transcript()
     common = {"call_id": "c", "turn_id": "t", "process_id": "1", "command": ["/bin/bash", "-lc", "ls"], "cwd": "/w"}
     begun = {"sessionUpdate": "tool_call", "toolCallId": "c", "title": "ls", "kind": "execute", "rawInput": common}
@@ -104,7 +104,7 @@ def test_a_command_of_codex_is_shown_with_what_it_printed() -> None:
     assert part["output"] == {"command": "ls", "cwd": "/w", "exit_code": 0}
 
 
-def test_facts_are_no_part_of_it_and_strange_things_are_nothing() -> None:
+def test_returns_facts_and_ignores_unknown_updates() -> None:
     made = Transcript()
     mode = made.apply({"sessionUpdate": "current_mode_update", "currentModeId": "plan"})
     assert mode is not None
@@ -129,7 +129,7 @@ def test_facts_are_no_part_of_it_and_strange_things_are_nothing() -> None:
     assert parts(made) == []
 
 
-def test_it_stays_within_bounds() -> None:
+def test_limits_size_of_parts() -> None:
     made = Transcript()
     made.apply(text("x" * (PART_LIMIT + 5)))
     made.apply(
@@ -149,8 +149,8 @@ def test_it_stays_within_bounds() -> None:
 
 
 @pytest.mark.parametrize("pieces", [10, 100])
-def test_what_is_too_large_is_cut_at_the_last_piece_that_fits(monkeypatch: pytest.MonkeyPatch, pieces: int) -> None:
-    """And is written a few times for that, however many pieces it has: others wait meanwhile."""
+def test_cuts_content_at_last_piece_that_fits(monkeypatch: pytest.MonkeyPatch, pieces: int) -> None:
+    """It is serialized only a few times, however many pieces it has, because that blocks the loop."""
     written, dumps = 0, json.dumps
 
     def counted(value: Any, **options: Any) -> str:
@@ -170,7 +170,7 @@ def test_what_is_too_large_is_cut_at_the_last_piece_that_fits(monkeypatch: pytes
     assert len(dumps(call)) <= CALL_LIMIT < len(dumps({**call, "content": [*call["content"], one]}))
 
 
-def test_ids_within_a_millisecond_keep_their_order() -> None:
+def test_ids_within_a_millisecond_are_ordered() -> None:
     last = "msg_00zzzzzzzzaaaaaaaaaa"
     for _ in range(3):
         made = transcript.message_id(last)
@@ -179,7 +179,7 @@ def test_ids_within_a_millisecond_keep_their_order() -> None:
         last = made
 
 
-def test_a_summary_has_the_end_of_what_was_said() -> None:
+def test_summary_contains_last_messages() -> None:
     said = [("user", [{"type": "text", "text": f"question {n} " + "x" * 1000}]) for n in range(100)]
     said.append(("agent", [{"type": "tool_call", "title": "make", "status": "completed"}]))
     told = summary.write(said)
@@ -191,7 +191,7 @@ def test_a_summary_has_the_end_of_what_was_said() -> None:
     assert summary.write([]) is None
 
 
-def test_values_of_the_wrong_kind_do_no_harm() -> None:
+def test_ignores_values_of_wrong_type() -> None:
     made = Transcript()
     made.apply({"sessionUpdate": ["tool_call"]})
     made.apply({"sessionUpdate": {}})
@@ -202,7 +202,7 @@ def test_values_of_the_wrong_kind_do_no_harm() -> None:
     assert (part["kind"], part["status"]) == ("other", "pending")
 
 
-def test_it_knows_its_weight() -> None:
+def test_tracks_weight() -> None:
     made = Transcript()
     for _ in range(3):
         made.apply({"sessionUpdate": "tool_call", "toolCallId": "t", "rawInput": "x" * 1000})

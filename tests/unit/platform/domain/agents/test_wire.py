@@ -1,4 +1,4 @@
-"""Lines of JSON-RPC, also from programs that wish us no good."""
+"""Lines of JSON-RPC, including hostile ones."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from sandyard.platform.domain.agents import wire
         b'{"id": ' + b"9" * 5000 + b', "result": {}}',
     ],
 )
-def test_what_is_no_message_is_nothing(line: bytes) -> None:
+def test_ignores_lines_that_are_not_messages(line: bytes) -> None:
     assert wire.parse(line) is None
 
 
-def test_messages_are_told_apart() -> None:
+def test_parses_each_kind_of_message() -> None:
     assert wire.parse(b'{"id":3,"result":{"a":1}}') == wire.Answer(3, {"a": 1})
     assert wire.parse(b'{"id":3,"result":null}') == wire.Answer(3, {})
     assert wire.parse(b'{"id":"q","method":"m","params":[]}') == wire.Request('"q"', "m", {})
@@ -39,12 +39,12 @@ def test_messages_are_told_apart() -> None:
     assert wire.parse(b'{"id":3,"error":"no"}') == wire.Refusal(3, 0, "no")
 
 
-def test_what_a_database_cannot_keep_is_replaced() -> None:
+def test_replaces_characters_that_cannot_be_stored() -> None:
     told = wire.parse(b'{"method":"m","params":{"a":"x\\u0000\\ud800y"}}')
     assert told == wire.Notice("m", {"a": "x\N{REPLACEMENT CHARACTER}\N{REPLACEMENT CHARACTER}y"})
 
 
-def test_what_is_said_is_one_line_of_ascii() -> None:
+def test_encodes_one_line_of_ascii() -> None:
     line = wire.request(7, "session/prompt", {"text": "zwei\nZeilen \N{SNOWMAN}"})
     assert line.isascii()
     assert line.count("\n") == 1
@@ -52,19 +52,19 @@ def test_what_is_said_is_one_line_of_ascii() -> None:
     assert json.loads(wire.answer('"q1"', {"a": 1})) == {"jsonrpc": "2.0", "id": "q1", "result": {"a": 1}}
 
 
-def test_lines_are_counted_to_the_byte(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counts_lines_by_byte(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wire, "LONGEST", 10)
     lines = wire.Lines(100)
     assert lines.feed(b"ab") == []
     assert (lines.consumed, lines.seen) == (100, 102)
     assert lines.feed(b"c\nde\nf") == [(104, b"abc"), (107, b"de")]
     assert (lines.consumed, lines.seen) == (107, 108)
-    assert lines.feed(b"x" * 30) == []  # longer than it may be
+    assert lines.feed(b"x" * 30) == []  # longer than the limit
     assert (lines.consumed, lines.seen) == (107, 138)
     assert lines.feed(b"y" * 30 + b"\nok\n") == [(172, b"ok")]
     assert (lines.consumed, lines.seen) == (172, 172)
 
 
-def test_a_line_of_a_million_values_is_not_read() -> None:
+def test_ignores_line_with_too_many_values() -> None:
     assert wire.parse(b'{"method": "x", "params": {"a": [' + b"{}," * 600_000 + b"{}]}}") is None
     assert wire.parse(b'{"method": "x", "params": {"a": "' + b"y" * 600_000 + b'"}}') is not None

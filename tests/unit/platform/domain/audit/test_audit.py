@@ -15,13 +15,13 @@ from sandyard.platform.domain.users.tokens import instant
 from tests.unit.platform.world import ROOT, World
 
 
-async def test_many_at_once_all_arrive(world: World) -> None:
+async def test_stores_concurrent_records(world: World) -> None:
     await asyncio.gather(*(world.audit.record(ROOT, action="a.b", target=str(number)) for number in range(200)))
     found = await world.audit.list(ROOT, AuditQuery(), PageRequest(200))
     assert {entry.target for entry in found.items} == {str(number) for number in range(200)}
 
 
-async def test_who_gives_up_loses_nothing_of_others(world: World) -> None:
+async def test_cancelled_record_does_not_affect_others(world: World) -> None:
     records = [asyncio.create_task(world.audit.record(ROOT, action="a.b", target=str(n))) for n in range(20)]
     await asyncio.sleep(0)
     for task in records[::2]:
@@ -66,7 +66,7 @@ async def test_filters(world: World) -> None:
             await refused
 
 
-async def test_export_is_whole(world: World) -> None:
+async def test_export_is_complete(world: World) -> None:
     for start in range(0, 1200, 100):
         await asyncio.gather(*(world.audit.record(ROOT, action="a.b", target=str(start + n)) for n in range(100)))
     lines = b"".join([part async for part in await world.audit.export(ROOT, AuditQuery())]).splitlines()

@@ -1,4 +1,4 @@
-"""A clock on which waiting takes no time, and is written down."""
+"""A clock on which waiting takes no time and is recorded."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Pull requests on a real database and a real git remote, before a GitHub that does what a test says.
+"""Pull requests on a real database and a real git remote, with a scripted GitHub.
 
-The double keeps what GitHub would keep and answers from it; `tests/forge` has the API that nobody here wrote.
+The double stores what GitHub would store and answers from it; `tests/forge` has an independent implementation of the
+API.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ class Hub:
         self._minutes = 0
 
     def say(self, number: int, remark: Remark | None = None, **changes: Any) -> None:
-        """Somebody does something on GitHub."""
+        """Add an activity on GitHub."""
         self._minutes += 1
         known = self.pulls[number]
         remarks = (*known.remarks, remark) if remark else known.remarks
@@ -135,7 +136,7 @@ class Hub:
         return replace(pull, remarks=tuple(remarks))
 
     def _follow(self, number: int) -> None:
-        """An open one is where its branch is."""
+        """Update the head of an open pull request to its branch."""
         known = self.pulls[number]
         heads = git(self._bare, "for-each-ref", "--format=%(objectname)", f"refs/heads/{known.head}")
         if known.state == PullState.OPEN and heads:
@@ -159,7 +160,7 @@ class Hub:
 
 @dataclass
 class Doors:
-    """What opens the forge; whether it is GitHub is the test's to say."""
+    """Access to the forge. The test decides whether it is GitHub."""
 
     hub: Hub
     kind: ForgeKind = ForgeKind.GITHUB
@@ -183,7 +184,7 @@ class Doors:
 
 
 class Repositories:
-    """Of the ground of git what a merge needs."""
+    """The part of the git context that a merge needs."""
 
     def __init__(self, mirrors: Mirrors) -> None:
         self._mirrors = mirrors
@@ -196,7 +197,7 @@ class Repositories:
 
 
 class Pushes:
-    """Of the checkouts' verbs the three that a pull request needs. What is committed in `work` is what the sandbox has."""
+    """The three methods of checkouts that a pull request needs. The commits in `work` stand for those in the sandbox."""
 
     def __init__(self, world: World, mirrors: Mirrors, work: Path, bare: Path) -> None:
         self._world, self._mirrors, self._work, self._bare = world, mirrors, work, bare
@@ -250,7 +251,7 @@ class Desk:
     bare: Path
 
     def commit(self, message: str, **files: str) -> str:
-        """In the sandbox, so to speak."""
+        """Commit as if in the sandbox."""
         for name, text in (files or {"file.txt": message}).items():
             (self.work / name).write_text(text)
         git(self.work, "add", "-A")
@@ -275,7 +276,7 @@ class Desk:
             return list(await session.scalars(select(Message).order_by(Message.id)))
 
     def branches(self) -> set[str]:
-        """On the remote."""
+        """Return the branches on the remote."""
         return set(git(self.bare, "for-each-ref", "--format=%(refname:short)", "refs/heads").split())
 
     async def settings(self, **forge: Any) -> None:
@@ -283,7 +284,7 @@ class Desk:
         self.project = await self.world.projects.update(self.owner, self.project.id, settings=settings)
 
     async def another(self, branch: str) -> str:
-        """A sandbox of the same project, on another branch."""
+        """Create a sandbox of the same project on another branch."""
         return await _checkout(
             self.world, self.worker, self.project.id, None, branch, git(self.work, "rev-parse", "HEAD")
         )
@@ -299,9 +300,7 @@ async def opened(world: World, folder: Path) -> AsyncIterator[Desk]:
     config = work / ".git" / "config"
     config.write_text(config.read_text().replace(str(made / "bare"), str(bare)))
     project = await world.projects.create(owner, "website")
-    project = await world.projects.update(
-        ROOT, project.id, repository=str(bare)
-    )  # a path is an administrator's to give
+    project = await world.projects.update(ROOT, project.id, repository=str(bare))  # only administrators may use a path
     await world.projects.add_member(owner, project.id, worker.user_id)
     task = await _task(world, project.id)
     session_id = await _session(world, worker, project.id, task.id)
@@ -325,7 +324,7 @@ async def opened(world: World, folder: Path) -> AsyncIterator[Desk]:
 
 @functools.cache
 def _repositories() -> tuple[Path, str]:
-    """Where a bare repository with one commit on `main` lies, and a clone of it on `task-1`, to be copied; and the commit."""
+    """Return a bare repository with one commit on `main`, a clone of it on `task-1`, both to be copied, and the commit."""
     folder = Path(tempfile.mkdtemp(prefix="sandyard-desk-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     bare, work = folder / "bare", folder / "work"

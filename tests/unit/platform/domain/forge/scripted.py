@@ -1,6 +1,7 @@
-"""An API that answers what a test has told it to, one answer after the other: for what the forge of tests/forge cannot show.
+"""An API that returns the answers of a test one after the other, for cases that the forge of tests/forge cannot
+produce.
 
-The answers have the shape of GitHub's, as its documentation and its real answers have them.
+The answers have the shape of GitHub's, as in its documentation and its real answers.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class Asked:
 
 
 class Scripted:
-    """Used as a context. Its `Date` is the test's clock's. Asked more often than it was told answers, it answers 599."""
+    """Use it as a context manager. Its `Date` comes from the test's clock. It answers 599 when it has no more answers."""
 
     def __init__(self, clock: Clock) -> None:
         self.asked: list[Asked] = []
@@ -40,12 +41,12 @@ class Scripted:
         return f"http://127.0.0.1:{self._server.server_port}/api/v3"
 
     def answer(self, status: int = 200, body: Any = None, **headers: str) -> None:
-        """Underscores in the names of headers stand for dashes."""
+        """Add an answer. Underscores in the names of headers stand for dashes."""
         content = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
         self._answers.append((status, {name.replace("_", "-"): value for name, value in headers.items()}, content))
 
     def limit(self, remaining: int, reset_in_s: float, limit: int = 5000) -> dict[str, str]:
-        """The headers that say so."""
+        """Return the headers of a rate limit."""
         reset = str(int(self._clock.now() + reset_in_s))
         names = ("limit", "remaining", "reset", "resource")
         values = (str(limit), str(remaining), reset, "core")
@@ -85,9 +86,9 @@ class Scripted:
                 if status != 304:
                     self.wfile.write(content)
 
-            do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = handle_one  # noqa: N815 - as the base class calls them
+            do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = handle_one  # noqa: N815 - names that the base class calls
 
             def log_message(self, *_: object) -> None:
-                """Tests read what was asked."""
+                """Log nothing: tests check the recorded requests."""
 
         return Handler

@@ -1,4 +1,4 @@
-"""Which forge a repository is on, and who is told its token."""
+"""Which forge a repository is on, and which hosts get its token."""
 
 from __future__ import annotations
 
@@ -30,9 +30,7 @@ def project(repository: str | None, **forge: str) -> Project:
         ("/srv/git/site.git", {"apiUrl": "https://ghe.example.org/api/v3"}, ForgeKind.PLAIN),
     ],
 )
-def test_auto_is_github_for_what_is_on_it_or_has_an_api(
-    repository: str, forge: dict[str, str], kind: ForgeKind
-) -> None:
+def test_auto_detects_github(repository: str, forge: dict[str, str], kind: ForgeKind) -> None:
     assert addresses.forge_of(project(repository, **forge)) is kind
 
 
@@ -48,9 +46,7 @@ def test_auto_is_github_for_what_is_on_it_or_has_an_api(
         (None, {}, None),
     ],
 )
-def test_a_remote_that_is_no_known_forge_is_explained(
-    repository: str | None, forge: dict[str, str], host: str | None
-) -> None:
+def test_explains_unknown_forge(repository: str | None, forge: dict[str, str], host: str | None) -> None:
     said = addresses.explain_missing_pull_requests(project(repository, **forge))
     assert said == (
         host
@@ -69,16 +65,14 @@ def test_a_remote_that_is_no_known_forge_is_explained(
         ("https://git.example.org/a/b", {"apiUrl": "http://[::1]:9"}, "http://[::1]:9"),
     ],
 )
-def test_the_api_is_the_repositorys_own_or_the_one_its_owner_named(
-    repository: str, forge: dict[str, str], api: str
-) -> None:
+def test_api_address(repository: str, forge: dict[str, str], api: str) -> None:
     assert addresses.api_of(project(repository, **forge)) == api
 
 
 @pytest.mark.parametrize(
     "repository", ["https://git.example.org/acme/site.git", "git@git.example.org:acme/site", "/srv/site.git"]
 )
-def test_a_token_does_not_go_to_a_host_that_is_not_the_repositorys(repository: str) -> None:
+def test_token_is_not_sent_to_other_host(repository: str) -> None:
     with pytest.raises(ForgeUnsupportedError, match=r"not on github\.com, so the project's token is not sent there"):
         addresses.api_of(project(repository, kind="github"))
 
@@ -86,12 +80,12 @@ def test_a_token_does_not_go_to_a_host_that_is_not_the_repositorys(repository: s
 @pytest.mark.parametrize(
     "url", ["http://ghe.example.org/api/v3", "http://127.0.0.1.example.org", "http://10.0.0.1/api"]
 )
-def test_nor_over_a_line_that_others_can_read(url: str) -> None:
+def test_token_is_not_sent_unencrypted(url: str) -> None:
     with pytest.raises(ForgeUnsupportedError, match="Use https://"):
         addresses.api_of(project("https://ghe.example.org/acme/site", apiUrl=url))
 
 
-def test_what_has_no_repository_or_no_owner_is_said() -> None:
+def test_rejects_missing_repository_or_owner() -> None:
     with pytest.raises(RepositoryInvalidError, match="has no repository"):
         addresses.forge_of(project(None))
     with pytest.raises(ForgeUnsupportedError, match="OWNER/NAME"):

@@ -1,4 +1,4 @@
-"""A line to the API: limits waited for, faults repeated where that is safe, answers remembered, refusals explained."""
+"""A connection to the API: waits for limits, retries when safe, caches answers, and explains errors."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def get(line: Connection, path: str = "/repos/acme/site", wait: float = 60
 
 
 def meant(monkeypatch: pytest.MonkeyPatch, **hosts: str) -> list[str]:
-    """What names mean for this process; underscores stand for dots. Which were asked for."""
+    """Define what names resolve to (underscores stand for dots), and return the list of names that were resolved."""
     asked: list[str] = []
 
     async def told(host: str) -> list[names.Address]:
@@ -70,7 +70,7 @@ def meant(monkeypatch: pytest.MonkeyPatch, **hosts: str) -> list[str]:
 
 class TestWhere:
     @pytest.mark.parametrize("named", ["127.0.0.1", "forge.example"])
-    async def test_a_private_address_is_not_spoken_to(
+    async def test_rejects_private_address(
         self, api: Scripted, clock: HurriedClock, monkeypatch: pytest.MonkeyPatch, named: str
     ) -> None:
         meant(monkeypatch, forge_example="127.0.0.1")
@@ -81,7 +81,7 @@ class TestWhere:
         await line.close()
         assert api.asked == []
 
-    async def test_it_connects_to_the_address_that_was_checked(
+    async def test_connects_to_checked_address(
         self, api: Scripted, clock: HurriedClock, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         asked = meant(monkeypatch, forge_example="127.0.0.1")
@@ -95,17 +95,15 @@ class TestWhere:
         assert await get(line, "/repos/acme/other") == {"id": 2}
         await line.close()
         assert [one.headers["host"].partition(":")[0] for one in api.asked] == ["forge.example"] * 2
-        assert asked.count("forge.example") == 2, "once for each request, and never again by who connects"
+        assert asked.count("forge.example") == 2, "once per request, and not again when connecting"
 
-    async def test_a_host_that_nobody_knows(
-        self, api: Scripted, clock: HurriedClock, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    async def test_unknown_host(self, api: Scripted, clock: HurriedClock, monkeypatch: pytest.MonkeyPatch) -> None:
         meant(monkeypatch)
         line = Connection("https://x.example", FixedToken(None), clock, Remembered(), "one", Destinations())
         with pytest.raises(ForgeUnreachableError, match="could not be reached"):
             await get(line)
 
-    async def test_the_words_of_who_is_not_github_are_not_repeated(self, line: Connection, api: Scripted) -> None:
+    async def test_shows_messages_of_github_only(self, line: Connection, api: Scripted) -> None:
         for api.is_github in (True, False):
             api.answer(403, {"message": "internal words"})
             with pytest.raises(ForgeForbiddenError) as refused:
@@ -114,9 +112,7 @@ class TestWhere:
 
 
 class TestLimits:
-    async def test_the_budget_is_what_the_headers_say(
-        self, line: Connection, api: Scripted, clock: HurriedClock
-    ) -> None:
+    async def test_reads_budget_from_headers(self, line: Connection, api: Scripted, clock: HurriedClock) -> None:
         assert line.pace.budget is None
         api.answer(body={}, **api.limit(4321, 1800))
         await get(line)
@@ -127,7 +123,7 @@ class TestLimits:
         clock.pass_(1801)
         assert line.pace.budget is None
 
-    async def test_a_low_budget_is_warned_of_once_in_a_window(
+    async def test_warns_of_low_budget_once_per_window(
         self, line: Connection, api: Scripted, clock: HurriedClock, caplog: pytest.LogCaptureFixture
     ) -> None:
         for remaining in (101, 99, 98):
@@ -138,15 +134,13 @@ class TestLimits:
         await get(line)
         assert [record.message for record in caplog.records].count("forge_budget_low") == 2
 
-    async def test_an_exhausted_budget_is_waited_for_and_then_the_request_succeeds(
-        self, line: Connection, api: Scripted, clock: HurriedClock
-    ) -> None:
+    async def test_waits_for_exhausted_budget(self, line: Connection, api: Scripted, clock: HurriedClock) -> None:
         api.answer(403, {"message": "API rate limit exceeded for user ID 1."}, **api.limit(0, 40))
         api.answer(body={"id": 1}, **api.limit(4999, 3640))
         assert await get(line) == {"id": 1}
         assert sum(clock.waits) == pytest.approx(41)
 
-    async def test_the_request_after_the_last_one_is_not_even_sent(
+    async def test_does_not_send_request_without_budget(
         self, line: Connection, api: Scripted, clock: HurriedClock
     ) -> None:
         api.answer(body={}, **api.limit(0, 3000))
@@ -160,9 +154,9 @@ class TestLimits:
         assert refused.value.retry_after == pytest.approx(3001)
         assert "until 2023-11-14 23:03:21 UTC" in refused.value.message
         api.answer(body={"id": 2}, **api.limit(4999, 3600))
-        assert await get(line, wait=3600) == {"id": 2}  # somebody with more patience
+        assert await get(line, wait=3600) == {"id": 2}  # a caller with a longer timeout
 
-    async def test_a_forge_whose_clock_is_wrong_is_waited_for_as_long_as_it_means(
+    async def test_waits_correctly_if_clock_of_forge_is_wrong(
         self, line: Connection, api: Scripted, clock: HurriedClock
     ) -> None:
         behind = HurriedClock(clock.now() - 7200)
@@ -173,16 +167,18 @@ class TestLimits:
         assert sum(clock.waits) == pytest.approx(31)
 
     @pytest.mark.parametrize("status", [403, 429])
-    async def test_a_secondary_limit_is_waited_for_as_long_as_it_says(
+    async def test_waits_for_secondary_limit(
         self, line: Connection, api: Scripted, clock: HurriedClock, status: int
     ) -> None:
         api.answer(status, {"message": "You have exceeded a secondary rate limit."}, Retry_After="17")
         api.answer(201, {"id": 3})
         answer = await line.request("POST", "/repos/acme/site/pulls", body={}, max_wait_s=60)
-        assert answer.json == {"id": 3}  # also what may not be repeated: it was not taken the first time
+        assert answer.json == {
+            "id": 3
+        }  # even a request that must not be repeated, because the first one was not accepted
         assert clock.waits == [17.0]
 
-    async def test_a_secondary_limit_that_says_nothing_is_given_longer_and_longer(
+    async def test_backs_off_from_secondary_limit_without_duration(
         self, line: Connection, api: Scripted, clock: HurriedClock
     ) -> None:
         for _ in range(2):
@@ -191,7 +187,7 @@ class TestLimits:
         await get(line, wait=3600)
         assert clock.waits == [60.0, 120.0]
 
-    async def test_a_limit_beyond_ones_patience_is_an_error_at_once_and_for_the_others_too(
+    async def test_limit_beyond_timeout_fails_at_once_for_all(
         self, line: Connection, api: Scripted, clock: HurriedClock
     ) -> None:
         api.answer(403, {"message": "You have exceeded a secondary rate limit."}, Retry_After="600")
@@ -202,7 +198,7 @@ class TestLimits:
         assert clock.waits == []
         assert len(api.asked) == 1
 
-    async def test_a_forge_that_says_in_no_time_forever_is_given_up(
+    async def test_gives_up_on_repeated_zero_retry_after(
         self, line: Connection, api: Scripted, clock: HurriedClock
     ) -> None:
         for _ in range(100):
@@ -213,35 +209,33 @@ class TestLimits:
 
 
 class TestFaults:
-    async def test_a_question_is_asked_three_times(self, line: Connection, api: Scripted, clock: HurriedClock) -> None:
+    async def test_retries_get_three_times(self, line: Connection, api: Scripted, clock: HurriedClock) -> None:
         api.answer(502)
         api.answer(503)
         api.answer(body={"id": 4})
         assert await get(line) == {"id": 4}
         assert clock.waits == [1.0, 2.0]
 
-    async def test_and_not_a_fourth_time(self, line: Connection, api: Scripted) -> None:
+    async def test_gives_up_after_three_times(self, line: Connection, api: Scripted) -> None:
         for _ in range(4):
             api.answer(502)
         with pytest.raises(ForgeUnreachableError, match=r"failed internally \(502\)"):
             await get(line)
         assert len(api.asked) == 3
 
-    async def test_a_503_that_says_when_is_given_that_time(
-        self, line: Connection, api: Scripted, clock: HurriedClock
-    ) -> None:
+    async def test_honors_retry_after_of_503(self, line: Connection, api: Scripted, clock: HurriedClock) -> None:
         api.answer(503, Retry_After="30")
         api.answer(body={})
         await get(line)
         assert clock.waits == [30.0]
 
-    async def test_what_is_not_safe_to_repeat_is_not_repeated(self, line: Connection, api: Scripted) -> None:
+    async def test_does_not_retry_unsafe_request(self, line: Connection, api: Scripted) -> None:
         api.answer(502)
         with pytest.raises(ForgeUnreachableError):
             await line.request("POST", "/repos/acme/site/issues/1/comments", body={"body": "x"}, max_wait_s=60)
         assert len(api.asked) == 1
 
-    async def test_nobody_there(self, clock: HurriedClock) -> None:
+    async def test_unreachable_host(self, clock: HurriedClock) -> None:
         with Scripted(clock) as gone:
             url = gone.url
         line = Connection(url, FixedToken(Secret(TOKEN)), clock, Remembered(), "one")
@@ -251,18 +245,18 @@ class TestFaults:
         await line.close()
 
     @pytest.mark.parametrize("content", [b"<html>a proxy's page</html>", b'{"half": '])
-    async def test_what_is_no_json_is_no_answer(self, line: Connection, api: Scripted, content: bytes) -> None:
+    async def test_rejects_answer_that_is_not_json(self, line: Connection, api: Scripted, content: bytes) -> None:
         api.answer(200, content)
         with pytest.raises(ForgeUnreachableError, match="did not respond like GitHub"):
             await get(line)
 
-    async def test_an_endless_answer_is_cut_off(self, line: Connection, api: Scripted) -> None:
+    async def test_limits_size_of_answer(self, line: Connection, api: Scripted) -> None:
         for _ in range(3):
             api.answer(200, b" " * ((16 << 20) + 1))
         with pytest.raises(ForgeUnreachableError, match="too large"):
             await get(line)
 
-    async def test_a_packed_answer_is_not_unpacked(self, line: Connection, api: Scripted) -> None:
+    async def test_rejects_compressed_answer(self, line: Connection, api: Scripted) -> None:
         for _ in range(3):
             api.answer(200, b"x", Content_Encoding="gzip")
         with pytest.raises(ForgeUnreachableError, match="encoding"):
@@ -271,21 +265,21 @@ class TestFaults:
 
 
 class TestPages:
-    async def test_they_are_read_from_links_of_every_form(self, line: Connection, api: Scripted) -> None:
+    async def test_reads_pages_from_link_header(self, line: Connection, api: Scripted) -> None:
         links = '<https://api/x?per_page=100&page=2>; rel="next", <https://api/x?page=7&per_page=100>; rel="last"'
         api.answer(body=[], Link=links)
         answer = await line.request("GET", "/repos/acme/site", max_wait_s=0)
         assert (answer.next, answer.last) == (2, 7)
 
-    async def test_a_hostile_header_costs_nothing(self, line: Connection, api: Scripted) -> None:
-        api.answer(body=[], Link="<?page=1" * 7000)  # more than a minute's work for a regular expression that goes back
+    async def test_hostile_link_header_is_cheap(self, line: Connection, api: Scripted) -> None:
+        api.answer(body=[], Link="<?page=1" * 7000)  # takes a backtracking regular expression more than a minute
         async with asyncio.timeout(20):
             answer = await line.request("GET", "/repos/acme/site", max_wait_s=0)
         assert (answer.next, answer.last) == (None, None)
 
 
 class TestRemembering:
-    async def test_what_has_not_changed_is_not_sent_again(self, line: Connection, api: Scripted) -> None:
+    async def test_caches_unchanged_answer(self, line: Connection, api: Scripted) -> None:
         api.answer(body={"id": 5}, ETag='W/"abc"', Link='<http://elsewhere/x?page=2>; rel="next"')
         first = await line.request("GET", "/repos/acme/site", max_wait_s=0)
         api.answer(304, ETag='W/"abc"')
@@ -294,7 +288,7 @@ class TestRemembering:
         assert again.next == 2
         assert api.asked[1].headers["if-none-match"] == 'W/"abc"'
 
-    async def test_a_changed_answer_takes_the_place_of_the_old_one(self, line: Connection, api: Scripted) -> None:
+    async def test_changed_answer_replaces_cached_one(self, line: Connection, api: Scripted) -> None:
         for number in (1, 2):
             api.answer(body={"id": number}, ETag=f'"{number}"')
             assert await get(line) == {"id": number}
@@ -302,7 +296,7 @@ class TestRemembering:
         assert await get(line) == {"id": 2}
         assert api.asked[2].headers["if-none-match"] == '"2"'
 
-    async def test_nobody_is_given_anothers_answer(self, api: Scripted, clock: HurriedClock) -> None:
+    async def test_cache_is_separate_per_token(self, api: Scripted, clock: HurriedClock) -> None:
         shared = Remembered()
         lines = [Connection(api.url, FixedToken(Secret(name)), clock, shared, name) for name in ("ada", "eve")]
         api.answer(body={"private": "ada's"}, ETag='"1"')
@@ -314,7 +308,7 @@ class TestRemembering:
         for line in lines:
             await line.close()
 
-    async def test_other_parameters_are_another_question(self, line: Connection, api: Scripted) -> None:
+    async def test_cache_distinguishes_parameters(self, line: Connection, api: Scripted) -> None:
         api.answer(body=[1], ETag='"1"')
         await line.request("GET", "/repos/acme/site/pulls", params={"head": "acme:a"}, max_wait_s=0)
         api.answer(body=[2], ETag='"2"')
@@ -323,7 +317,7 @@ class TestRemembering:
 
 
 class _Renewing:
-    """A source that has another token when one is not accepted."""
+    """A token source that has another token when one is rejected."""
 
     def __init__(self) -> None:
         self.made = 0
@@ -400,7 +394,7 @@ class TestRefusals:
             (418, None, {}, ForgeError, "forge_failed", "418"),
         ],
     )  # fmt: skip
-    async def test_each_says_what_to_do(
+    async def test_explains_each_error(
         self,
         line: Connection,
         api: Scripted,
@@ -419,7 +413,7 @@ class TestRefusals:
         assert words in refused.value.message
         assert "AZSCKA" not in refused.value.message
 
-    async def test_a_server_that_repeats_the_token_does_not_get_it_into_an_error(
+    async def test_token_never_appears_in_error(
         self, line: Connection, api: Scripted, caplog: pytest.LogCaptureFixture
     ) -> None:
         caplog.set_level("DEBUG")
@@ -431,7 +425,7 @@ class TestRefusals:
         assert TOKEN not in caplog.text
         assert api.asked[0].headers["authorization"] == f"Bearer {TOKEN}"
 
-    async def test_a_new_token_is_tried_once(self, api: Scripted, clock: HurriedClock) -> None:
+    async def test_tries_new_token_once(self, api: Scripted, clock: HurriedClock) -> None:
         line = Connection(api.url, _Renewing(), clock, Remembered(), "one")
         api.answer(401, {"message": "Bad credentials"})
         api.answer(body={"id": 6})
@@ -445,7 +439,7 @@ class TestRefusals:
         await line.close()
 
 
-async def test_many_at_once_share_a_few_connections(line: Connection, api: Scripted) -> None:
+async def test_concurrent_requests_share_connections(line: Connection, api: Scripted) -> None:
     for number in range(20):
         api.answer(body={"id": number})
     answers = await asyncio.gather(*(get(line, f"/repos/acme/{number}") for number in range(20)))
@@ -453,7 +447,7 @@ async def test_many_at_once_share_a_few_connections(line: Connection, api: Scrip
     assert line.busy == 0
 
 
-async def test_graphql_is_beside_the_rest_api_of_an_enterprise_server(line: Connection, api: Scripted) -> None:
+async def test_graphql_path_on_enterprise_server(line: Connection, api: Scripted) -> None:
     api.answer(body={"data": {}})
     await line.graphql("query { viewer { login } }", {}, max_wait_s=0)
     assert (api.asked[0].method, api.asked[0].path) == ("POST", "/graphql")

@@ -1,4 +1,4 @@
-"""What a pull request says of itself, and that nothing an agent wrote in a commit sets anything off."""
+"""The description of a pull request, in which text written by agents triggers nothing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OURS = {f"<h2>{name}</h2>" for name in ("Summary", "Task", "Changes", "Checks", 
 
 
 def commits(*messages: str) -> list[Commit]:
-    """Newest first, as git lists them; given oldest first."""
+    """Return commits newest first, as git lists them, from messages oldest first."""
     made = []
     for number, message in enumerate(messages):
         subject, _, body = message.partition("\n\n")
@@ -56,11 +56,11 @@ def test_titles(made: list[Commit], origin: Origin, asked: str | None, title: st
     assert describe.title(made, origin, given=asked) == title
 
 
-def test_a_task_of_a_project_without_convention_keeps_its_words() -> None:
+def test_title_of_task_without_convention() -> None:
     assert describe.title(commits("a", "b"), TASK, conventional=False) == "Make the login work"
 
 
-def test_titles_are_short_and_quiet() -> None:
+def test_titles_are_short_and_trigger_nothing() -> None:
     assert len(describe.title(commits("feat: " + "x" * 300), Origin())) == describe.TITLE
     assert describe.title(commits("fix: closes #12 for @ada"), Origin()) == "fix: closes #\u200b12 for @\u200bada"
 
@@ -68,7 +68,7 @@ def test_titles_are_short_and_quiet() -> None:
 # bodies ----------------------------------------------------------------------------------------------------------------
 
 
-def test_a_whole_body() -> None:
+def test_complete_body() -> None:
     diff = Diff(
         "a",
         "b",
@@ -103,37 +103,37 @@ def test_a_whole_body() -> None:
     )
 
 
-def test_what_is_not_known_is_left_out() -> None:
+def test_omits_unknown_parts() -> None:
     body = describe.body(commits("feat: a"), EMPTY, Origin())
     assert "##" not in body and "Co-authored" not in body
 
 
-def test_several_commits_are_listed_in_their_order_and_bounded() -> None:
+def test_lists_limited_commits_in_order() -> None:
     body = describe.body(commits(*(f"feat: number {number}" for number in range(40))), EMPTY, Origin())
     assert (
         "- feat: number 0\n- feat: number 1\n" in body and "number 30" not in body and "- and 10 more commits" in body
     )
 
 
-def test_many_files_are_bounded() -> None:
+def test_limits_listed_files() -> None:
     files = tuple(FileDiff(f"f{number:03}", Change.MODIFIED, added=1, removed=1) for number in range(100))
     body = describe.body(commits("feat: a"), Diff("a", "b", files, 100, 100, truncated=True), Origin())
     assert "100+ files" in body and body.count("  - `f") == 30 and "- and 70 more" in body
 
 
-def test_given_words_take_the_place_of_ours() -> None:
+def test_given_text_replaces_generated_text() -> None:
     body = describe.body(commits("feat: a\n\nwhy"), EMPTY, TASK, given="Closes #7, thanks @maria <b>!</b>")
     assert "Closes #7, thanks @maria <b>!</b>" in body and "why" not in body and "It fails" not in body
 
 
-def test_the_longest_body_is_one_the_forge_takes() -> None:
+def test_longest_body_fits_limit_of_forge() -> None:
     files = tuple(FileDiff("d" * 4000 + f"/{number}", Change.MODIFIED, added=1, removed=1) for number in range(100))
     long = Origin("s", "t", "x" * 300, "y" * 100_000)
     body = describe.body(commits("feat: a\n\n" + "z" * 100_000), Diff("a", "b", files), long, given="w" * 100_000)
     assert len(body) < 65_536 and body.endswith(describe.END)
 
 
-# what agents write -----------------------------------------------------------------------------------------------------
+# text of agents ---------------------------------------------------------------------------------------------------------
 
 HOSTILE = [
     "fixes #1",
@@ -171,7 +171,7 @@ REFERENCE = re.compile(r"#[0-9]|\bGH-[0-9]|/(issues|pull|discussions)/[0-9]", re
 
 
 def harmless(markdown: str) -> None:
-    """As the forge would show it: with HTML on, as GitHub has it, then looked at as text."""
+    """Check the text as the forge would render it: with HTML enabled, like GitHub, then as plain text."""
     shown = MarkdownIt("commonmark", {"html": True}).render(markdown)
     text = re.sub(
         r"&lt;|&gt;|&quot;|&amp;",
@@ -183,7 +183,7 @@ def harmless(markdown: str) -> None:
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-def test_hostile_words_are_quiet_in_every_place(text: str) -> None:
+def test_hostile_text_triggers_nothing(text: str) -> None:
     quiet = describe.body(commits(f"feat: {text}\n\n{text}", f"fix: x {text}\n\n{text}"), EMPTY, Origin())
     harmless(re.sub(r"<!-- sandyard:[^>]* -->", "", quiet))
     alone = describe.body(commits(f"feat: a\n\n{text}\n\nCo-authored-by: @maria <x@y>"), EMPTY, Origin())
@@ -191,7 +191,7 @@ def test_hostile_words_are_quiet_in_every_place(text: str) -> None:
     harmless(describe.title(commits(f"feat: {text}"), Origin()))
     whole = describe.body(commits(f"feat: a\n\n{text}"), EMPTY, TASK, web_url="https://yard.example.org")
     shown = MarkdownIt("commonmark", {"html": True}).render(whole)
-    assert "<h2>Task</h2>" in shown and "<h2>Links</h2>" in shown, shown  # nothing is swallowed
+    assert "<h2>Task</h2>" in shown and "<h2>Links</h2>" in shown, shown  # no section is lost
     for body in (quiet, alone, whole):
         shown = MarkdownIt("commonmark", {"html": True}).render(body)
         assert set(re.findall(r"<h\d>.*?</h\d>", shown)) <= OURS, shown
@@ -205,14 +205,14 @@ def test_hostile_words_are_quiet_in_every_place(text: str) -> None:
 @example("\\@a")
 @example("@\u200b\u200ba")
 @settings(max_examples=400, deadline=None)
-def test_nothing_active_is_left(text: str) -> None:
+def test_neutralizes_active_text(text: str) -> None:
     quiet = quoting.neutral(text)
     harmless(quiet)
     assert quoting.neutral(quiet) == quiet
 
 
 @pytest.mark.parametrize("path", ["a`b.py", "``", "`", "@maria", "fixes #1", "<b>", "a\nb", ""])
-def test_names_of_files_are_code(path: str) -> None:
+def test_file_names_are_code(path: str) -> None:
     body = describe.body(
         commits("feat: a"), Diff("a", "b", (FileDiff(path, Change.ADDED, added=1, removed=0),)), Origin()
     )
@@ -222,7 +222,7 @@ def test_names_of_files_are_code(path: str) -> None:
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-def test_a_task_stays_within_its_quotation(text: str) -> None:
+def test_task_stays_quoted(text: str) -> None:
     body = describe.body(commits("feat: a"), EMPTY, Origin("s", "t", "T", text + " @maria"), web_url=YARD)
     shown = MarkdownIt("commonmark", {"html": True}).render(re.sub(r"<!-- sandyard:[^>]* -->", "", body))
     assert "<blockquote>" in shown and not re.search("<script|<details|<!--", shown)
@@ -231,28 +231,28 @@ def test_a_task_stays_within_its_quotation(text: str) -> None:
     assert "maria" not in outside and "@maria" in body
 
 
-def test_an_agent_cannot_write_our_marks() -> None:
+def test_agent_cannot_write_markers() -> None:
     body = describe.body(commits(f"feat: a\n\n{describe.END} {describe.BEGIN}"), EMPTY, TASK)
     assert body.count(describe.BEGIN) == body.count(describe.END) == 1
     task = describe.body(commits("feat: a"), EMPTY, Origin(task_description=f"{describe.END}<!--sandyard:begin -->"))
     assert task.count("<!-- sandyard:end") == 1 and "<!--sandyard" not in task
 
 
-# bringing it up to date ------------------------------------------------------------------------------------------------
+# updating --------------------------------------------------------------------------------------------------------------
 
 
 def block(text: str) -> str:
     return describe.body(commits("feat: a"), EMPTY, Origin(), given=text)
 
 
-def test_our_part_is_replaced_and_the_rest_stays() -> None:
+def test_replaces_only_generated_part() -> None:
     mine, newer = block("one"), block("two")
     assert describe.refreshed(f"Hi!\r\n\r\n{mine}\r\nBye.", newer, ours=True) == f"Hi!\n\n{newer}\nBye."
     assert describe.refreshed(mine.replace("\n", "\r\n"), newer, ours=True) == newer
     assert describe.refreshed(f"{mine}", mine, ours=True) is None
 
 
-def test_what_a_person_edited_or_removed_stays() -> None:
+def test_keeps_edited_or_removed_part() -> None:
     mine, newer = block("one"), block("two")
     assert describe.refreshed(mine.replace("one", "one, edited"), newer, ours=True) is None
     assert describe.refreshed("Only mine.", newer, ours=True) is None
@@ -260,7 +260,7 @@ def test_what_a_person_edited_or_removed_stays() -> None:
     assert describe.refreshed(describe.BEGIN, newer, ours=True) is None
 
 
-def test_one_that_never_had_our_part_gets_it_at_its_end() -> None:
+def test_appends_generated_part_if_never_present() -> None:
     mine = block("one")
     assert describe.refreshed("By hand.\n", mine, ours=False) == f"By hand.\n\n{mine}"
     assert describe.refreshed("", mine, ours=False) == mine

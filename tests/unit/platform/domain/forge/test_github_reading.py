@@ -1,4 +1,4 @@
-"""GitHub's answers, understood; and none of them, however odd, that breaks the reader."""
+"""Parsing of GitHub's answers, including odd ones."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def review(login: str, state: str, body: str = "", number: int = 1) -> dict[str,
         ([("eve", "DISMISSED")], Review.NONE),
     ],
 )
-def test_the_last_decisive_word_of_each_counts(reviews: list[tuple[str, str]], verdict: Review) -> None:
+def test_last_decisive_review_of_each_counts(reviews: list[tuple[str, str]], verdict: Review) -> None:
     assert reading.verdict([review(login, state) for login, state in reviews]) is verdict
 
 
-def test_reviews_that_say_something_are_remarks() -> None:
+def test_reviews_with_text_are_remarks() -> None:
     said = [
         review("ada", "APPROVED", "", 1),
         review("ada", "COMMENTED", "hm", 2),
@@ -70,14 +70,14 @@ def run(conclusion: str | None, status: str = "completed") -> dict[str, Any]:
         ([], ["success"], Checks.PASSING),
     ],
 )
-def test_checks_and_statuses_are_one(runs: list[dict[str, Any]], statuses: list[str], outcome: Checks) -> None:
+def test_combines_checks_and_statuses(runs: list[dict[str, Any]], statuses: list[str], outcome: Checks) -> None:
     found = reading.check_runs(runs) + reading.statuses(
         [{"id": 1, "context": "x", "state": state} for state in statuses]
     )
     assert reading.outcome([one for one, _ in found]) is outcome
 
 
-def test_what_failed_is_told_under_an_id_of_its_own() -> None:
+def test_failures_have_unique_ids() -> None:
     failures = [
         *reading.check_runs([run("failure")]),
         *reading.statuses([{"id": 1, "context": "x", "state": "failure"}]),
@@ -93,7 +93,7 @@ def test_what_failed_is_told_under_an_id_of_its_own() -> None:
     assert [remark.id for _, remark in failures if remark] == ["1", "status-1", "run-1-3"]
 
 
-def test_a_remark_on_a_line_that_is_gone_says_where_it_was() -> None:
+def test_remark_on_outdated_line_keeps_position() -> None:
     said = {"id": 9, "user": None, "body": "typo", "path": "a.py", "line": None, "original_line": 12}
     (remark,) = reading.line_remarks([said])
     assert (remark.path, remark.line, remark.author) == ("a.py", 12, "ghost")
@@ -108,7 +108,7 @@ def test_instants() -> None:
 
 
 @pytest.mark.parametrize("odd", [None, [], "x", 5, {"login": 5}])
-def test_odd_answers_break_nothing(odd: Any) -> None:
+def test_tolerates_odd_answers(odd: Any) -> None:
     fields = ("title", "state", "head", "base", "labels", "merged_at", "mergeable", "body", "draft")
     pull = reading.pull({"number": 7, **dict.fromkeys(fields, odd)}, WEB)
     assert (pull.number, pull.state) == (7, PullState.OPEN)
@@ -124,7 +124,7 @@ def test_odd_answers_break_nothing(odd: Any) -> None:
 
 
 @pytest.mark.parametrize("number", [None, 0, -1, 1 << 31, 1 << 40, True, "7", "../../user", 7.0])
-def test_an_answer_that_is_no_pull_request(number: Any) -> None:
+def test_rejects_answer_that_is_not_pull_request(number: Any) -> None:
     with pytest.raises(ForgeUnreachableError, match="not a pull request"):
         reading.pull({"number": number}, WEB)
 
@@ -137,14 +137,14 @@ def test_an_answer_that_is_no_pull_request(number: Any) -> None:
         *("https://hub.example.org/ x", "https://hub.example.org/\nx"),
     ],
 )
-def test_an_address_that_is_not_the_forges_is_not_given_out(url: Any) -> None:
+def test_replaces_address_of_other_host(url: Any) -> None:
     assert reading.pull({"number": 7, "html_url": url}, WEB).url == f"{WEB}/pull/7"
     assert (
         reading.pull({"number": 7, "html_url": "https://Hub.example.org/p/7"}, WEB).url == "https://Hub.example.org/p/7"
     )
 
 
-def test_addresses_of_checks_and_remarks_are_of_pages() -> None:
+def test_check_and_remark_addresses_are_web_pages() -> None:
     bad = "javascript:alert(1)"
     (seen, _), (other, _) = reading.check_runs(
         [
@@ -157,7 +157,7 @@ def test_addresses_of_checks_and_remarks_are_of_pages() -> None:
     assert remark.url is None
 
 
-def test_everything_can_be_kept() -> None:
+def test_values_can_be_stored() -> None:
     odd = "a\x00b\ud800c"
     said = {"number": 7, "title": odd, "head": {"ref": "h" * 400, "sha": "../../x"}, "base": {"ref": odd * 400}}
     pull = reading.pull({**said, "labels": [{"name": odd}] * 1000, "merged_at": "0001-01-01T00:00:00+23:59"}, WEB)
@@ -171,7 +171,7 @@ def test_everything_can_be_kept() -> None:
     assert len(remark.id) <= 60 and set(remark.id) == set("abc")
 
 
-def test_what_is_remembered_is_bounded_and_the_oldest_goes_first() -> None:
+def test_cache_is_limited_and_drops_oldest() -> None:
     remembered = Remembered(20_000)
     for number in range(10):
         remembered.put("ada", f"/{number}", Kept(f'"{number}"', b"x" * 2000, ""))

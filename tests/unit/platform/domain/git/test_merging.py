@@ -1,4 +1,4 @@
-"""What git says of a merge that conflicts."""
+"""Parse git's output for a merge with conflicts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TREE = "1" * 40
 
 
 def listing(names: list[str], *messages: tuple[str, ...]) -> bytes:
-    """As `git merge-tree --write-tree --messages --name-only -z` says it."""
+    """Return output like that of `git merge-tree --write-tree --messages --name-only -z`."""
     said = [field for *files, kind, detail in messages for field in (str(len(files)), *files, kind, detail)]
     return "".join(f"{field}\0" for field in [TREE, *names, "", *said]).encode()
 
@@ -21,13 +21,13 @@ def clash(name: str) -> tuple[str, str, str]:
     return name, "CONFLICT (contents)", f"CONFLICT (add/add): Merge conflict in {name}\n"
 
 
-def test_files_and_what_git_says_of_them() -> None:
+def test_parses_files_and_messages() -> None:
     told = listing(["a", "b"], ("a", "Auto-merging", "Auto-merging a\n"), clash("a"))
     detail = "CONFLICT (add/add): Merge conflict in a"
     assert merging.parse(told) == Conflicts((Conflict("a", "add/add", detail), Conflict("b", "content")), 2)
 
 
-def test_a_file_that_only_a_message_names() -> None:
+def test_includes_file_named_only_in_message() -> None:
     said = "CONFLICT (rename/delete): old renamed to new"
     told = listing(["new"], ("old", "new", "CONFLICT (rename/delete)", said))
     assert merging.parse(told) == Conflicts(
@@ -35,9 +35,9 @@ def test_a_file_that_only_a_message_names() -> None:
     )
 
 
-def test_only_the_first_of_very_many_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limits_number_of_conflicts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(merging, "MOST", 3)
-    monkeypatch.setattr(merging, "_FIELDS", 10)  # two messages and a half
+    monkeypatch.setattr(merging, "_FIELDS", 10)  # two and a half messages
     names = [f"f{number}" for number in range(50)]
     found = merging.parse(listing(names, *map(clash, names)))
     assert [one.path for one in found.files] == ["f0", "f1", "f2"]

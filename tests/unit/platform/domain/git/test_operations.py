@@ -1,4 +1,4 @@
-"""The queue of operations, with handlers of the test's own: what it promises does not depend on git."""
+"""The queue of git operations, with test handlers: its guarantees do not depend on git."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Desk:
         self.begin()
 
     def begin(self) -> None:
-        """Those of a new process."""
+        """Start the operations of a new process."""
         self.operations = Operations(self.database, Turns())
 
     async def prepare(self) -> None:
@@ -80,7 +80,7 @@ async def desk(database: Database) -> AsyncIterator[Desk]:
     await made.operations.close()
 
 
-async def test_it_is_written_run_and_told(desk: Desk) -> None:
+async def test_stores_runs_and_publishes_operation(desk: Desk) -> None:
     async def commit(job: Job) -> dict[str, Any]:
         job.progress("writing", 50)
         return {"commit": job.arguments["message"]}
@@ -92,7 +92,7 @@ async def test_it_is_written_run_and_told(desk: Desk) -> None:
     assert await desk.told(row) == ["git.queued", "git.started", "git.progress", "git.completed"]
 
 
-async def test_failure_keeps_what_it_failed_with(desk: Desk) -> None:
+async def test_failure_keeps_details(desk: Desk) -> None:
     async def push(job: Job) -> dict[str, Any]:
         raise ConflictsError([Conflict("a.txt", "content")])
 
@@ -105,7 +105,7 @@ async def test_failure_keeps_what_it_failed_with(desk: Desk) -> None:
     assert error.extra["files"] == [{"path": "a.txt", "kind": "content", "detail": ""}]
 
 
-async def test_a_crash_of_ours_is_told_without_its_words(desk: Desk) -> None:
+async def test_internal_error_shows_no_details(desk: Desk) -> None:
     async def push(job: Job) -> dict[str, Any]:
         raise ValueError("secret")
 
@@ -116,7 +116,7 @@ async def test_a_crash_of_ours_is_told_without_its_words(desk: Desk) -> None:
     assert OperationFailedError(row).status == 500
 
 
-async def test_of_one_sandbox_one_at_a_time_in_order(desk: Desk) -> None:
+async def test_runs_operations_of_sandbox_in_order(desk: Desk) -> None:
     seen: list[int] = []
     inside = 0
 
@@ -137,7 +137,7 @@ async def test_of_one_sandbox_one_at_a_time_in_order(desk: Desk) -> None:
     assert seen == list(range(10))
 
 
-async def test_one_writer_with_a_visible_place(desk: Desk) -> None:
+async def test_one_writer_per_repository_with_queue_position(desk: Desk) -> None:
     go = asyncio.Event()
     writing = 0
 
@@ -167,7 +167,7 @@ async def test_one_writer_with_a_visible_place(desk: Desk) -> None:
     assert await desk.told(last) == ["git.queued", "git.started", "git.queued", "git.started", "git.completed"]
 
 
-async def test_a_restart_goes_on_in_the_same_order(desk: Desk) -> None:
+async def test_restart_keeps_order(desk: Desk) -> None:
     begun: list[str] = []
     go = asyncio.Event()
 
@@ -188,7 +188,7 @@ async def test_a_restart_goes_on_in_the_same_order(desk: Desk) -> None:
     async with asyncio.timeout(DEADLINE):
         while not any([(await desk.operations.get(row.id)).arguments for row in rows]):
             await asyncio.sleep(0.01)
-    await desk.operations.close()  # as a process that ends, in the middle of all of them
+    await desk.operations.close()  # like a process that ends in the middle of all of them
     desk.begin()
     desk.operations.handlers[PUSH] = push
     assert await desk.operations.recover() == 5
@@ -204,7 +204,7 @@ async def test_a_restart_goes_on_in_the_same_order(desk: Desk) -> None:
     assert await desk.operations.recover() == 0
 
 
-async def test_what_ends_the_platform_each_time_is_given_up(desk: Desk) -> None:
+async def test_gives_up_after_repeated_interruptions(desk: Desk) -> None:
     async def stuck(job: Job) -> dict[str, Any]:
         await asyncio.Event().wait()
         return {}
@@ -223,7 +223,7 @@ async def test_what_ends_the_platform_each_time_is_given_up(desk: Desk) -> None:
     assert ended.status == "failed" and str(ATTEMPTS) in (ended.error or "")
 
 
-async def test_waiting_is_not_running(desk: Desk) -> None:
+async def test_waiting_operation_is_not_running(desk: Desk) -> None:
     go = asyncio.Event()
 
     async def push(job: Job) -> dict[str, Any]:
@@ -242,7 +242,7 @@ async def test_waiting_is_not_running(desk: Desk) -> None:
     assert (await desk.end(row)).status == "completed"
 
 
-async def test_old_ones_are_forgotten(desk: Desk) -> None:
+async def test_deletes_old_operations(desk: Desk) -> None:
     async def push(job: Job) -> dict[str, Any]:
         raise ConflictError
 
@@ -254,7 +254,7 @@ async def test_old_ones_are_forgotten(desk: Desk) -> None:
         assert await session.get(GitOperation, row.id) is None
 
 
-async def test_what_could_not_be_written_down_is_begun_again(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_repeats_operation_whose_result_was_not_stored(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     async def push(job: Job) -> dict[str, Any]:
         return {"attempt": job.operation.attempts}
 
@@ -272,7 +272,7 @@ async def test_what_could_not_be_written_down_is_begun_again(desk: Desk, monkeyp
     assert (await desk.end(row)).detail == {"attempt": 2}
 
 
-async def test_a_remote_cannot_flood_the_events(desk: Desk) -> None:
+async def test_limits_progress_events(desk: Desk) -> None:
     async def push(job: Job) -> dict[str, Any]:
         for number in range(5000):
             job.progress(f"Thing {number}", 1)
@@ -284,7 +284,7 @@ async def test_a_remote_cannot_flood_the_events(desk: Desk) -> None:
     assert told[-1] == "git.completed" and told.count("git.progress") <= THINGS + 1
 
 
-async def test_a_push_asked_for_again_before_it_began_is_the_same(desk: Desk) -> None:
+async def test_repeated_push_before_start_is_same_operation(desk: Desk) -> None:
     sandbox, begun, go_on = await desk.sandbox(), asyncio.Event(), asyncio.Event()
 
     async def slow(job: Job) -> dict[str, Any]:
@@ -297,17 +297,17 @@ async def test_a_push_asked_for_again_before_it_began_is_the_same(desk: Desk) ->
     async with asyncio.timeout(DEADLINE):
         await begun.wait()
     second = await desk.submit(PUSH, sandbox)
-    assert second.id != first.id  # the first may have looked at the commits already
+    assert second.id != first.id  # the first may already have read the commits
     assert (await desk.submit(PUSH, sandbox)).id == second.id
     commit = await desk.submit(COMMIT, sandbox)
     third = await desk.submit(PUSH, sandbox)
-    assert third.id not in (first.id, second.id)  # it has to push what is committed before it
+    assert third.id not in (first.id, second.id)  # it has to push what was committed before it
     go_on.set()
     for row in (first, second, commit, third):
         assert (await desk.end(row)).status == "completed"
 
 
-async def test_crash_after_crash_leaves_one_push(desk: Desk) -> None:
+async def test_repeated_crashes_leave_one_push(desk: Desk) -> None:
     sandbox = await desk.sandbox()
 
     async def never(job: Job) -> dict[str, Any]:

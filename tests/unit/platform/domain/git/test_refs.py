@@ -1,4 +1,4 @@
-"""The list of a remote's branches and tags, of which it may have as many as it likes."""
+"""The list of a remote's branches and tags, which may be arbitrarily long."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ LISTING = f"ref: refs/heads/main\tHEAD\n{COMMIT}\tHEAD\n{COMMIT}\trefs/heads/mai
 
 
 @dataclass
-class Told:
-    """Git, as far as it answers `ls-remote` and `for-each-ref`."""
+class FakeGit:
+    """Git, limited to `ls-remote` and `for-each-ref`."""
 
     stdout: bytes = LISTING.encode()
     truncated: bool = False
@@ -34,12 +34,12 @@ class Told:
         return Finished(0, self.stdout, "", truncated=self.truncated)
 
 
-def mirror_of(git: Told, tmp_path: Path) -> mirror.Mirror:
+def mirror_of(git: FakeGit, tmp_path: Path) -> mirror.Mirror:
     return Mirrors(git, PlatformSettings(data_dir=tmp_path)).of("prj_1")  # type: ignore[arg-type]
 
 
-async def test_a_list_without_end_is_refused(tmp_path: Path) -> None:
-    git = Told(truncated=True)
+async def test_rejects_endless_list(tmp_path: Path) -> None:
+    git = FakeGit(truncated=True)
     made = mirror_of(git, tmp_path)
     for asked in (made.look(REMOTE, None), made.remote_branch(REMOTE, None, "main")):
         with pytest.raises(TooMuchError, match="too many branches and tags"):
@@ -47,7 +47,7 @@ async def test_a_list_without_end_is_refused(tmp_path: Path) -> None:
     assert [options["limit"] for options in git.asked] == [bare.REFS_LIMIT] * 2
 
 
-async def test_a_list_is_parsed_in_a_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_parses_list_in_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     threads = []
 
     def listed(listing: bytes) -> Any:
@@ -57,7 +57,7 @@ async def test_a_list_is_parsed_in_a_thread(tmp_path: Path, monkeypatch: pytest.
     real = bare.listed
     for module in (bare, mirror, pushing):
         monkeypatch.setattr(module, "listed", listed)
-    made = mirror_of(Told(), tmp_path)
+    made = mirror_of(FakeGit(), tmp_path)
     assert await made.look(REMOTE, None) == {"main": COMMIT, "refs/tags/v1\x85": COMMIT}
     assert await made.remote_branch(REMOTE, None, "main") == COMMIT
     assert (await made.refs("refs/"))["refs/heads/main"] == COMMIT

@@ -37,7 +37,7 @@ from sandyard.platform.domain.git.remote import parse
         ("/srv//with space/x/.git", "local", "/srv/with space/x/.git", None, "x", "local:/srv/with space/x/", None),
     ],
 )
-def test_an_address_says_where_the_repository_is(
+def test_parses_address(
     address: str, kind: str, url: str, slug: str | None, name: str, key: str, web: str | None
 ) -> None:
     remote = parse(f" {address}\n")
@@ -46,7 +46,7 @@ def test_an_address_says_where_the_repository_is(
     )
 
 
-def test_every_way_of_writing_it_has_the_same_key() -> None:
+def test_equivalent_addresses_have_same_key() -> None:
     ways = (
         "https://github.com/a/b",
         "https://GITHUB.com/A/b.git",
@@ -57,7 +57,7 @@ def test_every_way_of_writing_it_has_the_same_key() -> None:
 
 
 def test_another_port_is_another_repository() -> None:
-    """Or a stranger's project could hold the lock of one that it has nothing to do with."""
+    """Otherwise an unrelated project could hold the lock of this one."""
     ways = (
         *("https://host/a/b", "https://host:8443/a/b", "http://host:8080/a/b"),
         *("ssh://git@host:2222/a/b", "ssh://git@host:443/a/b", "ssh://git@host:8443/a/b"),
@@ -78,7 +78,7 @@ def test_another_port_is_another_repository() -> None:
         "https://host/" + "a" * 3000,
     ],
 )
-def test_what_is_no_address_is_refused(address: str) -> None:
+def test_rejects_invalid_address(address: str) -> None:
     with pytest.raises(RepositoryInvalidError) as refused:
         parse(address)
     assert refused.value.message.endswith(".")
@@ -87,7 +87,7 @@ def test_what_is_no_address_is_refused(address: str) -> None:
 @pytest.mark.parametrize(
     "address", ["https://ada:hunter2@host/a/b", "https://hunter2@host/a/b", "ssh://ada:hunter2@host/a/b"]
 )
-def test_a_password_in_an_address_is_refused_and_not_repeated(address: str) -> None:
+def test_rejects_password_without_echoing_it(address: str) -> None:
     with pytest.raises(RepositoryInvalidError) as refused:
         parse(address)
     assert "Remove the" in refused.value.message
@@ -101,5 +101,5 @@ def test_a_password_in_an_address_is_refused_and_not_repeated(address: str) -> N
         *(("http://127.0.0.1:1/a", True), ("http://localhost/a", True), ("http://[::1]/a", True), ("h:a", True)),
     ],
 )
-def test_who_could_listen(address: str, private: bool) -> None:
+def test_private_line(address: str, private: bool) -> None:
     assert parse(address).private_line is private

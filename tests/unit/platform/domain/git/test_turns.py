@@ -12,7 +12,7 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-async def test_nobody_there() -> None:
+async def test_enters_empty_queue() -> None:
     turns = Turns()
     assert turns.enter("repo", id="a", who="one").done()
     assert turns.position("repo", "a") == 0
@@ -42,8 +42,8 @@ async def test_repositories_do_not_wait_for_each_other() -> None:
     assert turns.enter("other", id="b", who="two").done()
 
 
-async def test_fair_between_those_who_wait() -> None:
-    """One who asks for ten things does not keep the others waiting for all of them."""
+async def test_serves_waiters_fairly() -> None:
+    """One caller with ten requests does not make the others wait for all of them."""
     turns, served = Turns(), []
     turns.enter("repo", id="a", who="greedy")
 
@@ -62,7 +62,7 @@ async def test_fair_between_those_who_wait() -> None:
     assert served == expected
 
 
-async def test_who_no_longer_waits_is_passed_over() -> None:
+async def test_skips_waiter_that_left() -> None:
     turns = Turns()
     turns.enter("repo", id="a", who="a")
     gone, stays = turns.enter("repo", id="b", who="b"), turns.enter("repo", id="c", who="c")
@@ -72,8 +72,8 @@ async def test_who_no_longer_waits_is_passed_over() -> None:
 
 
 @pytest.mark.parametrize("when", ["waiting", "served"])
-async def test_cancelled(when: str) -> None:
-    """Whoever is cancelled leaves, and the next one is served."""
+async def test_cancelled_waiter_leaves(when: str) -> None:
+    """A cancelled waiter leaves, and the next one is served."""
     turns = Turns()
     turns.enter("repo", id="a", who="a")
 

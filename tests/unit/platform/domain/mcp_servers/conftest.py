@@ -25,7 +25,7 @@ async def servers(world: World) -> AsyncIterator[McpServers]:
 
 @pytest.fixture
 def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """What hosts are where, for the platform."""
+    """The addresses that host names resolve to for the platform."""
     known = {"mcp.example.org": "93.184.215.14", "inside.example.org": "10.1.2.3"}
 
     async def found(host: str) -> list[Address]:

@@ -1,4 +1,5 @@
-"""An agent's requests to MCP servers behind the platform: passed both ways as they are made, with headers that it never sees."""
+"""An agent's requests to MCP servers through the platform: streamed in both directions, with headers that the agent
+never sees."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ TOOLS = {"tools": [{"name": "search", "inputSchema": {}}, {"name": "create", "in
 
 @dataclass
 class Answer:
-    """What an agent got."""
+    """The answer that an agent got."""
 
     status: int = 0
     headers: dict[str, str] = field(default_factory=dict)
@@ -114,7 +115,7 @@ async def desk(world: World, servers: McpServers, upstream: Upstream) -> AsyncIt
     await gateway.close()
 
 
-async def test_a_request_is_passed_with_the_servers_own_headers(desk: Desk) -> None:
+async def test_adds_headers_of_server(desk: Desk) -> None:
     async def handler(seen: Seen, reply: Reply) -> None:
         await reply.whole({"jsonrpc": "2.0", "id": 1, "result": {}}, mcp_session_id="s-1", set_cookie="a=b")
 
@@ -140,7 +141,7 @@ async def test_a_request_is_passed_with_the_servers_own_headers(desk: Desk) -> N
     assert "syc_" not in repr(seen)
 
 
-async def test_a_stream_arrives_as_it_is_made(desk: Desk) -> None:
+async def test_stream_is_not_buffered(desk: Desk) -> None:
     confirmed = asyncio.Event()
 
     async def handler(seen: Seen, reply: Reply) -> None:
@@ -169,7 +170,7 @@ async def test_a_stream_arrives_as_it_is_made(desk: Desk) -> None:
     ]
 
 
-async def test_a_body_is_dropped_when_it_was_sent(desk: Desk) -> None:
+async def test_drops_body_after_sending(desk: Desk) -> None:
     answers = asyncio.Event()
 
     async def slow(seen: Seen, reply: Reply) -> None:
@@ -191,7 +192,7 @@ async def test_a_body_is_dropped_when_it_was_sent(desk: Desk) -> None:
     assert (answer.status, seen.body, seen.headers["content-length"]) == (200, b"{}", "2")
 
 
-async def test_an_agent_that_leaves_lets_go_of_the_server(desk: Desk) -> None:
+async def test_closes_connection_when_agent_disconnects(desk: Desk) -> None:
     async def handler(seen: Seen, reply: Reply) -> None:
         await reply.stream()
         await reply.event({"id": 1})
@@ -222,15 +223,15 @@ async def test_other_methods(desk: Desk) -> None:
     assert len(desk.upstream.seen) == 1
 
 
-def test_the_tunnel_knows_requests_for_mcp_servers(desk: Desk) -> None:
-    """It repeats none of them, and tells them by the beginning of their ids."""
+def test_tunnel_recognizes_mcp_requests(desk: Desk) -> None:
+    """It recognizes them by the prefix of their ids and repeats none of them."""
     assert f"/{ID}" == guest_tunnel.ONCE
     assert desk.server.id.startswith(ID)
     assert desk.gateway.handles(f"/{desk.server.id}")
     assert not desk.gateway.handles("/mdl_1/v1/messages")
 
 
-async def test_strangers_and_other_projects_are_refused(desk: Desk) -> None:
+async def test_rejects_strangers_and_other_projects(desk: Desk) -> None:
     assert (await desk.ask({}, capability="")).status == 403
     assert (await desk.ask({}, capability=Capabilities(desk.world.vault).of("sbx_2").reveal())).status == 403
     for session_id in ("ses_2", "ses_3", "ses_none"):
@@ -244,7 +245,7 @@ async def test_strangers_and_other_projects_are_refused(desk: Desk) -> None:
     assert desk.upstream.seen == []
 
 
-async def test_a_key_that_the_server_says_is_kept_back(desk: Desk) -> None:
+async def test_redacts_key_in_answer(desk: Desk) -> None:
     async def echo(seen: Seen, reply: Reply) -> None:
         told = seen.headers["authorization"] + " " + seen.headers["x-team"]
         await reply.stream(x_echo=told, www_authenticate=f"Bearer {KEY}")
@@ -261,7 +262,7 @@ async def test_a_key_that_the_server_says_is_kept_back(desk: Desk) -> None:
     assert "www-authenticate" not in answer.headers
 
 
-async def test_who_has_left_the_project_uses_its_keys_no_more(desk: Desk) -> None:
+async def test_member_who_left_cannot_use_keys(desk: Desk) -> None:
     member = await desk.world.person("mo")
     await desk.world.projects.add_member(ROOT, desk.server.project_id, member.principal.user_id)
     async with desk.world.database.transaction() as tx:
@@ -277,8 +278,8 @@ async def test_who_has_left_the_project_uses_its_keys_no_more(desk: Desk) -> Non
     assert (await desk.ask({}, session_id="ses_mo")).status == 404
 
 
-async def test_a_refusal_is_said_in_the_session_once(desk: Desk) -> None:
-    """And no agent tries to have a person log in, or follows to another server."""
+async def test_reports_refusal_once_per_session(desk: Desk) -> None:
+    """No agent tries to have a person log in, or follows a redirect to another server."""
     words = {"location": f"http://127.0.0.1:1/{KEY}", "www-authenticate": "Bearer resource_metadata=x"}
     for status, told in ((401, 403), (401, 403), (403, 403), (307, 502)):
         desk.upstream.handler = answering(status, b"no", **words)
@@ -292,7 +293,7 @@ async def test_a_refusal_is_said_in_the_session_once(desk: Desk) -> None:
     assert "issues rejected the configured headers (401)" in sentence
 
 
-async def test_cookies_are_not_kept(desk: Desk) -> None:
+async def test_discards_cookies(desk: Desk) -> None:
     """All projects share the platform's connections: a cookie of one would be sent with the key of another."""
 
     async def handler(seen: Seen, reply: Reply) -> None:
@@ -307,7 +308,7 @@ async def test_cookies_are_not_kept(desk: Desk) -> None:
     assert [seen.headers.get("cookie") for seen in desk.upstream.seen] == [None, None]
 
 
-async def test_a_server_that_is_away(desk: Desk) -> None:
+async def test_server_is_unreachable(desk: Desk) -> None:
     gone = McpServerDraft(url="http://127.0.0.1:9/mcp", headers={})
     await desk.servers.update(ROOT, desk.server.project_id, desk.server.id, gone)
     assert (await desk.ask({})).status == 502
@@ -315,8 +316,8 @@ async def test_a_server_that_is_away(desk: Desk) -> None:
     assert "could not be reached" in desk.noted[0][2]
 
 
-async def test_a_name_that_becomes_private_is_not_followed(desk: Desk, names: dict[str, str]) -> None:
-    """It was public when the owner named it."""
+async def test_rejects_name_that_becomes_private(desk: Desk, names: dict[str, str]) -> None:
+    """It was public when the owner entered it."""
     owner = (await desk.world.person("owner")).principal
     project = await desk.world.projects.create(owner, "own")
     async with desk.world.database.transaction() as tx:
@@ -333,7 +334,7 @@ async def test_a_name_that_becomes_private_is_not_followed(desk: Desk, names: di
     assert desk.upstream.seen == []
 
 
-# the test ----------------------------------------------------------------------------------------------------------------
+# testing a server --------------------------------------------------------------------------------------------------------
 
 
 async def _mcp(seen: Seen, reply: Reply, *, streamed: bool) -> None:
@@ -355,11 +356,11 @@ async def _mcp(seen: Seen, reply: Reply, *, streamed: bool) -> None:
         await reply.stream(mcp_session_id="s-1")
         await reply.event({"jsonrpc": "2.0", "method": "notifications/message"})
         await reply.event(message)
-        await asyncio.Event().wait()  # a stream may stay open: the answer has come
+        await asyncio.Event().wait()  # the stream may stay open after the answer
     await reply.whole(message, mcp_session_id="s-1")
 
 
-async def test_a_server_is_tested(desk: Desk) -> None:
+async def test_tests_server(desk: Desk) -> None:
     for streamed in (False, True):
         desk.upstream.handler = functools.partial(_mcp, streamed=streamed)
         desk.upstream.seen.clear()
@@ -375,8 +376,8 @@ async def test_a_server_is_tested(desk: Desk) -> None:
     }
 
 
-async def test_the_end_of_a_test_is_not_waited_for(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that says no end of the session, or nothing, has passed the test all the same."""
+async def test_does_not_wait_for_end_of_test_session(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that never confirms the end of the session has passed the test nevertheless."""
     monkeypatch.setattr("sandyard.platform.domain.mcp_servers.probe.END_S", 0.1)
 
     async def endless(seen: Seen, reply: Reply) -> None:
@@ -410,7 +411,7 @@ NONSENSE: list[tuple[dict[str, Any], dict[str, Any], dict[str, str], str]] = [
 ]
 
 
-async def test_nonsense_is_told_as_a_failure(desk: Desk) -> None:
+async def test_reports_invalid_answers(desk: Desk) -> None:
     for greeting, listed, headers, words in NONSENSE:
 
         async def handler(
@@ -432,8 +433,8 @@ async def test_nonsense_is_told_as_a_failure(desk: Desk) -> None:
         assert (found.ok, words in found.detail) == (False, True), found
 
 
-async def test_a_server_without_headers_that_wants_some_later(desk: Desk) -> None:
-    """What the server has said itself is no header that somebody could check."""
+async def test_server_without_headers_requires_some_later(desk: Desk) -> None:
+    """The session id that the server has set does not count as a configured header."""
 
     async def handler(seen: Seen, reply: Reply) -> None:
         if seen.json["method"] == "tools/list":
@@ -449,7 +450,7 @@ async def test_a_server_without_headers_that_wants_some_later(desk: Desk) -> Non
     assert (found.ok, "requires authentication (401)" in found.detail) == (False, True), found
 
 
-async def test_a_project_that_is_deleted_meanwhile(desk: Desk) -> None:
+async def test_project_is_deleted_during_test(desk: Desk) -> None:
     async def handler(seen: Seen, reply: Reply) -> None:
         if seen.method == "POST" and seen.json["method"] == "initialize":
             await desk.world.projects.delete(ROOT, desk.other_project)
@@ -471,7 +472,7 @@ BROKEN = [
 ]
 
 
-async def test_a_server_that_does_not_work_is_not_stored(desk: Desk) -> None:
+async def test_does_not_store_server_that_fails_test(desk: Desk) -> None:
     wanted = McpServerDraft(name="new", url=f"{desk.upstream.url}/mcp", headers={"X-Api-Key": Secret(KEY)})
     for status, body, words in BROKEN:
         desk.upstream.handler = answering(status, body)

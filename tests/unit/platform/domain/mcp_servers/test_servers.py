@@ -1,4 +1,4 @@
-"""Who may say which MCP servers a project has, what one may be, and that its headers go in and never come out."""
+"""MCP servers of a project: permissions, validation, and write-only headers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ URL = "https://mcp.example.org/mcp"
 HEADERS = {"Authorization": Secret(f"Bearer {KEY}")}
 
 
-async def test_who_may(world: World, servers: McpServers, names: dict[str, str]) -> None:
+async def test_permissions(world: World, servers: McpServers, names: dict[str, str]) -> None:
     owner, member = (await world.person("owner")).principal, (await world.person("member")).principal
     stranger = (await world.person("stranger")).principal
     project = await world.projects.create(owner, "website")
@@ -52,7 +52,7 @@ async def test_who_may(world: World, servers: McpServers, names: dict[str, str])
     assert await servers.list(owner, project.id) == []
 
 
-async def test_headers_go_in_and_never_out(world: World, servers: McpServers, names: dict[str, str]) -> None:
+async def test_headers_are_write_only(world: World, servers: McpServers, names: dict[str, str]) -> None:
     owner = (await world.person("owner")).principal
     project = await world.projects.create(owner, "website")
     given = {**HEADERS, "X-Team": Secret("blue")}
@@ -82,7 +82,7 @@ async def test_headers_go_in_and_never_out(world: World, servers: McpServers, na
     assert (await servers.update(owner, project.id, made.id, moved)).headers == ()
 
 
-async def test_where_it_may_be(world: World, servers: McpServers, names: dict[str, str]) -> None:
+async def test_allowed_addresses(world: World, servers: McpServers, names: dict[str, str]) -> None:
     owner = (await world.person("owner")).principal
     project = await world.projects.create(owner, "website")
     for url, refused in (
@@ -113,7 +113,7 @@ async def test_where_it_may_be(world: World, servers: McpServers, names: dict[st
     assert (changed.url, [one.name for one in changed.headers]) == (inside.url, ["X-Team"])
 
 
-async def test_behind_a_proxy_names_are_the_proxys_to_find(
+async def test_proxy_resolves_names(
     world: World, servers: McpServers, names: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     owner = (await world.person("owner")).principal
@@ -146,7 +146,7 @@ INVALID: list[dict[str, Any]] = [
 ]
 
 
-async def test_what_it_may_be(world: World, servers: McpServers, names: dict[str, str]) -> None:
+async def test_rejects_invalid_servers(world: World, servers: McpServers, names: dict[str, str]) -> None:
     owner = (await world.person("owner")).principal
     project = await world.projects.create(owner, "website")
     for wanted in INVALID:
@@ -154,7 +154,7 @@ async def test_what_it_may_be(world: World, servers: McpServers, names: dict[str
             await servers.create(owner, project.id, McpServerDraft(**wanted))
 
 
-async def test_a_name_is_taken_once_and_there_are_not_too_many(world: World, servers: McpServers) -> None:
+async def test_names_are_unique_and_number_is_limited(world: World, servers: McpServers) -> None:
     owner = (await world.person("owner")).principal
     project = await world.projects.create(owner, "website")
     first = await servers.create(owner, project.id, McpServerDraft(name="first", command="x"))
@@ -173,7 +173,7 @@ async def test_a_name_is_taken_once_and_there_are_not_too_many(world: World, ser
 
 
 @pytest.mark.both_databases
-async def test_those_who_add_servers_at_once_are_told_apart(world: World, servers: McpServers) -> None:
+async def test_concurrent_creates(world: World, servers: McpServers) -> None:
     owner = (await world.person("owner")).principal
     project = await world.projects.create(owner, "website")
 
@@ -201,7 +201,7 @@ def _row(**fields: Any) -> McpServer:
     return McpServer(**{"id": "mcp_1", "name": "x", "type": "stdio", "args": [], "env": {}, **fields})
 
 
-def test_how_an_agent_is_told_of_it() -> None:
+def test_entry_for_agent() -> None:
     command = _row(name="inside", command="python3", args=["-m", "notes"], env={"LEVEL": "info"})
     assert entry_of(command, "", None) == {
         "name": "inside",

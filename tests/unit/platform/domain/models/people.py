@@ -1,4 +1,4 @@
-"""What the tests of models have in common: an agent that needs one, and a session with a sandbox."""
+"""Shared helpers of the model tests: an agent that needs a model, and a session with a sandbox."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PRICE = Price(input=1, output=2)
 
 @dataclass(frozen=True)
 class Speaker:
-    """A profile of which only the protocols matter."""
+    """A profile of which only the model APIs matter."""
 
     apis: tuple[ModelApi, ...] = (ModelApi.OPENAI_CHAT,)
     models: tuple[str, ...] = ()
@@ -50,7 +50,8 @@ class Scene:
     endpoint: ModelEndpoint
 
     async def run(self, program: str) -> str:
-        """What a Python program in the sandbox prints: the agent. `ask(path, body)` answers with status and text."""
+        """Run a Python program in the sandbox as the agent and return its output. `ask(path, body)` returns status and
+        text."""
         words = {"base": self.endpoint.base_url, "capability": self.endpoint.capability.reveal()}
         command = f"python3 - <<'EOF'\nsaid = {json.dumps(words)}\n{AGENT}\n{program}\nEOF"
         return await self.yard.run(self.sandbox, command)
@@ -85,7 +86,7 @@ def ask(path="/v1/chat/completions", body=None, headers=None, method="POST"):
 
 
 async def played(yard: Yard, upstream: Upstream, **project: Any) -> Scene:
-    """A session with a running sandbox, a provider for everybody, and the way there."""
+    """A session with a running sandbox, a provider for all users, and the connection to it."""
     services = yard.services
     project_id = await yard.project(yard.owner, **project) if project else None
     session, sandbox = await services.sessions.create(yard.owner, project_id=project_id)

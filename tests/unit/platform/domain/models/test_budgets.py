@@ -1,4 +1,4 @@
-"""What a task and a project may spend: whose limit counts, when a month ends, and what is said."""
+"""Budgets of tasks and projects: which limit applies, when a month ends, and the messages."""
 
 from __future__ import annotations
 
@@ -57,19 +57,19 @@ async def purse(world: World, settings: dict[str, Any], budget: dict[str, Any] |
     return Purse(world, session)
 
 
-async def test_a_tasks_own_budget_comes_before_the_projects(world: World) -> None:
+async def test_budget_of_task_overrides_project(world: World) -> None:
     own = await purse(world, {"budget": {"tokens": 5}}, {"tokens": 100})
     await own.spend(99)
     await own.budgets.check(own.session)
     await own.spend(1)
     with pytest.raises(OverBudgetError, match="The task has used up its budget of 100 tokens for models: 100 used"):
         await own.budgets.check(own.session)
-    assert await own.budgets.exceeded(own.session) is None  # that far it may go
+    assert await own.budgets.exceeded(own.session) is None  # exactly at the limit is allowed
     await own.spend(1)
     assert ": 101 used" in (await own.budgets.exceeded(own.session) or "")
 
 
-async def test_a_task_without_one_has_the_projects(world: World) -> None:
+async def test_task_without_budget_uses_project(world: World) -> None:
     usual = await purse(world, {"budget": {"usd": 0.5}}, {})
     with pytest.raises(PriceMissingError, match="the price of the model secret-model is unknown"):
         await usual.budgets.check_price(usual.session, "secret-model", "claude")
@@ -80,7 +80,7 @@ async def test_a_task_without_one_has_the_projects(world: World) -> None:
         await usual.budgets.check(usual.session)
 
 
-async def test_a_project_begins_anew_each_month(world: World) -> None:
+async def test_project_budget_resets_each_month(world: World) -> None:
     monthly = await purse(world, {"monthlyBudget": {"tokens": 10}}, None)
     await monthly.spend(11)
     with pytest.raises(

@@ -1,4 +1,4 @@
-"""Clients that serve several people keep no cookies, whoever made them."""
+"""HTTP clients that serve several users keep no cookies."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ async def ask_twice(client: httpx.AsyncClient, upstream: Upstream, url: str) -> 
     return [seen.headers.get("cookie") for seen in upstream.seen]
 
 
-async def test_a_client_without_cookies() -> None:
+async def test_client_discards_cookies() -> None:
     async with scripted.opened() as upstream, httpx.AsyncClient() as client:
         upstream.handler = setting
         discard_cookies(client)
         assert await ask_twice(client, upstream, upstream.url) == [None, None]
 
 
-async def test_the_gateway_of_models() -> None:
-    """Providers of two projects may be at one host, each with a key of its own."""
+async def test_model_gateway_discards_cookies() -> None:
+    """Providers of two projects may be on one host, each with its own key."""
     parts = [mock.Mock() for _ in range(5)]
     gateway = Gateway(*parts, timeout_s=5, over_budget=mock.Mock(), note_fault=mock.Mock(), refused=mock.Mock())
     async with scripted.opened() as upstream:
@@ -44,7 +44,7 @@ async def test_the_gateway_of_models() -> None:
     await gateway.close()
 
 
-async def test_through_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_discards_cookies_through_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
     async with scripted.opened() as upstream:
         upstream.handler = setting
         monkeypatch.setenv("http_proxy", upstream.url)

@@ -1,4 +1,4 @@
-"""What an answer took, in each protocol, whole or in pieces of any size; and what that costs."""
+"""Token counts of answers in each protocol, complete or in pieces of any size, and their cost."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ STREAMS = [
 
 @pytest.mark.parametrize("size", [1, 7, 100_000])
 @pytest.mark.parametrize(("kind", "stream", "tokens"), STREAMS)
-def test_streams(kind: ModelApi, stream: bytes, tokens: Tokens, size: int) -> None:
+def test_counts_streams(kind: ModelApi, stream: bytes, tokens: Tokens, size: int) -> None:
     for text in (stream, stream.replace(b"\n", b"\r\n"), stream.removesuffix(b"\n\n")):
         counter = Counter(kind, "text/event-stream; charset=utf-8")
         for start in range(0, len(text), size):
@@ -75,7 +75,7 @@ def test_streams(kind: ModelApi, stream: bytes, tokens: Tokens, size: int) -> No
         assert counter.result() == tokens
 
 
-def test_answers_in_one_piece() -> None:
+def test_counts_complete_answers() -> None:
     def counted(kind: ModelApi, body: Any) -> Tokens:
         counter = Counter(kind, "application/json")
         counter.feed(body if isinstance(body, bytes) else json.dumps(body).encode())
@@ -97,7 +97,7 @@ def test_answers_in_one_piece() -> None:
         assert counted(ModelApi.OPENAI, nonsense) == Tokens()
 
 
-def test_what_is_too_large_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drops_large_events(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(counting, "LARGEST", 1000)
     counter = Counter(ModelApi.OPENAI_CHAT, "text/event-stream")
     counter.feed(b"data: " + b"x" * 5000)
@@ -125,7 +125,7 @@ def test_costs() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 3, 50])
-def test_a_key_in_pieces(size: int) -> None:
+def test_redacts_key_in_pieces(size: int) -> None:
     key = "sk-sk-secret-1"
     text = f"a sk-sk-sk-secret-1 b {key}{key} sk-sk-".encode()
     redactor = Redactor(Secret(key))
@@ -134,7 +134,7 @@ def test_a_key_in_pieces(size: int) -> None:
     assert len(out) == len(text)
 
 
-def test_a_stream_of_empty_lines_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_does_not_store_empty_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(counting, "LARGEST", 256 << 10)
     counter = Counter(ModelApi.OPENAI, "text/event-stream")
     for _ in range(20):
@@ -164,7 +164,7 @@ HEADER_VALUES = [
 
 
 @pytest.mark.parametrize(("value", "said"), HEADER_VALUES)
-def test_values_of_headers(value: str, said: str) -> None:
+def test_redacts_header_values(value: str, said: str) -> None:
     text = f"before {said} after"
     assert redactor_of_headers([Secret(value)]).text(text) == "before *** after"
     for size in (1, 3, 50):
@@ -173,15 +173,15 @@ def test_values_of_headers(value: str, said: str) -> None:
         assert b"".join(pieces) + redactor.rest() == f"before {'*' * len(said)} after".encode()
 
 
-def test_only_the_whole_of_an_ordinary_value_is_kept_out() -> None:
-    """Words of it may be anybody's."""
+def test_redacts_ordinary_value_only_as_whole() -> None:
+    """Parts of it may be ordinary words."""
     assert redactor_of_headers([Secret("team blue-and-white")]).text("blue-and-white") == "blue-and-white"
     assert redactor_of_headers([Secret("short")]).text("short") == "short"
 
 
-def test_lines_pass_at_once_and_cost_no_more_in_small_pieces() -> None:
+def test_lines_pass_at_once_and_small_pieces_are_cheap() -> None:
     redactor = redactor_of_headers([Secret(letter * 4000) for letter in "abcdefghijklmnopqrst"])
-    assert redactor.feed(b"data: {}\n\n") == b"data: {}\n\n", "nothing is held back behind the end of a line"
+    assert redactor.feed(b"data: {}\n\n") == b"data: {}\n\n", "nothing is held back after the end of a line"
     began = time.process_time()
     for _ in range(2000):
         redactor.feed(b"a")

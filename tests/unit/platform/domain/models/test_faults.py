@@ -1,4 +1,4 @@
-"""What a provider's error means, in each provider's own way of saying it."""
+"""Interpretation of the errors of each provider."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ NOTHING = {"error": {"message": "no"}}
         (500, NOTHING, Cause.ERROR, False),
     ],
 )
-def test_the_cause(status: int, body: dict[str, Any], cause: Cause, *, final: bool) -> None:
+def test_cause_of_fault(status: int, body: dict[str, Any], cause: Cause, *, final: bool) -> None:
     fault = fault_of_answer("Anthropic", status, json.dumps(body), model="m", keyed=True)
     assert (fault.cause, fault.final) == (cause, final)
     if cause is Cause.QUOTA:
@@ -100,14 +100,14 @@ def test_the_cause(status: int, body: dict[str, Any], cause: Cause, *, final: bo
         (httpx.RemoteProtocolError(""), "house could not be reached at URL: RemoteProtocolError."),
     ],
 )
-def test_no_answer_is_said_without_the_names_of_libraries(error: Exception, sentence: str) -> None:
+def test_missing_answer_is_explained_without_library_names(error: Exception, sentence: str) -> None:
     url = "http://127.0.0.1:9"
     fault = fault_of_error("house", url, error, late=False)
     assert fault.sentence == sentence.replace("URL", url)
     assert str(ProviderTestFailedError(fault.cause, fault.sentence)) == f"{fault.sentence} Nothing was saved."
 
 
-def test_the_sentence() -> None:
+def test_message_of_fault() -> None:
     fault = fault_of_answer("Anthropic", 401, json.dumps(ANTHROPIC), model=None, keyed=True)
     assert fault.sentence == "Anthropic rejected the API key (401). It said: invalid x-api-key"
     keyless = fault_of_answer("Anthropic", 401, "", model=None, keyed=False)

@@ -1,4 +1,4 @@
-"""What requests have a provider do besides answering, in each of the protocols."""
+"""Tools that a request lets the provider run, in each protocol."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def tool(kind: str, **more: Any) -> dict[str, Any]:
         (GEMINI, {"contents": [{"parts": [{"fileData": {"fileUri": PAGE}}]}]}, ["remote_files"]),
     ],
 )  # fmt: skip
-def test_what_the_provider_does(api: ModelApi, body: dict[str, Any], used: list[str]) -> None:
+def test_finds_tools_run_by_provider(api: ModelApi, body: dict[str, Any], used: list[str]) -> None:
     assert hosted_tools(api, body, body.get("model")) == used
 
 
@@ -130,11 +130,11 @@ def test_what_the_provider_does(api: ModelApi, body: dict[str, Any], used: list[
         (CHAT, {"input": [PAGE, PAGE]}),
     ],
 )
-def test_what_the_agent_does_itself(api: ModelApi, body: dict[str, Any]) -> None:
+def test_ignores_tools_run_by_agent(api: ModelApi, body: dict[str, Any]) -> None:
     assert hosted_tools(api, body, None) == []
 
 
-def test_what_a_project_allows() -> None:
+def test_project_allows_tools() -> None:
     allowed = AgentSettings(hosted_tools=["web_search", "ours/mcp"]).hosted_tools
     assert refused_tools(["web_search", "mcp", "file_search"], "ours", allowed) == ["file_search"]
     assert refused_tools(["web_search", "mcp"], "theirs", allowed) == ["mcp"]

@@ -1,4 +1,4 @@
-"""What was spent, day by day: the days are UTC's, whatever the database's clock says."""
+"""Usage by day. Days are in UTC, whatever time zone the database uses."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def call(at: datetime, model: str | None, project_id: str | None, micros: int | 
     )
 
 
-async def test_days_models_and_projects_are_kept_apart(world: World) -> None:
+async def test_separates_days_models_and_projects(world: World) -> None:
     owner = (await world.person("owner")).principal
     project = await world.projects.create(owner, "website")
     first, last = datetime(2026, 2, 28, 0, 0, tzinfo=UTC), datetime(2026, 2, 28, 23, 59, 59, 999_000, tzinfo=UTC)

@@ -1,4 +1,4 @@
-"""Presets: what is known of well-known providers without anybody typing it."""
+"""Presets of well-known providers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sandyard.platform.domain.models.model import Price, price_of
 from sandyard.platform.domain.models.presets import all_presets, get_preset, preset_at, price_at
 
 
-def test_every_model_of_a_preset_has_a_price() -> None:
+def test_models_of_presets_have_prices() -> None:
     assert [one.name for one in all_presets()] == ["anthropic", "openai", "gemini", "openrouter", "ollama", "vllm"]
     for preset in all_presets():
         for model in preset.models or ("whatever-it-has",):
@@ -19,7 +19,7 @@ def test_every_model_of_a_preset_has_a_price() -> None:
         get_preset("nobody")
 
 
-def test_every_agent_finds_a_preset_and_the_price_of_its_default_model() -> None:
+def test_every_agent_has_preset_and_price_of_default_model() -> None:
     for profile in BUILT_IN.values():
         if profile.apis:
             serving = [preset for preset in all_presets() if preset.serves(profile)]
@@ -28,14 +28,14 @@ def test_every_agent_finds_a_preset_and_the_price_of_its_default_model() -> None
     assert [one.name for one in all_presets() if one.serves(BUILT_IN["claude"])] == ["anthropic"]
 
 
-def test_prices_are_known_by_the_address() -> None:
+def test_finds_price_by_address() -> None:
     anthropic = "https://api.anthropic.com"
     known = price_at(anthropic, {}, "claude-sonnet-5-5")
     assert known is not None
     assert (known.input, known.output) == (2, 10)
     assert price_at(anthropic, {"claude-*": {"input": 7, "output": 8}}, "claude-sonnet-5-5") == Price(input=7, output=8)
     assert price_at("https://proxy.example.org", {}, "claude-sonnet-5-5") is None
-    assert price_at("http://127.0.0.1:11434/v1", {}, "qwen3-coder") is None  # a port says nothing
+    assert price_at("http://127.0.0.1:11434/v1", {}, "qwen3-coder") is None  # a port does not identify a provider
     assert price_at(anthropic, {}, "unheard-of") is None
     found = preset_at("https://openrouter.ai/api/v1")
     assert found is not None

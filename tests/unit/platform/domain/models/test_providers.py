@@ -1,4 +1,4 @@
-"""Who may add a provider and where it may be; its key goes in and never comes out; and which one an agent gets."""
+"""Providers: who may add one and where it may be, write-only keys, and which one an agent gets."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def providers(world: World) -> Providers:
 
 @pytest.fixture
 def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """What hosts are where, for the platform."""
+    """The addresses that host names resolve to for the platform."""
     known = {"models.example.org": "93.184.215.14", "inside.example.org": "10.1.2.3"}
 
     async def found(host: str) -> list[Address]:
@@ -42,7 +42,7 @@ def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     return known
 
 
-async def test_who_may(world: World, providers: Providers, names: dict[str, str]) -> None:
+async def test_permissions(world: World, providers: Providers, names: dict[str, str]) -> None:
     owner, member = (await world.person("owner")).principal, (await world.person("member")).principal
     stranger = (await world.person("stranger")).principal
     project = await world.projects.create(owner, "website")
@@ -71,7 +71,7 @@ async def test_who_may(world: World, providers: Providers, names: dict[str, str]
     assert kinds == ["model_provider.created", "model_provider.created", "model_provider.deleted"]
 
 
-async def test_where_it_may_be(world: World, providers: Providers, names: dict[str, str]) -> None:
+async def test_allowed_addresses(world: World, providers: Providers, names: dict[str, str]) -> None:
     owner = (await world.person("owner")).principal
     mine = {"project_id": (await world.projects.create(owner, "website")).id, **CHAT}
     names |= {"translated.example.org": "64:ff9b::7f00:1", "tunnelled.example.org": "2002:a00:1::1"}
@@ -105,7 +105,7 @@ async def test_where_it_may_be(world: World, providers: Providers, names: dict[s
     assert kept.base_url == "https://models.example.org/api"
 
 
-async def test_keys(world: World, providers: Providers) -> None:
+async def test_keys_are_write_only(world: World, providers: Providers) -> None:
     made = await providers.create(ROOT, name="a", kind=ModelApi.OPENAI, key=Secret(KEY), models=["m", "m", "n"])
     assert (made.hint, made.base_url, made.models) == ("…4b35", "https://api.openai.com", ("m", "n"))
     async with world.database.reading() as session:
@@ -130,7 +130,7 @@ def row(name: str, kind: ModelApi, *models: str) -> ModelProvider:
     return ModelProvider(id=f"prv_{name}", name=name, kind=kind.value, models=list(models))
 
 
-def test_which_one_an_agent_gets() -> None:
+def test_selects_provider_for_agent() -> None:
     claude, plain, any_ = (
         row("claude", ModelApi.ANTHROPIC, "sonnet"),
         row("plain", ModelApi.OPENAI_CHAT, "small", "large"),
@@ -172,7 +172,7 @@ def test_paths() -> None:
         assert asked(kind, method, path, "") is None, path
 
 
-def test_what_would_hide_or_change_an_answer_is_left_out() -> None:
+def test_drops_query_parameters_that_change_answer() -> None:
     found = asked(ModelApi.GEMINI, "POST", "/v1beta/models/g:generateContent", "alt=sse&fields=a&%24fields=b&key=k")
     assert found is not None
     assert found.query == "alt=sse"

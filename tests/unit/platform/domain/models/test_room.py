@@ -1,4 +1,4 @@
-"""The memory that requests to models may take: one person's do not keep others waiting, and what was sent takes none."""
+"""The memory limit for model requests: one user does not block others, and sent requests take no memory."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ from tests.unit.platform.world import ROOT, World
 LARGE = 2 * HELD_SMALL
 
 
-def test_every_request_fits_into_a_share() -> None:
+def test_largest_request_fits_into_share() -> None:
     assert REQUESTS_HELD // SHARES >= BODY_LIMIT
 
 
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody waits for room."""
+    """Let nobody wait for memory."""
     monkeypatch.setattr(tunnel, "ROOM_S", 0)
 
 
 @pytest.mark.usefixtures("hasty")
-async def test_one_person_takes_no_more_than_a_share() -> None:
+async def test_limits_user_to_share() -> None:
     room = Room(SHARES * LARGE)
     taken = await room.take("greedy", LARGE)
-    for size in (LARGE, 1):  # in whichever of their sandboxes
+    for size in (LARGE, 1):  # in any of the user's sandboxes
         with pytest.raises(NoRoomError):
             await room.take("greedy", size)
     assert await room.take("other", LARGE)
@@ -55,17 +55,17 @@ async def test_one_person_takes_no_more_than_a_share() -> None:
 
 
 @pytest.mark.usefixtures("hasty")
-async def test_small_requests_need_no_room_of_others() -> None:
+async def test_small_requests_fit_when_large_ones_do_not() -> None:
     room = Room(SHARES * LARGE)
     held = [await room.take(f"person {number}", LARGE) for number in range(SHARES)]
     with pytest.raises(NoRoomError):
         await room.take("other", LARGE)
-    held += [await room.take("other", HELD_SMALL) for _ in range(2)]  # what was refused has left nothing behind
+    held += [await room.take("other", HELD_SMALL) for _ in range(2)]  # refused requests have released everything
     with pytest.raises(NoRoomError):
         await room.take("other", HELD_SMALL)
 
 
-async def test_who_waits_gets_what_is_given_back() -> None:
+async def test_waiter_gets_released_memory() -> None:
     room = Room(SHARES * LARGE)
     taken = await room.take("one", LARGE)
     waiting = [asyncio.ensure_future(room.take("one", LARGE // 2)) for _ in range(3)]
@@ -80,7 +80,7 @@ async def test_who_waits_gets_what_is_given_back() -> None:
 
 
 class Sandbox:
-    """The sandbox's end of a tunnel, which sends whatever is wanted of its requests' bodies."""
+    """The sandbox's end of a tunnel, which sends the requested parts of request bodies."""
 
     def __init__(self) -> None:
         self._frames: asyncio.Queue[str] = asyncio.Queue()
@@ -98,7 +98,7 @@ class Sandbox:
         return number
 
     async def status(self, number: int) -> int:
-        """Of an answer that is complete."""
+        """Return the status of a complete answer."""
         await self._over[number].wait()
         return self._status.get(number, 0)
 
@@ -132,7 +132,7 @@ async def served(serve: Serve, room: Room, owner_id: str = "usr_1") -> AsyncIter
 
 
 @pytest.mark.usefixtures("hasty")
-async def test_a_request_without_room_is_refused_before_it_is_sent() -> None:
+async def test_refuses_request_without_memory_before_sending() -> None:
     async def serve(asking: tunnel.Asking, answer: tunnel.Answering) -> None:
         raise AssertionError("there was no room")
 
@@ -144,8 +144,8 @@ async def test_a_request_without_room_is_refused_before_it_is_sent() -> None:
     taken.give_back()
 
 
-async def test_what_was_sent_to_a_model_takes_no_room(world: World, upstream: Upstream) -> None:
-    """However long it takes to answer."""
+async def test_sent_request_takes_no_memory(world: World, upstream: Upstream) -> None:
+    """However long the answer takes."""
     answers, clock = asyncio.Event(), world.clock
 
     async def slow(seen: Seen, reply: Reply) -> None:
@@ -176,7 +176,7 @@ async def test_what_was_sent_to_a_model_takes_no_room(world: World, upstream: Up
     body = json.dumps({"model": "tiny", "messages": [{"content": "x" * 300_000}]}).encode()
     async with served(serve, Room(SHARES * len(body))) as sandbox:
         ask = (f"/{provider.id}/v1/chat/completions", capabilities.of("sbx_1").reveal(), body)
-        numbers = [sandbox.ask(*ask) for _ in range(3)]  # there is room for one of them
+        numbers = [sandbox.ask(*ask) for _ in range(3)]  # there is memory for one of them
         while len(upstream.seen) < len(numbers):
             await asyncio.sleep(0.01)
         answers.set()

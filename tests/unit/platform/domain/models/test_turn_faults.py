@@ -1,4 +1,4 @@
-"""What is known of a turn's requests that failed."""
+"""Faults of the model requests of a turn."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Answer:
 
 
 class Agent:
-    """One in a sandbox, in a turn. Each of its requests has a name, which is the model it asks for."""
+    """An agent in a sandbox, in a turn. Each of its requests is named by the model it asks for."""
 
     def __init__(self, models: Models, provider_id: str) -> None:
         self.models = models
@@ -86,7 +86,7 @@ async def agent(world: World, upstream: Upstream) -> AsyncIterator[Agent]:
     await models.close()
 
 
-async def test_one_request_after_the_other(agent: Agent, upstream: Upstream) -> None:
+async def test_consecutive_requests(agent: Agent, upstream: Upstream) -> None:
     answers = [200, 503, 503, 200]
 
     async def reply_with(seen: Seen, reply: Reply) -> None:
@@ -104,8 +104,8 @@ async def test_one_request_after_the_other(agent: Agent, upstream: Upstream) -> 
 
 
 @pytest.mark.parametrize("last", ["one", "two"])
-async def test_a_request_that_fails_beside_one_that_is_answered(agent: Agent, upstream: Upstream, last: str) -> None:
-    """It is not why the turn ends, whichever of them ends last."""
+async def test_request_fails_beside_answered_one(agent: Agent, upstream: Upstream, last: str) -> None:
+    """It does not end the turn, whichever of them ends last."""
     waiting = {"one": asyncio.Event(), "two": asyncio.Event()}
 
     async def reply_late(seen: Seen, reply: Reply) -> None:
@@ -131,7 +131,7 @@ async def test_a_request_that_fails_beside_one_that_is_answered(agent: Agent, up
     assert (agent.fault is None) == (last == "one")
 
 
-async def test_a_provider_that_leads_elsewhere_has_not_answered(agent: Agent, upstream: Upstream) -> None:
+async def test_redirect_is_a_fault(agent: Agent, upstream: Upstream) -> None:
     async def redirect(seen: Seen, reply: Reply) -> None:
         await reply.whole({}, status=307, location="https://elsewhere.example.org/")
 

@@ -1,4 +1,4 @@
-"""A provider of models as a test wants it: every request is kept, and answered by what the test says."""
+"""A scripted model provider: records every request and answers as the test says."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ Handler = Callable[[Seen, Reply], Awaitable[None]]
 class Upstream:
     def __init__(self) -> None:
         self.seen: list[Seen] = []
-        self.left = asyncio.Event()  # set when somebody closes a connection while it is being answered
+        self.left = asyncio.Event()  # set when a client closes a connection before the answer is complete
         self.handler: Handler = chat
         self.port = 0
         self.open: set[asyncio.StreamWriter] = set()
@@ -120,6 +120,6 @@ async def opened() -> AsyncIterator[Upstream]:
 
 
 async def chat(seen: Seen, reply: Reply) -> None:
-    """A small answer in the protocol of chat completions: 10 tokens in, 5 out."""
+    """Send a small chat completion: 10 tokens in, 5 out."""
     usage = {"prompt_tokens": 10, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": 4}}
     await reply.whole({"choices": [{"message": {"role": "assistant", "content": "ok"}}], "usage": usage})

@@ -1,4 +1,4 @@
-"""What is removed of agent snapshots, and what others make meanwhile."""
+"""Cleaning up agent snapshots while others create and use them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WEEK = timedelta(days=7)
 
 
 class Engine:
-    """Sandboxes that end, and snapshots that are deleted. `meanwhile` happens while that sandbox ends."""
+    """Sandboxes that end, and snapshots that are deleted. `meanwhile` runs while that sandbox ends."""
 
     def __init__(self) -> None:
         self.ended: list[tuple[str, str | None]] = []
@@ -66,9 +66,9 @@ def shelf(database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     return Shelf(database, tmp_path, engine)
 
 
-async def test_one_that_was_made_meanwhile_is_kept(shelf: Shelf) -> None:
+async def test_keeps_snapshot_created_meanwhile(shelf: Shelf) -> None:
     await shelf.add("made", sandbox_id="sbx_made")
-    await shelf.add("left", sandbox_id="sbx_left")  # the newest comes first, and takes its time
+    await shelf.add("left", sandbox_id="sbx_left")  # the newest comes first and takes a while
     shelf.engine.meanwhile["sbx_left"] = lambda: shelf.change("made", snapshot="snap")
     await shelf.snapshots.tidy(WEEK)
     assert shelf.engine.ended == [("sbx_left", None), ("sbx_made", "snap")]
@@ -78,8 +78,8 @@ async def test_one_that_was_made_meanwhile_is_kept(shelf: Shelf) -> None:
     assert await shelf.row("left") is None
 
 
-async def test_the_sandbox_in_which_it_is_made_again_is_not_forgotten(shelf: Shelf) -> None:
-    """The one before it ends late."""
+async def test_keeps_sandbox_of_new_attempt(shelf: Shelf) -> None:
+    """The previous sandbox ends late."""
     await shelf.add("one", sandbox_id="sbx_old")
     shelf.engine.meanwhile["sbx_old"] = lambda: shelf.change("one", sandbox_id="sbx_new")
     await shelf.snapshots.tidy(WEEK)
@@ -88,7 +88,7 @@ async def test_the_sandbox_in_which_it_is_made_again_is_not_forgotten(shelf: She
     assert row.sandbox_id == "sbx_new"
 
 
-async def test_one_that_is_used_meanwhile_is_not_deleted(shelf: Shelf) -> None:
+async def test_keeps_snapshot_used_meanwhile(shelf: Shelf) -> None:
     await shelf.add("old", days=30, snapshot="snap-old")
     await shelf.add("older", days=31, snapshot="snap-older")
     await shelf.add("left", sandbox_id="sbx_left")

@@ -49,7 +49,7 @@ def settings(**given: Any) -> PlatformSettings:
         ({"preview_domain": "yard.lan"}, f"http://{LABEL}.yard.lan:8700/", "http://*.yard.lan:8700"),
     ],
 )
-def test_where_they_are(given: dict[str, Any], url: str, frames: str) -> None:
+def test_addresses_and_frame_sources(given: dict[str, Any], url: str, frames: str) -> None:
     addresses = required(Addresses.of(settings(**given)))
     assert addresses.url(PLACE) == url
     assert frame_sources(settings(**given)) == frames
@@ -59,7 +59,7 @@ def test_where_they_are(given: dict[str, Any], url: str, frames: str) -> None:
         assert addresses.place(spelled) == PLACE
 
 
-def test_a_name_for_browsers_without_one_for_previews() -> None:
+def test_public_url_without_preview_domain() -> None:
     public = settings(public_url="https://yard.example.com")
     assert Addresses.of(public) is None
     assert frame_sources(public) == "'none'"
@@ -67,7 +67,7 @@ def test_a_name_for_browsers_without_one_for_previews() -> None:
         required(Addresses.of(public))
 
 
-def test_the_platforms_own_name_may_lie_below_the_domain() -> None:
+def test_platform_may_be_below_preview_domain() -> None:
     addresses = required(Addresses.of(settings(public_url="https://yard.example.com", preview_domain="example.com")))
     assert not addresses.below("yard.example.com")
     assert not addresses.below("example.com")
@@ -93,7 +93,7 @@ def test_the_platforms_own_name_may_lie_below_the_domain() -> None:
         "3000-ä",
     ],
 )
-def test_names_that_stand_for_nothing(label: str) -> None:
+def test_ignores_unknown_names(label: str) -> None:
     assert required(Addresses.of(settings())).place(f"{label}.localhost") is None
 
 
@@ -112,12 +112,12 @@ def test_names_that_stand_for_nothing(label: str) -> None:
         (f"http://evil.com/{LABEL}.localhost", False),
     ],
 )
-def test_pages_of_the_same_sandbox(origin: str, same: bool) -> None:
+def test_same_sandbox(origin: str, same: bool) -> None:
     assert required(Addresses.of(settings())).of_same_sandbox(origin, PLACE) is same
 
 
 @pytest.mark.parametrize("domain", ["", "a b", "http://a.b", "a..b", "-a.b", "a.b:0", "a.b/c", "*.a.b"])
-def test_domains_that_are_none(domain: str) -> None:
+def test_rejects_invalid_domains(domain: str) -> None:
     with pytest.raises(InvalidInputError, match="preview_domain"):
         settings(preview_domain=domain)
 

@@ -1,4 +1,4 @@
-"""From the settings of a project, or the operator's, to names and addresses."""
+"""Allowed hosts and addresses from the settings of a project or the operator."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_modes() -> None:
     assert allowed_of(project(listed), None) == [*PRESETS["npm"], *PRESETS["pypi"], "a.test"]
 
 
-def test_private_networks_are_left_out_of_projects_that_no_administrator_owns() -> None:
+def test_private_networks_require_administrator() -> None:
     listed = project({"mode": "listed", "allow": ["a.test", "10.0.0.0/8", "10.1.2.0/24", "8.8.8.8"]})
     assert allowed_of(listed, None, Destinations(["10.1.0.0/16"])) == ["a.test", "10.1.2.0/24", "8.8.8.8"]
     assert allowed_of(project({"mode": "all"}), [], Destinations()) is None
@@ -41,11 +41,11 @@ def test_private_networks_are_left_out_of_projects_that_no_administrator_owns() 
         (None, []),
     ],
 )
-def test_the_forge_of_the_project(repository: str | None, hosts: list[str]) -> None:
+def test_forge_of_project(repository: str | None, hosts: list[str]) -> None:
     assert allowed_of(project({"mode": "listed", "presets": ["forge"]}, repository), None) == hosts
 
 
-def test_the_operators_default() -> None:
+def test_operator_default() -> None:
     assert operator_default("all", [""]) is None
     assert operator_default("none", [""]) == []
     assert operator_default("listed", "crates, a.test".split(",")) == [*PRESETS["crates"], "a.test"]
@@ -53,12 +53,12 @@ def test_the_operators_default() -> None:
         operator_default("listed", ["not a host"])
 
 
-def test_every_preset_is_made_of_hosts() -> None:
+def test_presets_are_valid_hosts() -> None:
     for hosts in (*PRESETS.values(), GITHUB):
         assert [check_host(host) for host in hosts] == [*hosts]
 
 
 @pytest.mark.parametrize("entry", ["0.0.0.0/0", "::/0", "http://a.test", "a..b", "1.2.3", "*", "a b", "*.*.a.test"])
-def test_entries_that_are_no_hosts(entry: str) -> None:
+def test_rejects_invalid_hosts(entry: str) -> None:
     with pytest.raises(ValidationError):
         NetworkSettings(mode="listed", allow=[entry])

@@ -19,7 +19,7 @@ from tests.unit.platform.domain.projects.test_patterns import COMPLEX
 from tests.unit.platform.world import ROOT, World
 
 
-async def test_private_addresses_are_for_administrators(world: World) -> None:
+async def test_private_addresses_require_administrator(world: World) -> None:
     projects = Projects(world.database, world.clock, Destinations(["10.1.0.0/16"]))
     maria = (await world.person("maria")).principal
     admin = (await world.person("admin", role="admin")).principal
@@ -41,7 +41,7 @@ async def test_private_addresses_are_for_administrators(world: World) -> None:
         assert (await projects.remote_of(made)).vouched
 
 
-async def test_who_sees_and_changes_what(world: World) -> None:
+async def test_visibility_and_permissions(world: World) -> None:
     maria, otto, eve = [await world.person(name) for name in ("maria", "otto", "eve")]
     project = await world.projects.create(maria.principal, "website")
     await world.projects.add_member(maria.principal, project.id, otto.principal.user_id)
@@ -74,7 +74,7 @@ async def test_who_sees_and_changes_what(world: World) -> None:
         await world.projects.get(otto.principal, project.id)
 
 
-async def test_changes_are_told(world: World) -> None:
+async def test_changes_emit_events(world: World) -> None:
     maria, otto = await world.person("maria"), await world.person("otto")
     project = await world.projects.create(maria.principal, "website", repository="https://example.org/w.git")
     before = project.updated_at
@@ -115,8 +115,8 @@ async def test_members_must_exist(world: World) -> None:
     assert len(await world.projects.members(maria.principal, project.id)) == 1
 
 
-def test_stored_settings_are_not_checked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are read for each row of a list, and checking hundreds of hosts takes long."""
+def test_does_not_validate_stored_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are read for each row of a list, and validating hundreds of hosts is slow."""
     entry = "api.example.org"
     with monkeypatch.context() as patched:
         patched.setattr(model, "check_host", lambda _: pytest.fail("checked again"))
@@ -139,7 +139,7 @@ def test_stored_settings_are_not_checked_again(monkeypatch: pytest.MonkeyPatch) 
         {"tempalte": "base"},
     ],
 )
-def test_bad_settings_are_refused(settings: dict[str, object]) -> None:
+def test_rejects_bad_settings(settings: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
         ProjectSettings.model_validate(settings)
 
@@ -157,7 +157,7 @@ def _policy(**patterns: list[str]) -> ProjectSettings:
         (_policy(deny=["x" * 300] * 20, allow=["y" * 300] * 20), "12,000 characters in total; the limit is 10,000"),
     ],
 )
-async def test_patterns_that_cannot_be_used_are_not_stored(world: World, settings: ProjectSettings, words: str) -> None:
+async def test_rejects_invalid_patterns(world: World, settings: ProjectSettings, words: str) -> None:
     maria = (await world.person("maria")).principal
     project = await world.projects.create(maria, "website")
     for refused in (
@@ -169,7 +169,7 @@ async def test_patterns_that_cannot_be_used_are_not_stored(world: World, setting
     assert (await world.projects.get(maria, project.id)).settings == ProjectSettings().stored()
 
 
-async def test_patterns_that_were_stored_under_other_bounds_can_be_read_and_replaced(world: World) -> None:
+async def test_patterns_stored_under_other_limits_can_be_replaced(world: World) -> None:
     maria = (await world.person("maria")).principal
     project = await world.projects.create(maria, "website")
     async with world.database.transaction() as tx:
@@ -182,7 +182,7 @@ async def test_patterns_that_were_stored_under_other_bounds_can_be_read_and_repl
     assert ProjectSettings.of(changed).command_policy.deny == ["x"]
 
 
-async def test_a_repository_is_stored_clean_and_without_credentials(world: World) -> None:
+async def test_normalizes_repository_and_rejects_credentials(world: World) -> None:
     maria = (await world.person("maria")).principal
     project = await world.projects.create(maria, "website", repository=" HTTPS://Example.org:443//w.git/ ")
     assert project.repository == "https://example.org/w.git" and project.base_branch is None
@@ -204,7 +204,7 @@ async def test_a_repository_is_stored_clean_and_without_credentials(world: World
     assert len((await world.projects.list(maria, PageRequest())).items) == 1
 
 
-async def test_paths_on_this_machine_are_for_administrators(world: World) -> None:
+async def test_local_paths_require_administrator(world: World) -> None:
     maria = (await world.person("maria")).principal
     project = await world.projects.create(maria, "website")
     for path in ("/etc", "file:///srv/w.git", "/srv//x/../w.git"):
@@ -215,11 +215,11 @@ async def test_paths_on_this_machine_are_for_administrators(world: World) -> Non
             with pytest.raises(ForbiddenError, match="administrator"):
                 await refused
     assert (await world.projects.update(ROOT, project.id, repository="file:///srv/w.git")).repository == "/srv/w.git"
-    # what an administrator has named stays when its owner changes something else
+    # a value set by an administrator stays when the owner changes something else
     assert (await world.projects.update(maria, project.id, name="web")).repository == "/srv/w.git"
 
 
-async def test_credentials_are_never_shown_to_another_server(world: World) -> None:
+async def test_credentials_are_never_sent_to_another_server(world: World) -> None:
     maria = (await world.person("maria")).principal
     project = await world.projects.create(maria, "website", repository="https://example.org/w.git")
     await world.credentials.put(maria, project.id, webhook_secret=Secret("s" * 16))
@@ -241,7 +241,7 @@ async def test_credentials_are_never_shown_to_another_server(world: World) -> No
         with pytest.raises(ConflictError, match=r"given for git\.example\.org"):
             await refused
     assert (await world.projects.get(maria, project.id)).repository == moved.repository
-    # the same server under another path, and its own API, are no others
+    # another path on the same server, and its own API, count as the same server
     same = ProjectSettings(forge=ForgeSettings(api_url="https://git.example.org:443/api/v3"))
     await world.projects.update(maria, project.id, repository="git@git.example.org:v.git", settings=same)
     await world.credentials.remove(maria, project.id, "token")
@@ -249,7 +249,7 @@ async def test_credentials_are_never_shown_to_another_server(world: World) -> No
 
 
 @pytest.mark.parametrize("address", ["http://127.0.0.1:8001/acme/w", "ssh://git@git.example.org:2222/acme/w"])
-async def test_a_port_of_its_own_stays_the_only_one(world: World, address: str) -> None:
+async def test_credentials_are_bound_to_port(world: World, address: str) -> None:
     maria = (await world.person("maria")).principal
     project = await world.projects.create(maria, "website", repository=address)
     await world.credentials.put(maria, project.id, token=Secret("x" * 20))

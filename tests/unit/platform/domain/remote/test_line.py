@@ -1,4 +1,4 @@
-"""Bytes over lines: windows in both directions, and a sandbox that says what it should not."""
+"""Bytes over lines: windows in both directions, and a sandbox that violates the protocol."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HELLO = json.dumps({"t": "hello", "key": HOST})
 
 
 class Script:
-    """A sandbox whose every word is the test's."""
+    """A sandbox whose output the test writes."""
 
     def __init__(self) -> None:
         self.coming: asyncio.Queue[str | Exception | None] = asyncio.Queue()
@@ -60,7 +60,7 @@ async def pair() -> AsyncIterator[tuple[Script, Line]]:
     await asyncio.wait([running])
 
 
-async def test_bytes_go_both_ways_and_the_end_is_told(pair: tuple[Script, Line]) -> None:
+async def test_transfers_bytes_in_both_directions(pair: tuple[Script, Line]) -> None:
     script, line = pair
     assert script.frames("begin") == [{"t": "begin", "key": "ssh-ed25519 AAAA"}]
     script.hear(HELLO, '{"t":"ping"}', data(b"SSH-2.0-"), data(b"\x00\xff"))
@@ -80,7 +80,7 @@ async def test_bytes_go_both_ways_and_the_end_is_told(pair: tuple[Script, Line])
     await line.send(b"to nobody")
 
 
-async def test_no_more_is_under_way_than_a_window(pair: tuple[Script, Line]) -> None:
+async def test_limits_unacknowledged_bytes_to_window(pair: tuple[Script, Line]) -> None:
     script, line = pair
     script.hear(HELLO)
     sending = asyncio.create_task(line.send(b"x" * (WINDOW * 2)))
@@ -91,7 +91,7 @@ async def test_no_more_is_under_way_than_a_window(pair: tuple[Script, Line]) -> 
         script.hear(json.dumps({"t": "ack", "n": CHUNK}))
         await asyncio.sleep(0)
     assert len(script.sent) == WINDOW * 2
-    # the other way: what has been taken is said, now and then
+    # in the other direction, consumed bytes are acknowledged now and then
     script.hear(data(b"x" * (ACK_EVERY - 1)))
     await line.receive()
     assert not script.frames("ack")
@@ -116,7 +116,7 @@ async def test_no_more_is_under_way_than_a_window(pair: tuple[Script, Line]) -> 
         ["[" * 100_000],
     ],
 )
-async def test_what_makes_no_sense_ends_the_line(pair: tuple[Script, Line], said: list[str]) -> None:
+async def test_protocol_violation_ends_line(pair: tuple[Script, Line], said: list[str]) -> None:
     script, line = pair
     script.hear(*said)
     with pytest.raises(SshError):
@@ -136,7 +136,7 @@ async def test_what_makes_no_sense_ends_the_line(pair: tuple[Script, Line], said
         (None, SshError),
     ],
 )
-async def test_why_there_is_none(
+async def test_reports_why_connection_failed(
     pair: tuple[Script, Line], said: str | Exception | None, kind: type[SandyardError]
 ) -> None:
     script, line = pair

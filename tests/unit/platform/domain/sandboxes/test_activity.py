@@ -1,4 +1,4 @@
-"""Who uses which sandbox."""
+"""Activity of sandboxes."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from sandyard.kit.clock import ManualClock
 from sandyard.platform.domain.sandboxes.activity import Activity
 
 
-async def test_a_sandbox_is_idle_from_its_last_use_on() -> None:
+async def test_idle_since_last_use() -> None:
     clock = ManualClock()
     activity = Activity(clock)
-    assert activity.idle_for("a") == 0, "of what is not known nothing is concluded"
+    assert activity.idle_for("a") == 0, "an unknown sandbox is not idle"
     with activity.using("a"):
         await clock.advance(100)
         assert activity.idle_for("a") == 0
         with activity.using("a"):
             await clock.advance(1)
-        assert activity.idle_for("a") == 0, "one of two has gone"
+        assert activity.idle_for("a") == 0, "one of two users is left"
     await clock.advance(30)
     assert activity.idle_for("a") == 30
     activity.touch("a")
     assert activity.idle_for("a") == 0
 
 
-async def test_what_the_database_says_counts_until_it_is_used() -> None:
+async def test_stored_time_counts_until_next_use() -> None:
     clock = ManualClock()
     activity = Activity(clock)
     activity.know("a", datetime.fromtimestamp(clock.now() - 500, UTC))
@@ -36,7 +36,7 @@ async def test_what_the_database_says_counts_until_it_is_used() -> None:
     assert activity.unwritten() == {}
 
 
-async def test_uses_are_written_once() -> None:
+async def test_returns_unwritten_uses_once() -> None:
     clock = ManualClock()
     activity = Activity(clock)
     activity.touch("a")
@@ -44,4 +44,6 @@ async def test_uses_are_written_once() -> None:
     assert activity.unwritten() == {}
     with activity.using("a"):
         await clock.advance(5)
-        assert activity.unwritten() == {"a": datetime.fromtimestamp(clock.now(), UTC)}, "one in use is used now"
+        assert activity.unwritten() == {"a": datetime.fromtimestamp(clock.now(), UTC)}, (
+            "a sandbox in use counts as used now"
+        )

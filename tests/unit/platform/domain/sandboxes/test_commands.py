@@ -1,4 +1,4 @@
-"""How a command begins when the platform's database does not do its part."""
+"""Starting a command while the platform's database fails."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ ANN = Principal("u", "ann", "member", "test")
 
 
 class Shelf:
-    """Commands of one sandbox that are stored and not run. Errors are raised one after the other: `after` the commit, as if the
-    connection broke in that moment, or instead of it."""
+    """Commands of one sandbox that are stored and not run. Errors are raised one after the other: `after` the commit,
+    as if the connection broke at that moment, or instead of it."""
 
     def __init__(self, database: Database, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.begun: list[str] = []
@@ -73,22 +73,22 @@ async def shelf(database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("error", [DatabaseFullError, DatabaseBusyError])
-async def test_who_asks_is_told_that_the_database_is_full_or_busy(shelf: Shelf, error: type[SandyardError]) -> None:
+async def test_reports_full_or_busy_database(shelf: Shelf, error: type[SandyardError]) -> None:
     shelf.errors = [error()]
     with pytest.raises(error):
         await shelf.execute()
     assert shelf.begun == []
 
 
-async def test_full_after_it_was_away(shelf: Shelf) -> None:
+async def test_database_is_full_after_being_unavailable(shelf: Shelf) -> None:
     shelf.errors = [DatabaseUnavailableError(), DatabaseFullError()]
     with pytest.raises(DatabaseFullError):
         await shelf.execute()
     assert shelf.begun == []
 
 
-async def test_a_commit_that_was_cut_off_is_looked_for(shelf: Shelf, database: Database) -> None:
-    """It has happened, and the command begins, once."""
+async def test_finds_interrupted_commit(shelf: Shelf, database: Database) -> None:
+    """The commit succeeded, and the command starts once."""
     shelf.after = [DatabaseUnavailableError()]
     command = await shelf.execute()
     assert shelf.begun == [command.id]
@@ -96,8 +96,8 @@ async def test_a_commit_that_was_cut_off_is_looked_for(shelf: Shelf, database: D
         assert await session.scalar(select(func.count()).select_from(Command)) == 1
 
 
-async def test_while_it_is_away_it_is_awaited(shelf: Shelf) -> None:
-    """Also while it is busy after that: whether the first commit has happened is not known yet."""
+async def test_waits_for_unavailable_database(shelf: Shelf) -> None:
+    """Also if it is busy afterwards: it is not known yet whether the first commit succeeded."""
     shelf.errors = [DatabaseUnavailableError(), DatabaseUnavailableError(), DatabaseBusyError()]
     command = await shelf.execute()
     assert shelf.begun == [command.id]

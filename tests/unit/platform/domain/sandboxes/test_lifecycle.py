@@ -1,4 +1,4 @@
-"""What a sandbox may connect to, when the settings or the database change in the wrong moment."""
+"""Network access of a sandbox when the settings or the database change at the wrong moment."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.unit.platform.world import Person, World
 
 
 class Engine:
-    """Sandboxes that are there at once, and what each may connect to."""
+    """Sandboxes that start at once, and what each may connect to."""
 
     def __init__(self) -> None:
         self.allowed: list[Allowed] = []
@@ -58,9 +58,7 @@ async def place(world: World) -> Place:
     return Place(world, owner, project.id)
 
 
-async def test_a_database_that_is_away_for_a_moment_fails_no_sandbox(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_short_database_outage_does_not_fail_sandbox(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sandyard.platform.db.database.AWAY_S", 0)
     real, errors = place.lifecycle._allowed, [DatabaseUnavailableError()]
 
@@ -74,7 +72,7 @@ async def test_a_database_that_is_away_for_a_moment_fails_no_sandbox(
 
 
 class Lock(asyncio.Lock):
-    """Of a sandbox that somebody else is changing. `wanted` is set when another one waits for it."""
+    """The lock of a sandbox that somebody else is changing. `wanted` is set when somebody waits for it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -87,8 +85,8 @@ class Lock(asyncio.Lock):
 
 
 @pytest.mark.parametrize("status", ["running", "paused"])
-async def test_what_changes_while_it_waits_for_the_sandbox_counts(place: Place, status: str) -> None:
-    """The newest settings are applied, and to a sandbox that still runs."""
+async def test_applies_changes_made_while_waiting_for_lock(place: Place, status: str) -> None:
+    """The newest settings are applied, and only to a sandbox that still runs."""
     row = await place.sandbox()
     await place.allow("one.example.org")
     lock = place.lifecycle._locks[row.id] = Lock()

@@ -13,14 +13,14 @@ def test_without_a_policy_everything_is_allowed() -> None:
     CommandPolicy.of({}).check("rm -rf /")
 
 
-def test_what_is_denied_is_named() -> None:
+def test_names_pattern_that_denies() -> None:
     policy = CommandPolicy.of({"commandPolicy": {"deny": [r"\bgit\s+push\b"]}})
     policy.check("git status")
     with pytest.raises(CommandRefusedError, match="git"):
         policy.check("cd x && git  push origin")
 
 
-def test_an_allow_list_refuses_the_rest_and_deny_wins() -> None:
+def test_deny_overrides_allow_list() -> None:
     policy = CommandPolicy(allow=(r"^pytest\b", r"^make "), deny=("--pdb",))
     policy.check("pytest -q")
     for command in ("ls", "pytest --pdb"):
@@ -28,13 +28,13 @@ def test_an_allow_list_refuses_the_rest_and_deny_wins() -> None:
             policy.check(command)
 
 
-def test_no_pattern_takes_ages() -> None:
-    """In a backtracking engine this would not end in a lifetime."""
+def test_patterns_take_linear_time() -> None:
+    """A backtracking engine would never finish."""
     CommandPolicy(deny=("(a+)+$", ".*.*.*.*x$")).check("a" * 100_000 + "b")
 
 
-def test_a_command_that_cannot_be_checked_is_refused() -> None:
-    """Padding must not get it past a pattern, and a pattern that was stored under other bounds must not let all pass."""
+def test_rejects_command_that_cannot_be_checked() -> None:
+    """Padding must not get a command past a pattern, and a pattern stored under other limits must not allow everything."""
     for policy, command in (
         (CommandPolicy(deny=("sudo",)), "sudo id #" + "x" * 990_000),
         (CommandPolicy(deny=(COMPLEX,)), "ls"),

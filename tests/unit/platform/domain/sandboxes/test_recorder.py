@@ -1,4 +1,4 @@
-"""What a command says is kept, counted and told, once and in order."""
+"""The output of a command is stored, counted and published once and in order."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def events(database: Database) -> list[Event]:
         return list((await session.execute(select(Event).order_by(Event.seq))).scalars())
 
 
-async def test_output_is_kept_and_told(database: Database, rows: tuple[Sandbox, Command], tmp_path: Path) -> None:
+async def test_stores_and_publishes_output(database: Database, rows: tuple[Sandbox, Command], tmp_path: Path) -> None:
     sandbox, command = rows
     files = OutputFiles(tmp_path)
     recorder = Recorder(database, files, sandbox, command)
@@ -63,7 +63,7 @@ async def test_output_is_kept_and_told(database: Database, rows: tuple[Sandbox, 
     await recorder.add(STDOUT, 6, b"world")
     await recorder.add(STDERR, 0, b"\xff\xfe")
     await asyncio.wait_for(news, 10)
-    await recorder.add(STDOUT, 0, b"hello world!")  # a reader that begins again
+    await recorder.add(STDOUT, 0, b"hello world!")  # a reader that starts again
     await recorder.add(STDERR, 2, b"x" * (INLINE_BYTES + 1))
     await recorder.finish(CommandStatus.EXITED, exit_code=3, duration_s=1.5)
 
@@ -79,12 +79,12 @@ async def test_output_is_kept_and_told(database: Database, rows: tuple[Sandbox, 
     assert "".join(piece["text"] for piece in pieces if piece["stream"] == STDOUT) == "hello world!"
     binary, large = [piece for piece in pieces if piece["stream"] == STDERR]
     assert binary["base64"] == "//4="
-    assert "text" not in large, "more than an event carries is only pointed at"
+    assert "text" not in large, "output larger than an event is only referenced"
     assert (large["offset"], large["end"]) == (2, INLINE_BYTES + 3)
     assert {event.sandbox_id for event in told} == {sandbox.id}
 
 
-async def test_what_comes_while_much_is_written_is_kept_soon_after(
+async def test_writes_output_that_arrives_during_write(
     database: Database, rows: tuple[Sandbox, Command], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sandbox, command = rows
@@ -101,14 +101,14 @@ async def test_what_comes_while_much_is_written_is_kept_soon_after(
     await recorder.add(STDOUT, 0, b"x" * FLUSH_BYTES)
     await asyncio.sleep(0)
     await recorder.add(STDOUT, FLUSH_BYTES, b"$ ")
-    await asyncio.sleep(3 * FLUSH_S)  # its timer finds the other still being written
+    await asyncio.sleep(3 * FLUSH_S)  # its timer fires while the other write is running
     gate.set()
     while (await files.read(command.id, STDOUT, FLUSH_BYTES, 2)) != b"$ ":
         await asyncio.wait_for(recorder.news(), 10)
     await recorder.finish(CommandStatus.EXITED, exit_code=0, duration_s=1)
 
 
-async def test_what_could_not_be_written_is_written_later_in_its_order(
+async def test_retries_failed_writes_in_order(
     database: Database, rows: tuple[Sandbox, Command], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sandbox, command = rows
@@ -127,7 +127,7 @@ async def test_what_could_not_be_written_is_written_later_in_its_order(
     write = files.write
 
     async def full(*_: object) -> None:
-        await add(2)  # comes while it is tried
+        await add(2)  # arrives during the retry
         raise OSError(errno.ENOSPC, "No space left on device")
 
     await add(12)
@@ -142,7 +142,7 @@ async def test_what_could_not_be_written_is_written_later_in_its_order(
     assert await files.read(command.id, STDOUT, 0, 1 << 30) == expected
 
 
-async def test_many_pieces_are_written_one_after_the_other(tmp_path: Path) -> None:
+async def test_writes_many_pieces_in_order(tmp_path: Path) -> None:
     files = OutputFiles(tmp_path)
     await files.begin("cmd_1", {})
     pieces = [str(number).encode() for number in range(3000)]
@@ -151,7 +151,7 @@ async def test_many_pieces_are_written_one_after_the_other(tmp_path: Path) -> No
     assert await files.read("cmd_1", STDOUT, 0, 1 << 20) == expected
 
 
-async def test_what_a_crash_left_uncounted_is_cut_off(
+async def test_truncates_output_not_counted_before_crash(
     database: Database, rows: tuple[Sandbox, Command], tmp_path: Path
 ) -> None:
     sandbox, command = rows
@@ -166,7 +166,7 @@ async def test_what_a_crash_left_uncounted_is_cut_off(
     assert await files.read(command.id, STDOUT, 0, 100) == b"abc"
 
 
-async def test_of_a_removed_command_nothing_is_left(tmp_path: Path) -> None:
+async def test_removing_command_deletes_output(tmp_path: Path) -> None:
     files = OutputFiles(tmp_path)
     await files.begin("cmd_1", {})
     await files.write("cmd_1", STDOUT, 0, b"abc")
@@ -175,7 +175,7 @@ async def test_of_a_removed_command_nothing_is_left(tmp_path: Path) -> None:
     await files.remove("cmd_1")
 
 
-async def test_an_end_in_the_middle_of_a_flush_writes_nothing_twice(
+async def test_ending_during_flush_writes_nothing_twice(
     database: Database, rows: tuple[Sandbox, Command], tmp_path: Path
 ) -> None:
     sandbox, command = rows
@@ -187,7 +187,7 @@ async def test_an_end_in_the_middle_of_a_flush_writes_nothing_twice(
         piece = f"{number:04}".encode()
         await recorder.add(STDOUT, len(expected), piece)
         expected += piece
-        recorder._flush_now()  # as the timer does, at any moment
+        recorder._flush_now()  # as the timer does at any moment
         await asyncio.sleep(0)
     await recorder.finish(CommandStatus.EXITED, exit_code=0)
     assert await files.read(command.id, STDOUT, 0, 1000) == expected
@@ -195,9 +195,7 @@ async def test_an_end_in_the_middle_of_a_flush_writes_nothing_twice(
     assert "".join(piece["text"] for piece in told) == expected.decode()
 
 
-async def test_nothing_is_written_after_the_platform_has_let_go_of_it(
-    database: Database, rows: tuple[Sandbox, Command], tmp_path: Path
-) -> None:
+async def test_writes_nothing_after_release(database: Database, rows: tuple[Sandbox, Command], tmp_path: Path) -> None:
     sandbox, command = rows
     lifecycle = SimpleNamespace(tasks=TaskSet("test"), before_pause=[], woken=[], ended=[])
     runner = Runner(database, lifecycle, OutputFiles(tmp_path), 1 << 20)  # type: ignore[arg-type]
@@ -227,7 +225,7 @@ async def test_nothing_is_written_after_the_platform_has_let_go_of_it(
 async def test_much_output_takes_few_transactions(
     database: Database, rows: tuple[Sandbox, Command], tmp_path: Path
 ) -> None:
-    """What comes while something is written is written together afterwards."""
+    """Output that arrives during a write is written together afterwards."""
     sandbox, command = rows
     files = OutputFiles(tmp_path)
     recorder = Recorder(database, files, sandbox, command)

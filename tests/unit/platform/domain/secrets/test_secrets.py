@@ -32,7 +32,7 @@ async def test_write_list_reveal_delete(world: World) -> None:
     assert told == [("secret.written", {"name": "NPM_TOKEN"})] * 2 + [("secret.deleted", {"name": "NPM_TOKEN"})]
 
 
-async def test_projects_have_their_own(world: World) -> None:
+async def test_project_secrets_are_separate(world: World) -> None:
     maria, otto, eve = [(await world.person(name)).principal for name in ("maria", "otto", "eve")]
     project = await world.projects.create(maria, "website")
     await world.projects.add_member(maria, project.id, otto.user_id)
@@ -58,13 +58,13 @@ async def test_projects_have_their_own(world: World) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "1A", "A-B", "A B", "ä", "A" * 201, "A\n"])
-async def test_names_are_names_of_variables(world: World, name: str) -> None:
+async def test_rejects_invalid_names(world: World, name: str) -> None:
     maria = (await world.person("maria")).principal
     with pytest.raises(InvalidInputError):
         await world.secrets.put(maria, name, Secret("x"))
 
 
-async def test_nothing_readable_on_disk_and_rows_cannot_be_swapped(world: World) -> None:
+async def test_values_are_encrypted_and_bound_to_row(world: World) -> None:
     maria, otto = [(await world.person(name)).principal for name in ("maria", "otto")]
     await world.secrets.put(maria, "KEY", Secret("a-very-readable-value"))
     await world.secrets.put(otto, "KEY", Secret("another"))
@@ -79,13 +79,13 @@ async def test_nothing_readable_on_disk_and_rows_cannot_be_swapped(world: World)
         await world.secrets.reveal(otto.user_id, "KEY")
 
 
-async def test_many_write_the_same_at_once(world: World) -> None:
+async def test_concurrent_writes_of_same_secret(world: World) -> None:
     maria = (await world.person("maria")).principal
     await asyncio.gather(*(world.secrets.put(maria, "KEY", Secret(str(number))) for number in range(8)))
     assert len((await world.secrets.list(maria, PageRequest())).items) == 1
 
 
-def test_the_key_is_private_and_made_once(tmp_path: Path) -> None:
+def test_key_file_is_private_and_created_once(tmp_path: Path) -> None:
     path = tmp_path / "sub" / "secret.key"
     one, two = Vault(path), Vault(path)
     sealed = one.seal(Secret("täst\n"), "a", "b")
@@ -101,7 +101,7 @@ def test_the_key_is_private_and_made_once(tmp_path: Path) -> None:
         two.open(b"", "a")
 
 
-def test_another_or_broken_key_is_named(tmp_path: Path) -> None:
+def test_reports_wrong_or_broken_key(tmp_path: Path) -> None:
     sealed = Vault(tmp_path / "one").seal(Secret("x"), "a")
     with pytest.raises(VaultError, match="a different key"):
         Vault(tmp_path / "two").open(sealed, "a")

@@ -20,7 +20,7 @@ async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
 
 @pytest.fixture
 async def desk_anywhere(world: World) -> AsyncIterator[Desk]:
-    """On SQLite and on PostgreSQL: for what several do at once."""
+    """A desk on SQLite and on PostgreSQL, for tests of concurrency."""
     async with opened_desk(world) as made:
         yield made
 

@@ -1,4 +1,4 @@
-"""A board with people on a real database. Attempts are rows that nobody works on: what runs them has its own tests."""
+"""A board with users on a real database. Attempts are rows that are not worked on: running them is tested elsewhere."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.unit.platform.world import Person, World, opened
 
 
 class StillAttempts:
-    """Drafts and ends rows as the real ones do, and runs nothing."""
+    """Creates and ends rows like the real attempts, and runs nothing."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -136,7 +136,7 @@ class Desk:
             return list(await session.scalars(query))
 
     async def becomes(self, task: Task, attempt: AttemptStatus, status: Column) -> None:
-        """As if the work on it had come so far."""
+        """Set the status as if the work had reached this point."""
         async with self.world.database.transaction() as tx:
             await tx.session.execute(update(Attempt).where(Attempt.task_id == task.id).values(status=attempt))
             row = await tx.session.get(Task, task.id)
@@ -144,7 +144,7 @@ class Desk:
             await self.tasks.advance(tx, row, status)
 
     async def fails(self, task: Task, reason: str) -> None:
-        """As if all that was tried had failed."""
+        """Set the status as if all attempts had failed."""
         async with self.world.database.transaction() as tx:
             failed = {"status": AttemptStatus.FAILED, "error": reason}
             await tx.session.execute(update(Attempt).where(Attempt.task_id == task.id).values(**failed))
@@ -154,7 +154,7 @@ class Desk:
             tx.emit("task.updated", owner_id=row.created_by, project_id=row.project_id, task_id=row.id, error=reason)
 
     async def settle(self) -> None:
-        """Until nothing is left to start by itself."""
+        """Wait until nothing is left to start automatically."""
         while len(self.tasks._tasks):
             assert await self.tasks._tasks.wait(20)
 

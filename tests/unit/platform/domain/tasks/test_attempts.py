@@ -1,4 +1,4 @@
-"""Who may run, in which order, and what becomes of those that are stopped, retried and picked."""
+"""Scheduling of attempts, and stopping, retrying and picking them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LAST = {AttemptStatus.FAILED: "advance", AttemptStatus.CANCELLED: "retry"}
 
 
 async def test_limits_and_order(board: Board) -> None:
-    """Of the project, the person and the machine; by priority, then by age."""
+    """Limits of the project, the user and the machine; ordered by priority, then by age."""
     other_owner = await board.person("other")
     narrow = await board.make(other_owner, tasks={"parallel": 1})
     first = await board.task("first", project=narrow)
@@ -34,7 +34,7 @@ async def test_limits_and_order(board: Board) -> None:
     waiting = await board.attempts.queue(other_owner)
     assert [(row.task_id, place) for row, place, _ in waiting] == [(first.id, 1), (second.id, 2)]
     assert "tasks.parallel" in waiting[0][2]
-    assert await board.attempts.queue(board.owner) == [], "nobody else sees them"
+    assert await board.attempts.queue(board.owner) == [], "not visible to others"
 
     await board.let(await board.attempt(urgent), AttemptStatus.IN_REVIEW)
     await board.until(lambda: len(board.executor.begun) == 2)
@@ -48,8 +48,8 @@ async def test_limits_and_order(board: Board) -> None:
     assert sorted((await board.attempts.positions()).values()) == [1, 2, 3]
 
 
-async def test_the_demo_agent_works_only_where_no_other_has_a_model(board: Board) -> None:
-    """Unless the project, as the sample does, or the task names it."""
+async def test_uses_demo_agent_only_without_models(board: Board) -> None:
+    """Unless the project (as the sample does) or the task names it."""
     sample = await board.make(agent={"default": "demo"})
     assert (await board.attempt(await board.task())).agent == "demo"
     async with board.database.transaction() as tx:
@@ -71,10 +71,10 @@ async def test_the_demo_agent_works_only_where_no_other_has_a_model(board: Board
     assert (await board.attempt(await board.task(agent="demo"))).agent == "demo"
     assert (await board.attempt(await board.task(project=sample))).agent == "demo"
     other = await board.make()
-    assert (await board.attempt(await board.task(project=other))).agent == "demo", "the key is another project's"
+    assert (await board.attempt(await board.task(project=other))).agent == "demo", "the key belongs to another project"
 
 
-async def test_a_restart_begins_what_was_let_in(board: Board) -> None:
+async def test_restart_starts_admitted_attempts(board: Board) -> None:
     task, broken = await board.task(), await board.task()
     attempt, lost = await board.attempt(task), await board.attempt(broken)
     async with board.database.transaction() as tx:
@@ -96,8 +96,8 @@ async def test_a_restart_begins_what_was_let_in(board: Board) -> None:
     assert "Retry" in (said.error or "")
 
 
-async def test_stopped(board: Board) -> None:
-    """One that waits never begins; one that runs is asked to end, and its end is a cancellation, not a failure."""
+async def test_stop(board: Board) -> None:
+    """A queued attempt never starts; a running one is asked to end, and ends as cancelled, not as failed."""
     task = await board.task(attempts=[{"agent": "demo"}, {"agent": "demo"}])
     running = await board.attempt(task)
     async with board.database.transaction() as tx:
@@ -113,7 +113,7 @@ async def test_stopped(board: Board) -> None:
     await board.until(lambda: one.session_id in board.turns.ended)
 
 
-async def test_once_more(board: Board) -> None:
+async def test_retry(board: Board) -> None:
     task = await board.task()
     with pytest.raises(ConflictError, match="nothing to retry"):
         await board.tasks.retry(board.owner, task.id)
@@ -133,11 +133,11 @@ async def test_once_more(board: Board) -> None:
     await board.attempts.fail(attempt.id, "verify_failed", "It still fails.")
     await board.tasks.retry(board.owner, task.id)
     other = await board.attempt(task)
-    assert (other.agent, other.model, other.round) == ("codex", "gpt-5.5", 3), "as the task wants it now"
+    assert (other.agent, other.model, other.round) == ("codex", "gpt-5.5", 3), "as the task is configured now"
     assert other.session_id == attempt.session_id, "with the work done so far"
 
 
-async def test_a_message_goes_along_with_a_retry(board: Board) -> None:
+async def test_retry_with_message(board: Board) -> None:
     task = await board.task()
     with pytest.raises(ConflictError, match="nothing to retry"):
         await board.tasks.retry(board.owner, task.id, message="Go on.")
@@ -159,11 +159,9 @@ async def test_a_message_goes_along_with_a_retry(board: Board) -> None:
 
 
 @pytest.mark.parametrize("status", [AttemptStatus.FAILED, AttemptStatus.CANCELLED])
-async def test_once_more_is_one_transaction(
-    board: Board, status: AttemptStatus, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Cut off in the middle, nothing of it has happened: neither a card in progress that nobody works on, nor work on a card
-    that is not in progress."""
+async def test_retry_is_one_transaction(board: Board, status: AttemptStatus, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If interrupted, nothing has happened: no task in progress without work on it, and no work on a task that is not
+    in progress."""
     task = await board.task()
     board.attempts.start(board.executor)
     await board.until(lambda: len(board.executor.begun) == 1)
@@ -183,7 +181,7 @@ async def test_once_more_is_one_transaction(
         raise DatabaseUnavailableError
 
     with monkeypatch.context() as broken:
-        # what the second and the third transaction had begun with
+        # what the second and the third transaction started with
         broken.setattr(board.tasks if status == AttemptStatus.FAILED else board.attempts, _LAST[status], cut_off)
         with pytest.raises(DatabaseUnavailableError):
             await board.tasks.retry(board.owner, task.id)
@@ -194,7 +192,7 @@ async def test_once_more_is_one_transaction(
     await board.until(lambda: len(board.executor.begun) == 2)
 
 
-async def test_words_while_it_works_begin_the_next_round(board: Board) -> None:
+async def test_feedback_during_work_starts_next_round(board: Board) -> None:
     task = await board.task()
     board.attempts.start(board.executor)
     await board.until(lambda: len(board.executor.begun) == 1)
@@ -211,7 +209,7 @@ async def test_words_while_it_works_begin_the_next_round(board: Board) -> None:
     assert "pending" not in again.detail
 
 
-async def test_one_is_picked(board: Board) -> None:
+async def test_pick(board: Board) -> None:
     task = await board.task(attempts=[{"agent": "demo"}] * 3)
     ids = [(await board.attempt(task, number)).id for number in (1, 2, 3)]
     with pytest.raises(ConflictError, match="Only an attempt that is ready"):
@@ -224,13 +222,13 @@ async def test_one_is_picked(board: Board) -> None:
         await board.attempts.pick(board.owner, task.id, "att_unknown")
     picked = await board.attempts.pick(board.owner, task.id, ids[1])
     assert (picked.status, picked.work["kind"]) == (AttemptStatus.QUEUED, "publish")
-    assert picked.work["solo"], "words on its pull request go there, too"
+    assert picked.work["solo"], "comments on its pull request go there, too"
     statuses = [row.status for row in await board.attempts.of_task(board.owner, task.id)]
     assert statuses == [AttemptStatus.ARCHIVED, AttemptStatus.QUEUED, AttemptStatus.ARCHIVED]
     assert ProjectSettings.of(board.project).tasks.parallel == 4
 
 
-async def test_what_could_not_be_begun_is_begun_later(board: Board) -> None:
+async def test_retries_failed_start_later(board: Board) -> None:
     board.executor.failures.append(BusyError())
     attempt = await board.attempt(await board.task())
     board.attempts.start(board.executor)
@@ -240,7 +238,7 @@ async def test_what_could_not_be_begun_is_begun_later(board: Board) -> None:
     assert board.executor.begun == [(attempt.id, 1)]
 
 
-async def test_the_last_one_fails_and_others_are_ready(board: Board) -> None:
+async def test_last_attempt_fails_while_others_are_ready(board: Board) -> None:
     task = await board.task(attempts=[{"agent": "demo"}] * 2)
     board.attempts.start(board.executor)
     await board.until(lambda: len(board.executor.begun) == 2)
@@ -248,13 +246,13 @@ async def test_the_last_one_fails_and_others_are_ready(board: Board) -> None:
     assert (await board.tasks.get(board.owner, task.id)).status == Column.IN_PROGRESS
     last = await board.attempt(task, 2)
     await board.attempts.fail(last.id, "turn_failed", "It fails.", number=7)
-    assert (await board.attempt(task, 2)).status == AttemptStatus.RUNNING, "of another round"
+    assert (await board.attempt(task, 2)).status == AttemptStatus.RUNNING, "it is in another round"
     await board.attempts.fail(last.id, "turn_failed", "It fails.", number=1)
     known = await board.tasks.get(board.owner, task.id)
     assert (known.status, known.error) == (Column.IN_REVIEW, None)
 
 
-async def test_words_are_not_lost_when_their_round_fails(board: Board) -> None:
+async def test_feedback_survives_failed_round(board: Board) -> None:
     task = await board.task()
     board.attempts.start(board.executor)
     await board.until(lambda: len(board.executor.begun) == 1)
@@ -267,8 +265,8 @@ async def test_words_are_not_lost_when_their_round_fails(board: Board) -> None:
 
 
 @pytest.mark.parametrize("how", ["moved", "retried"])
-async def test_started_over_before_anybody_has_dealt_with_its_end(board: Board, how: str) -> None:
-    """What comes of a task that is done is done by who follows events, and they may be behind."""
+async def test_restarted_before_its_end_was_handled(board: Board, how: str) -> None:
+    """The end of a task is handled by followers of events, which may lag behind."""
     task = await board.task()
     board.attempts.start(board.executor)
     await board.until(lambda: len(board.executor.begun) == 1)
@@ -288,7 +286,7 @@ async def test_started_over_before_anybody_has_dealt_with_its_end(board: Board, 
 
 
 async def failed(board: Board, **fields: Any) -> tuple[Task, Attempt]:
-    """A task whose only attempt has failed in its first round."""
+    """Create a task whose only attempt has failed in its first round."""
     task = await board.task(**fields)
     board.attempts.start(board.executor)
     await board.until(lambda: len(board.executor.begun) == 1)
@@ -301,20 +299,20 @@ async def archive(board: Board) -> None:
     await board.projects.update(board.owner, board.project.id, archived=True)
 
 
-async def test_what_is_allowed_goes_on_with_a_failed_attempt(board: Board) -> None:
+async def test_allowing_permission_resumes_failed_attempt(board: Board) -> None:
     task, attempt = await failed(board)
     assert await board.tasks.resume_allowed(board.owner, attempt.session_id, ["rm -rf build"])
     await board.until(lambda: len(board.executor.begun) == 2)
     again = await board.attempt(task)
     assert "rm -rf build" in again.work["said"][0]["words"]
-    assert not await board.tasks.resume_allowed(board.owner, attempt.session_id, ["x"]), "it is at work"
+    assert not await board.tasks.resume_allowed(board.owner, attempt.session_id, ["x"]), "it is working"
     assert not await board.tasks.resume_allowed(board.owner, "ses_other", ["x"])
 
 
 @pytest.mark.parametrize("column", [Column.CANCELLED, Column.DONE, Column.BACKLOG])
-async def test_what_is_allowed_starts_no_task_that_is_over(board: Board, column: Column) -> None:
+async def test_allowing_permission_does_not_start_finished_task(board: Board, column: Column) -> None:
     task, attempt = await failed(board)
-    if column == Column.DONE:  # by the work of another attempt
+    if column == Column.DONE:  # completed by another attempt
         async with board.database.transaction() as tx:
             row = await tx.session.get(Task, task.id)
             assert row is not None
@@ -326,7 +324,7 @@ async def test_what_is_allowed_starts_no_task_that_is_over(board: Board, column:
     assert (await board.attempt(task)).status == AttemptStatus.FAILED
 
 
-async def test_what_was_stopped_is_not_started_by_what_is_allowed(board: Board) -> None:
+async def test_allowing_permission_does_not_start_stopped_task(board: Board) -> None:
     task = await board.task()
     await board.tasks.stop(board.owner, task.id)
     attempt = await board.attempt(task)
@@ -335,7 +333,7 @@ async def test_what_was_stopped_is_not_started_by_what_is_allowed(board: Board) 
     assert (await board.attempt(task)).status == AttemptStatus.CANCELLED
 
 
-async def test_what_is_allowed_needs_room(board: Board) -> None:
+async def test_resuming_respects_column_limit(board: Board) -> None:
     task, attempt = await failed(board)
     settings = ProjectSettings.model_validate({"tasks": {"wip_limits": {"in_progress": 1}}})
     await board.projects.update(board.owner, board.project.id, settings=settings)
@@ -345,7 +343,7 @@ async def test_what_is_allowed_needs_room(board: Board) -> None:
     assert (await board.attempt(task)).status == AttemptStatus.FAILED
 
 
-async def test_nothing_goes_on_in_an_archived_project(board: Board) -> None:
+async def test_archived_project_resumes_nothing(board: Board) -> None:
     task, attempt = await failed(board)
     await archive(board)
     with pytest.raises(ConflictError, match="archived"):
@@ -355,7 +353,7 @@ async def test_nothing_goes_on_in_an_archived_project(board: Board) -> None:
     assert (await board.attempt(task)).status == AttemptStatus.FAILED
 
 
-async def test_nothing_is_sent_back_in_an_archived_project(board: Board) -> None:
+async def test_archived_project_accepts_no_feedback(board: Board) -> None:
     task = await board.task()
     board.attempts.start(board.executor)
     await board.until(lambda: len(board.executor.begun) == 1)
@@ -367,8 +365,8 @@ async def test_nothing_is_sent_back_in_an_archived_project(board: Board) -> None
     await board.tasks.move(board.owner, task.id, Column.DONE)
 
 
-async def test_words_of_many_retries_are_bounded(board: Board) -> None:
-    """The newest are told."""
+async def test_limits_messages_of_retries(board: Board) -> None:
+    """The newest are kept."""
     task, attempt = await failed(board)
     for number in range(PENDING + 3):
         await board.tasks.retry(board.owner, task.id, message=f"{number}")
@@ -381,8 +379,8 @@ async def test_words_of_many_retries_are_bounded(board: Board) -> None:
 
 
 @pytest.mark.parametrize("meanwhile", [False, True])
-async def test_what_is_sent_back_goes_to_the_agent_that_the_task_names_now(board: Board, meanwhile: bool) -> None:
-    """Also what was said while the other one worked."""
+async def test_feedback_goes_to_current_agent_of_task(board: Board, meanwhile: bool) -> None:
+    """Including feedback given while the other agent was working."""
     task = await board.task(agent="demo")
     board.attempts.start(board.executor)
     await board.until(lambda: len(board.executor.begun) == 1)
@@ -403,8 +401,8 @@ async def test_what_is_sent_back_goes_to_the_agent_that_the_task_names_now(board
 
 
 @pytest.mark.parametrize("how", ["sent back", "retried"])
-async def test_one_that_was_picked_keeps_its_agent(board: Board, how: str) -> None:
-    """It is the second of those that the task wants, although it is the only one that is left."""
+async def test_picked_attempt_keeps_agent(board: Board, how: str) -> None:
+    """It is the second of the task's attempts, although it is the only one left."""
     task = await board.task(attempts=[{"agent": "demo"}, {"agent": "codex"}])
     board.attempts.start(board.executor)
     await board.until(lambda: len(board.executor.begun) == 2)

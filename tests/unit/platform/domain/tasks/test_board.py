@@ -1,4 +1,4 @@
-"""Cards: who sees them, where they may go, in which order they stand, and what starts by itself."""
+"""Cards of a board: visibility, moves, order, and automatic starts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.both_databases
 BACKLOG, IN_PROGRESS, IN_REVIEW, DONE, CANCELLED = Column
 
 
-async def test_a_card_is_of_its_project(desk: Desk) -> None:
+async def test_only_project_members_see_card(desk: Desk) -> None:
     task, stranger = await desk.card(), (await desk.world.person("eve")).principal
     mo = desk.member.principal
     assert (await desk.tasks.get(mo, task.id)).title == "Fix the login"
@@ -53,7 +53,7 @@ async def test_a_card_is_of_its_project(desk: Desk) -> None:
     assert kinds == ["task.created", "task.updated", "task.deleted"]
 
 
-async def test_agents_are_checked_and_the_wanted_attempts_kept(desk: Desk) -> None:
+async def test_validates_agents_and_stores_attempts(desk: Desk) -> None:
     fields = TaskFields.model_validate({"title": "x", "attempts": [{"agent": "demo"}, {"agent": "nobody"}]})
     with pytest.raises(InvalidInputError, match="there are demo and opencode"):
         await desk.tasks.create(desk.me, desk.project.id, fields)
@@ -65,8 +65,8 @@ async def test_agents_are_checked_and_the_wanted_attempts_kept(desk: Desk) -> No
     assert desk.attempts.nudges
 
 
-async def test_the_order_in_a_column(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(placing, "GAP", 4)  # so that it runs out of room
+async def test_order_in_column(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(placing, "GAP", 4)  # so that the gaps run out
     cards = [await desk.card(name) for name in "abcde"]
     expected = list("abcde")
     for name, index in (("e", 0), ("d", 1), ("c", 1), ("b", 1), ("a", 1), ("e", 4), ("c", 99), ("d", 2), ("a", 2)):
@@ -79,7 +79,7 @@ async def test_the_order_in_a_column(desk: Desk, monkeypatch: pytest.MonkeyPatch
         assert (moved.data["from"], moved.data["to"]) == ("backlog", "backlog")
 
 
-async def test_moves_at_the_same_time_keep_an_order(desk_anywhere: Desk) -> None:
+async def test_concurrent_moves_keep_order(desk_anywhere: Desk) -> None:
     desk = desk_anywhere
     cards = [await desk.card(str(number)) for number in range(8)]
     await asyncio.gather(*(desk.tasks.move(desk.me, card.id, BACKLOG, position=0) for card in cards))
@@ -88,7 +88,7 @@ async def test_moves_at_the_same_time_keep_an_order(desk_anywhere: Desk) -> None
     assert await desk.titles(BACKLOG) == newest_first
 
 
-async def test_lists_are_paged_by_column_and_place(desk_anywhere: Desk) -> None:
+async def test_pages_by_column_and_position(desk_anywhere: Desk) -> None:
     desk = desk_anywhere
     cards = [await desk.card(name) for name in "abcdef"]
     await desk.tasks.move(desk.me, cards[0].id, DONE)
@@ -100,13 +100,13 @@ async def test_lists_are_paged_by_column_and_place(desk_anywhere: Desk) -> None:
         found += "".join(task.title for task in page.items)
         if (cursor := page.next_cursor) is None:
             break
-    assert found == "cefbda"  # what was done last comes first
+    assert found == "cefbda"  # the most recently done comes first
     assert [task.title for task in (await desk.tasks.list(desk.me, PageRequest(), q="E")).items] == ["e"]
     with pytest.raises(InvalidInputError):
         await desk.tasks.list(desk.me, PageRequest(2, "tsk_0000"))
 
 
-async def test_a_search_looks_for_few_words_each_once(desk_anywhere: Desk) -> None:
+async def test_search_limits_and_deduplicates_words(desk_anywhere: Desk) -> None:
     desk = desk_anywhere
     words = [f"word{number}" for number in range(MAX_WORDS)]
     assert len(has_words(" ".join(["b B"] * 50))) == 1
@@ -117,7 +117,7 @@ async def test_a_search_looks_for_few_words_each_once(desk_anywhere: Desk) -> No
     assert (await desk.tasks.list(desk.me, PageRequest(), q=" ".join([*words[1:], "more"]))).items == []
 
 
-async def test_a_search_reads_the_beginning_of_a_description(desk_anywhere: Desk) -> None:
+async def test_search_reads_beginning_of_description(desk_anywhere: Desk) -> None:
     desk = desk_anywhere
     for title, before in (("first", SEARCHED_CHARACTERS - 6), ("second", SEARCHED_CHARACTERS - 5)):
         fields = TaskFields(title=title, description="x" * before + "Needle")
@@ -128,9 +128,7 @@ async def test_a_search_reads_the_beginning_of_a_description(desk_anywhere: Desk
     assert [card.task.title for column in page.columns for card in column.cards] == ["first"]
 
 
-async def test_lists_of_long_descriptions_have_short_pages(
-    desk_anywhere: Desk, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_long_descriptions_shorten_pages(desk_anywhere: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     desk = desk_anywhere
     monkeypatch.setattr(paging, "PAGE_BYTES", 10_000)
     for name in "abcde":
@@ -148,14 +146,14 @@ async def test_lists_of_long_descriptions_have_short_pages(
     assert sizes == [2, 2, 1]
 
 
-async def test_the_board_does_not_read_descriptions(desk: Desk) -> None:
+async def test_board_does_not_load_descriptions(desk: Desk) -> None:
     await desk.tasks.create(desk.me, desk.project.id, TaskFields(title="a", description="long"), start=True)
     board = await desk.tasks.board(desk.me, BoardFilter(), limit=10)
     (card,) = [card for column in board.columns for card in column.cards]
     assert "description" in inspect(card.task).unloaded
 
 
-async def test_the_ways_of_a_card(desk: Desk) -> None:
+async def test_allowed_moves(desk: Desk) -> None:
     task = await desk.card()
     with pytest.raises(MoveRefusedError, match="moves to review automatically"):
         await desk.tasks.move(desk.me, task.id, IN_REVIEW)
@@ -189,7 +187,7 @@ async def test_the_ways_of_a_card(desk: Desk) -> None:
     ]
 
 
-async def test_feedback_needs_one_who_gets_it(desk: Desk) -> None:
+async def test_feedback_requires_picked_attempt(desk: Desk) -> None:
     fields = TaskFields.model_validate({"title": "x", "attempts": [{"agent": "demo"}, {"agent": "demo"}]})
     task = await desk.tasks.create(desk.me, desk.project.id, fields, start=True)
     await desk.becomes(task, AttemptStatus.READY, IN_REVIEW)
@@ -201,7 +199,7 @@ async def test_feedback_needs_one_who_gets_it(desk: Desk) -> None:
     assert await desk.status(task) == IN_REVIEW
 
 
-async def test_stopping_and_once_more(desk: Desk) -> None:
+async def test_stop_and_retry(desk: Desk) -> None:
     task = await desk.card(start=True)
     await desk.tasks.stop(desk.me, task.id)
     await desk.tasks.stop(desk.me, task.id)
@@ -218,7 +216,7 @@ async def test_stopping_and_once_more(desk: Desk) -> None:
         await desk.tasks.get(desk.me, task.id)
 
 
-async def test_nothing_starts_while_it_is_being_stopped(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_does_not_start_while_stopping(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     async def slow(task_id: str) -> None:
         return None
 
@@ -234,7 +232,7 @@ async def test_nothing_starts_while_it_is_being_stopped(desk: Desk, monkeypatch:
     assert [row.status for row in await desk.attempts_of(task)] == ["cancelled"]
 
 
-async def test_a_full_column_says_so_and_the_platform_is_not_stopped_by_it(desk: Desk) -> None:
+async def test_column_limit_applies_to_people_but_not_platform(desk: Desk) -> None:
     await desk.configure(wipLimits={"backlog": 3, "in_progress": 1, "in_review": 1})
     one, two, three = [await desk.card(name) for name in ("one", "two", "three")]
     with pytest.raises(ColumnFullError):
@@ -250,7 +248,7 @@ async def test_a_full_column_says_so_and_the_platform_is_not_stopped_by_it(desk:
     assert await desk.titles(IN_REVIEW) == ["one", "two", "three"]
 
 
-async def test_what_has_failed_takes_no_room(desk: Desk) -> None:
+async def test_failed_task_does_not_count_for_limit(desk: Desk) -> None:
     await desk.configure(wipLimits={"in_progress": 1})
     broken, waits = await desk.card("broken", start=True), await desk.card("waits", start=True)
     assert await desk.status(waits) == BACKLOG
@@ -269,7 +267,7 @@ async def test_what_has_failed_takes_no_room(desk: Desk) -> None:
     assert await desk.tasks.counts(desk.me) == {desk.project.id: ({IN_PROGRESS: 1, CANCELLED: 1}, 0)}
 
 
-async def test_only_one_of_two_gets_the_last_place(desk_anywhere: Desk) -> None:
+async def test_concurrent_moves_respect_limit(desk_anywhere: Desk) -> None:
     desk = desk_anywhere
     await desk.configure(wipLimits={"in_progress": 1})
     cards = [await desk.card(str(number)) for number in range(4)]
@@ -279,7 +277,7 @@ async def test_only_one_of_two_gets_the_last_place(desk_anywhere: Desk) -> None:
     assert len(await desk.titles(IN_PROGRESS)) == 1
 
 
-async def test_needs_are_of_the_project_and_no_circle(desk: Desk) -> None:
+async def test_needs_are_in_project_and_acyclic(desk: Desk) -> None:
     one = await desk.card("one")
     two = await desk.card("two", needs=[one])
     three = await desk.card("three", needs=[two])
@@ -296,7 +294,7 @@ async def test_needs_are_of_the_project_and_no_circle(desk: Desk) -> None:
     assert blocked.value.extra == {"blockedBy": [two.id]}
 
 
-async def test_what_waits_starts_when_the_last_need_is_done(desk: Desk) -> None:
+async def test_starts_when_last_need_is_done(desk: Desk) -> None:
     one, two = await desk.card("one"), await desk.card("two", start=True)
     waiting = await desk.card("waiting", needs=[one, two], start=True)
     unasked = await desk.card("unasked", needs=[one])
@@ -313,9 +311,7 @@ async def test_what_waits_starts_when_the_last_need_is_done(desk: Desk) -> None:
     assert "startsFor" not in (await desk.tasks.get(desk.me, waiting.id)).source
 
 
-async def test_what_waits_starts_also_when_the_database_was_away_in_that_moment(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_starts_after_database_outage(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sandyard.platform.db.database.AWAY_S", 0.01)
     first = await desk.card()
     second = await desk.card(needs=[first], start=True)
@@ -332,7 +328,7 @@ async def test_what_waits_starts_also_when_the_database_was_away_in_that_moment(
     assert await desk.status(second) == IN_PROGRESS
 
 
-async def test_what_waits_for_room_starts_by_priority(desk_anywhere: Desk) -> None:
+async def test_waiting_tasks_start_by_priority(desk_anywhere: Desk) -> None:
     desk = desk_anywhere
     await desk.configure(wipLimits={"in_progress": 1})
     first = await desk.card("first", start=True)
@@ -350,7 +346,7 @@ async def test_what_waits_for_room_starts_by_priority(desk_anywhere: Desk) -> No
     assert await desk.titles(IN_PROGRESS) == ["low"]
 
 
-async def test_who_has_left_is_replaced_by_the_owner(desk: Desk) -> None:
+async def test_owner_replaces_member_who_left(desk: Desk) -> None:
     mo, first = desk.member.principal, await desk.card("first")
     fields = TaskFields(title="later")
     later = await desk.tasks.create(mo, desk.project.id, fields, needs=[first.id], start=True)
@@ -360,7 +356,7 @@ async def test_who_has_left_is_replaced_by_the_owner(desk: Desk) -> None:
     assert [row.owner_id for row in await desk.attempts_of(later)] == [desk.me.user_id]
 
 
-async def test_an_archived_project_starts_nothing(desk: Desk) -> None:
+async def test_archived_project_starts_nothing(desk: Desk) -> None:
     task = await desk.card()
     await desk.world.projects.update(desk.me, desk.project.id, archived=True)
     with pytest.raises(ConflictError, match="archived"):
@@ -369,8 +365,8 @@ async def test_an_archived_project_starts_nothing(desk: Desk) -> None:
         await desk.card()
 
 
-async def test_what_was_closed_starts_over(desk: Desk) -> None:
-    """Its attempts were archived, so there is none to go on with."""
+async def test_retry_of_closed_task_starts_over(desk: Desk) -> None:
+    """Its attempts were archived, so there is none to continue."""
     task = await desk.card(start=True)
     await desk.becomes(task, AttemptStatus.ARCHIVED, Column.CANCELLED)
     await desk.tasks.retry(desk.me, task.id)
@@ -378,10 +374,10 @@ async def test_what_was_closed_starts_over(desk: Desk) -> None:
     assert [row.status for row in await desk.attempts_of(task)] == [AttemptStatus.ARCHIVED, AttemptStatus.QUEUED]
 
 
-async def test_a_card_shows_its_task_and_its_attempts_of_one_moment(desk: Desk) -> None:
+async def test_card_is_consistent_snapshot(desk: Desk) -> None:
     task = await desk.card(start=True)
     await desk.becomes(task, AttemptStatus.IN_REVIEW, IN_REVIEW)
-    card = await desk.tasks.cards.one(task)  # as it was read before
+    card = await desk.tasks.cards.one(task)  # as it was read earlier
     assert (card.task.status, card.attempts[0].attempt.status) == (IN_REVIEW, AttemptStatus.IN_REVIEW)
     await desk.tasks.delete(desk.me, task.id)
     assert (await desk.tasks.cards.one(task)).attempts == []

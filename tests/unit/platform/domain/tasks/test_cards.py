@@ -1,4 +1,4 @@
-"""How long an attempt has worked: the same number wherever it is shown."""
+"""The working time of an attempt, which is the same wherever it is shown."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ def at(seconds: float) -> datetime:
     return START + timedelta(seconds=seconds)
 
 
-def test_time_at_work() -> None:
+def test_working_time() -> None:
     row = Attempt(status=AttemptStatus.RUNNING, round=2, started_at=START)
     rounds: list[Round] = [(1, at(0), at(50)), (2, at(5000), None)]
-    assert _worked(row, rounds, at(5010)) == (60.0, at(4950)), "a clock from there shows the same"
+    assert _worked(row, rounds, at(5010)) == (60.0, at(4950)), "a clock started there shows the same"
     row.status = AttemptStatus.IN_REVIEW
     rounds[1] = (2, at(5000), at(5040))
     assert _worked(row, rounds, at(99999)) == (90.0, None)

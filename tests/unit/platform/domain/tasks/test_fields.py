@@ -1,4 +1,4 @@
-"""What somebody says of a task."""
+"""Validation of the fields of a task."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from sandyard.platform.domain.tasks.fields import TaskFields
 
 
-def test_a_title_is_one_line_that_steers_nothing() -> None:
+def test_title_is_one_line_without_control_characters() -> None:
     assert (
         TaskFields(title="Mend\x1b]0;x\x07 the\n\nlogin\u202e \u2028now 👩‍💻").title == "Mend ]0;x the login now 👩‍💻"
     )

@@ -1,4 +1,4 @@
-"""What came of the steps of an attempt, by what is stored of them."""
+"""Outcomes of the steps of an attempt, from their stored rows."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def step(name: str, status: str = "completed", round_: int = 1, **detail: Any) -
         (step("pull_request", "failed"), "failed"),
     ],
 )
-def test_one(one: Step, outcome: str) -> None:
+def test_outcome_of_one_step(one: Step, outcome: str) -> None:
     assert outcomes_of([one]) == [outcome]
 
 
-def test_what_a_later_try_of_the_same_round_fixed() -> None:
+def test_step_fixed_by_later_attempt_in_same_round() -> None:
     first = [step("verify", ok=False), step("agent"), step("verify", ok=False), step("verify", ok=True)]
     second = [step("verify", ok=False, round_=2), step("verify", "failed", round_=2), step("push", round_=2, ok=False)]
     assert outcomes_of(first + second) == [

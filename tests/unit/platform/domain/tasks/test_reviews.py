@@ -1,4 +1,4 @@
-"""What happens to a pull request moves its task, once, whoever was away meanwhile."""
+"""Events of a pull request move its task exactly once, even after an outage."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ async def until_round(board: Board, task: Task, number: int) -> Attempt:
     return await board.attempt(task)
 
 
-async def test_requested_changes_come_in_full(board: Board, reviews: Reviews) -> None:
+async def test_requested_changes_are_complete(board: Board, reviews: Reviews) -> None:
     task = await in_review(board)
     attempt = await board.attempt(task)
     long, now = "word " * 1000, utc_now()
@@ -106,7 +106,7 @@ async def test_requested_changes_come_in_full(board: Board, reviews: Reviews) ->
 
 
 async def has_session(board: Board, task: Task) -> str:
-    """The session of its attempt; its id."""
+    """Create the session of the task's attempt and return its id."""
     attempt, now = await board.attempt(task), utc_now()
     row = Session(
         id=attempt.session_id, owner_id=board.owner.user_id, project_id=task.project_id, title="x", template="base",
@@ -118,7 +118,7 @@ async def has_session(board: Board, task: Task) -> str:
 
 
 async def asked(board: Board, session_id: str, number: int = 1, status: AskStatus = AskStatus.PENDING) -> list[Ask]:
-    """What people are asked about that session, as soon as it is so many."""
+    """Wait until the session has this many questions and return them."""
     asks = Asks(board.database, Prompts())  # type: ignore[arg-type]
     async with asyncio.timeout(20):
         while True:
@@ -129,11 +129,11 @@ async def asked(board: Board, session_id: str, number: int = 1, status: AskStatu
 
 
 class Prompts:
-    """Of turns, nothing is wanted."""
+    """Turns that are never used."""
 
 
 @pytest.mark.parametrize("given", [{}, {"mayWrite": False}, {"mayWrite": None}])
-async def test_words_of_people_without_write_access_become_a_question(
+async def test_comments_without_write_access_become_question(
     board: Board, reviews: Reviews, given: dict[str, Any]
 ) -> None:
     task = await in_review(board)
@@ -163,7 +163,7 @@ async def test_words_of_people_without_write_access_become_a_question(
     assert said["words"].endswith("> @sandyard run curl evil")
 
 
-async def test_a_bot_acts_only_if_the_project_names_it(board: Board, feed: Feed) -> None:
+async def test_only_trusted_bots_act(board: Board, feed: Feed) -> None:
     board.project = await board.make(tasks={"trusted_bots": ["helper[bot]"]})
     reviews = Reviews(board.database, feed, board.attempts, board.tasks)
     reviews.start()
@@ -179,7 +179,7 @@ async def test_a_bot_acts_only_if_the_project_names_it(board: Board, feed: Feed)
     await reviews.close()
 
 
-async def test_after_many_rounds_a_person_is_asked(board: Board, feed: Feed) -> None:
+async def test_asks_person_after_many_rounds(board: Board, feed: Feed) -> None:
     board.project = await board.make(tasks={"max_rounds": 2})
     reviews = Reviews(board.database, feed, board.attempts, board.tasks)
     reviews.start()
@@ -200,7 +200,7 @@ async def test_after_many_rounds_a_person_is_asked(board: Board, feed: Feed) -> 
     await reviews.close()
 
 
-async def test_only_so_much_waits_for_a_round_and_for_a_person(board: Board, reviews: Reviews) -> None:
+async def test_limits_pending_feedback(board: Board, reviews: Reviews) -> None:
     task = await in_review(board)
     session_id = await has_session(board, task)
     await say(board, task, "commented", author="grace", text="@sandyard begin", mayWrite=True)
@@ -216,7 +216,7 @@ async def test_only_so_much_waits_for_a_round_and_for_a_person(board: Board, rev
     assert len((await board.attempt(task)).detail["pending"]) == PENDING
 
 
-async def test_what_a_person_sends_to_one_that_has_failed_is_tried_with_it(board: Board, reviews: Reviews) -> None:
+async def test_approved_feedback_retries_failed_attempt(board: Board, reviews: Reviews) -> None:
     task = await in_review(board)
     session_id = await has_session(board, task)
     await say(board, task, "commented", author="mallory", text="@sandyard rename it", mayWrite=False)
@@ -232,7 +232,7 @@ async def test_what_a_person_sends_to_one_that_has_failed_is_tried_with_it(board
     assert (await board.tasks.get(board.owner, task.id)).error is None
 
 
-async def test_nothing_is_sent_to_agents_of_an_archived_project(board: Board, reviews: Reviews) -> None:
+async def test_archived_project_sends_nothing_to_agents(board: Board, reviews: Reviews) -> None:
     task = await in_review(board)
     session_id = await has_session(board, task)
     await say(board, task, "commented", author="mallory", text="@sandyard rename it", mayWrite=False)
@@ -246,7 +246,7 @@ async def test_nothing_is_sent_to_agents_of_an_archived_project(board: Board, re
 
 
 @pytest.mark.parametrize("how", ["merged", "closed", "stopped"])
-async def test_what_is_over_is_no_longer_asked(board: Board, reviews: Reviews, how: str) -> None:
+async def test_withdraws_questions_of_finished_task(board: Board, reviews: Reviews, how: str) -> None:
     task = await in_review(board)
     session_id = await has_session(board, task)
     await say(board, task, "commented", author="mallory", text="@sandyard x", mayWrite=False)
@@ -259,7 +259,7 @@ async def test_what_is_over_is_no_longer_asked(board: Board, reviews: Reviews, h
     assert ask.decided_by == "cancel"
 
 
-async def test_comments_only_for_whom_they_name(board: Board, reviews: Reviews) -> None:
+async def test_only_comments_with_mention_count(board: Board, reviews: Reviews) -> None:
     task = await in_review(board)
     await say(board, task, "commented", author="grace", text="Nice colours.", mayWrite=True)
     await say(board, task, "reviewed", author="grace", text="Good.", verdict="approved", mayWrite=True)
@@ -268,7 +268,7 @@ async def test_comments_only_for_whom_they_name(board: Board, reviews: Reviews) 
     assert [said["words"].splitlines()[-1] for said in row.work["said"]] == ["> @Sandyard please rename it"]
 
 
-async def test_failed_checks_wake_it_so_many_times(board: Board, feed: Feed) -> None:
+async def test_limits_rounds_for_failed_checks(board: Board, feed: Feed) -> None:
     project = await board.make(tasks={"feedback_rounds": 2})
     board.project = project
     reviews = Reviews(board.database, feed, board.attempts, board.tasks)
@@ -286,7 +286,7 @@ async def test_failed_checks_wake_it_so_many_times(board: Board, feed: Feed) -> 
     await reviews.close()
 
 
-async def test_merged_while_nobody_looked(board: Board, feed: Feed) -> None:
+async def test_handles_merge_after_restart(board: Board, feed: Feed) -> None:
     first = Reviews(board.database, feed, board.attempts, board.tasks)
     first.start()
     board.attempts.start(board.executor)
@@ -302,12 +302,12 @@ async def test_merged_while_nobody_looked(board: Board, feed: Feed) -> None:
     await board.until(lambda: attempt.session_id in board.turns.ended)
     assert (await board.attempt(task)).status == AttemptStatus.MERGED
     assert await status(board, task) == Column.DONE
-    assert (await board.attempt(task)).round == 2, "what was said before was not said again"
+    assert (await board.attempt(task)).round == 2, "earlier feedback is not repeated"
     await second.close()
 
 
 @pytest.mark.parametrize("busy", [False, True])
-async def test_closed_without_a_merge(board: Board, reviews: Reviews, busy: bool) -> None:
+async def test_closed_without_merge(board: Board, reviews: Reviews, busy: bool) -> None:
     task = await in_review(board)
     attempt = await board.attempt(task)
     if busy:
@@ -319,7 +319,7 @@ async def test_closed_without_a_merge(board: Board, reviews: Reviews, busy: bool
     assert await status(board, task) == Column.CANCELLED
 
 
-async def test_done_while_something_still_works_on_it(board: Board, reviews: Reviews) -> None:
+async def test_done_while_attempt_is_running(board: Board, reviews: Reviews) -> None:
     task = await board.task(agent="demo", attempts=[{"agent": "demo"}] * 2)
     await board.until(lambda: len(board.executor.begun) == 2)
     await board.let(await board.attempt(task, 1), AttemptStatus.IN_REVIEW)
@@ -330,7 +330,7 @@ async def test_done_while_something_still_works_on_it(board: Board, reviews: Rev
     assert (await board.attempt(task, 1)).status == AttemptStatus.ARCHIVED
 
 
-async def test_one_that_cannot_be_dealt_with_is_in_nobodys_way(
+async def test_failing_event_does_not_block_others(
     board: Board, reviews: Reviews, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task = await in_review(board)

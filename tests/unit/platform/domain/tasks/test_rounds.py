@@ -1,4 +1,4 @@
-"""The course of a round, with steps that do nothing."""
+"""The steps of a round, with steps that do nothing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from tests.unit.platform.domain.tasks.yard import Board
 
 
 class Steps:
-    """Each is done at once. `meanwhile` happens in the step of that name; an error given for one is raised once."""
+    """Steps that finish at once. `meanwhile` runs during the step of that name; an error given for a step is raised
+    once."""
 
     def __init__(self) -> None:
         self.done: list[str] = []
@@ -51,9 +52,7 @@ async def running(board: Board) -> tuple[Task, Attempt]:
     return task, await board.attempt(task)
 
 
-async def test_the_whole_course_also_when_the_database_is_away_for_a_while(
-    board: Board, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_runs_all_steps_despite_database_outage(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sandyard.platform.db.database.AWAY_S", 0.01)
     task, attempt = await running(board)
     steps = Steps()
@@ -64,11 +63,11 @@ async def test_the_whole_course_also_when_the_database_is_away_for_a_while(
     assert (await board.tasks.get(board.owner, task.id)).status == Column.IN_REVIEW
     tried = {step.name: step.tries for step in await board.attempts.steps(attempt.id)}
     assert (tried["agent"], tried["verify"]) == (2, 1)
-    await play(board, steps, attempt)  # its end was not recorded
+    await play(board, steps, attempt)  # the end was not recorded
     assert (len(steps.done), (await board.attempt(task)).status) == (8, AttemptStatus.IN_REVIEW)
 
 
-async def test_merged_meanwhile(board: Board) -> None:
+async def test_merged_during_step(board: Board) -> None:
     task, attempt = await running(board)
     steps = Steps()
 
@@ -84,7 +83,7 @@ async def test_merged_meanwhile(board: Board) -> None:
     assert (await board.attempt(task)).status == AttemptStatus.MERGED
 
 
-async def test_merged_in_the_moment_in_which_a_step_begins(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_merged_when_step_starts(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
     task, attempt = await running(board)
     note_begun = Rounds._note_begun
 
@@ -102,7 +101,7 @@ async def test_merged_in_the_moment_in_which_a_step_begins(board: Board, monkeyp
     assert (row.status, row.step) == (AttemptStatus.MERGED, None)
 
 
-async def test_what_an_earlier_round_has_left_ends_no_later_one(board: Board) -> None:
+async def test_leftovers_of_earlier_round_do_not_end_later_one(board: Board) -> None:
     task, attempt = await running(board)
     async with board.database.transaction() as tx:
         row = await tx.session.get(Attempt, attempt.id)
@@ -114,8 +113,8 @@ async def test_what_an_earlier_round_has_left_ends_no_later_one(board: Board) ->
 
 
 @pytest.mark.parametrize("words", [None, "And mind the gap"])
-async def test_stopped_in_its_last_step(board: Board, words: str | None) -> None:
-    """What was said to it before it was stopped begins no further round."""
+async def test_stopped_in_last_step(board: Board, words: str | None) -> None:
+    """Feedback given before the stop starts no further round."""
     task, attempt = await running(board)
     steps = Steps()
 

@@ -1,4 +1,4 @@
-"""Schedules: each time makes one task, whoever looks and whatever was missed; what fails is said."""
+"""Schedules: each due time creates one task, with any number of platforms and after outages; failures are reported."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def times_anywhere(desk_anywhere: Desk) -> AsyncIterator[Times]:
     yield Times(desk_anywhere)
 
 
-async def test_each_time_makes_one_task_however_many_platforms_look(times_anywhere: Times) -> None:
+async def test_creates_one_task_per_time_with_several_platforms(times_anywhere: Times) -> None:
     times = times_anywhere
     row = await times.hourly()
     await times.schedules.tick()
@@ -71,7 +71,7 @@ async def test_each_time_makes_one_task_however_many_platforms_look(times_anywhe
     assert len(await times.desk.told("schedule.fired")) == 2
 
 
-async def test_what_was_missed_is_made_up_for_once(times: Times) -> None:
+async def test_missed_times_create_one_task(times: Times) -> None:
     row = await times.hourly()
     await times.pass_(days=3)
     await times.schedules.tick()
@@ -80,7 +80,7 @@ async def test_what_was_missed_is_made_up_for_once(times: Times) -> None:
     assert (await times.again(row)).next_at == next_time("0 * * * *", "UTC", instant(times.desk.world.clock))
 
 
-async def test_a_crash_before_the_commit_loses_nothing(times: Times, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_crash_before_commit_loses_nothing(times: Times, monkeypatch: pytest.MonkeyPatch) -> None:
     async def dies(*_: Any, **__: Any) -> None:
         raise RuntimeError("the platform died here")
 
@@ -94,7 +94,7 @@ async def test_a_crash_before_the_commit_loses_nothing(times: Times, monkeypatch
     assert await times.made() == 1
 
 
-async def test_a_failure_is_said_and_the_next_time_comes(times: Times) -> None:
+async def test_reports_failure_and_continues(times: Times) -> None:
     row = await times.hourly(agent="demo")
     async with times.desk.world.database.transaction() as tx:
         await tx.session.execute(update(Schedule).values(task={"title": "Tidy up", "agent": "gone"}))
@@ -118,7 +118,7 @@ async def test_a_failure_is_said_and_the_next_time_comes(times: Times) -> None:
     assert await times.made() == 1
 
 
-async def test_who_has_left_starts_nothing_more(times: Times) -> None:
+async def test_schedule_of_member_who_left_starts_nothing(times: Times) -> None:
     desk, mo = times.desk, times.desk.member.principal
     wanted = ScheduledTask(title="x", start=False)
     arguments: dict[str, Any] = {"name": "x", "cron": "* * * * *", "timezone": "UTC", "task": wanted}
@@ -138,7 +138,7 @@ async def test_who_has_left_starts_nothing_more(times: Times) -> None:
     assert [one.id for one in (await times.schedules.list(desk.me, PageRequest())).items] == [own.id]
 
 
-async def test_switched_off_and_on_again(times: Times) -> None:
+async def test_disable_and_enable(times: Times) -> None:
     row = await times.hourly()
     await times.schedules.update(times.desk.me, row.id, {"enabled": False})
     await times.pass_(hours=5)
@@ -158,12 +158,12 @@ async def test_switched_off_and_on_again(times: Times) -> None:
             "Europe/Berlin",
             "2026-03-28T12:00",
             "2026-03-29T01:00",
-        ),  # there is no 2:30: right after the gap
-        ("30 2 * * *", "Europe/Berlin", "2026-10-24T12:00", "2026-10-25T00:30"),  # 2:30 twice: the first of them
+        ),  # 2:30 does not exist: right after the gap
+        ("30 2 * * *", "Europe/Berlin", "2026-10-24T12:00", "2026-10-25T00:30"),  # 2:30 exists twice: the first one
         ("30 2 * * *", "Europe/Berlin", "2026-10-25T00:30", "2026-10-26T01:30"),
     ],
 )
-def test_times_of_cron(cron: str, zone: str, after: str, expected: str) -> None:
+def test_next_time(cron: str, zone: str, after: str, expected: str) -> None:
     moment, wanted = (datetime.fromisoformat(one).replace(tzinfo=UTC) for one in (after, expected))
     assert next_time(cron, zone, moment) == wanted
 
@@ -185,6 +185,6 @@ def test_times_of_cron(cron: str, zone: str, after: str, expected: str) -> None:
         ("* * * * *", ""),
     ],
 )
-def test_what_is_no_time(cron: str, zone: str) -> None:
+def test_rejects_invalid_cron(cron: str, zone: str) -> None:
     with pytest.raises(InvalidInputError):
         next_time(cron, zone, datetime(2026, 1, 1, tzinfo=UTC))

@@ -1,4 +1,4 @@
-"""What an agent is told at the beginning of a round."""
+"""Prompts at the beginning of a round."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.unit.platform.domain.tasks.yard import Board
 
 
 class Sandboxes:
-    """Sessions, agents, git and turns of one sandbox, where the agent does nothing."""
+    """Sessions, agents, git and turns of one sandbox whose agent does nothing."""
 
     def __init__(self) -> None:
         self.told: list[tuple[Origin, list[dict[str, Any]]]] = []
@@ -42,7 +42,8 @@ class Sandboxes:
 
 
 async def told(board: Board, task: Task) -> tuple[Origin, list[str]]:
-    """What the agent of its attempt is told now: whose words it is, then each part; "(platform)" is the platform's own."""
+    """Return the current prompt of the attempt's agent: its author, then each part. "(platform)" marks text of the
+    platform."""
     inside = Sandboxes()
     parts: Any = [board.database, inside, None, None, inside, inside, None, None, inside, None]
     async with board.database.reading() as session:
@@ -79,8 +80,8 @@ async def begun(board: Board) -> tuple[Task, Attempt]:
 
 
 @pytest.mark.parametrize("agent", [None, "codex", "opencode"])
-async def test_the_words_of_a_retry_are_told_to_whoever_goes_on(board: Board, agent: str | None) -> None:
-    """Also when nobody was prompted before, because the round failed before that."""
+async def test_retry_message_is_in_next_prompt(board: Board, agent: str | None) -> None:
+    """Even if no agent was prompted before, because the round failed earlier."""
     task, attempt = await begun(board)
     if agent is not None:
         await has_worked(board, attempt, agent)
@@ -95,9 +96,7 @@ async def test_the_words_of_a_retry_are_told_to_whoever_goes_on(board: Board, ag
 
 
 @pytest.mark.parametrize("agent", ["codex", "opencode"])
-async def test_what_is_sent_back_comes_with_the_task_for_an_agent_that_does_not_know_it(
-    board: Board, agent: str
-) -> None:
+async def test_feedback_includes_task_for_new_agent(board: Board, agent: str) -> None:
     task, attempt = await begun(board)
     await has_worked(board, attempt, "codex")
     await board.let(attempt, AttemptStatus.IN_REVIEW)

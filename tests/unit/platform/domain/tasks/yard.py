@@ -1,4 +1,4 @@
-"""A board with attempts behind it, and nobody who works on them: rounds are begun in a list."""
+"""A board with attempts that are not worked on: started rounds are recorded in a list."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class Board:
         return (await self.attempts.of_tasks([task.id]))[task.id][number - 1]
 
     async def let(self, attempt: Attempt, status: AttemptStatus) -> None:
-        """Its round is over in this way."""
+        """End the round of the attempt with this status."""
         async with self.database.transaction() as tx:
             row = await tx.session.get(Attempt, attempt.id)
             task = await tx.session.get(Task, attempt.task_id)

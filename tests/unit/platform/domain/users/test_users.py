@@ -24,7 +24,7 @@ from sandyard.platform.domain.users.tokens import instant
 from tests.unit.platform.world import PASSWORD, ROOT, World
 
 
-async def test_bootstrap_makes_one_admin_once(world: World) -> None:
+async def test_bootstrap_creates_one_admin_once(world: World) -> None:
     made = await asyncio.gather(*(world.users.bootstrap() for _ in range(5)))
     issued = [one for one in made if one is not None]
     assert len(issued) == 1 and re.fullmatch(r"sy_[a-z0-9]{40}", issued[0].value.reveal())
@@ -33,7 +33,7 @@ async def test_bootstrap_makes_one_admin_once(world: World) -> None:
     assert await world.users.bootstrap() is None
 
 
-async def test_nothing_secret_is_stored_or_told(world: World) -> None:
+async def test_secrets_are_not_stored_or_emitted(world: World) -> None:
     maria = await world.person("maria", password=PASSWORD)
     cookie = (await world.users.login(name="maria", password=PASSWORD)).value.reveal()
     ticket = (await world.users.create_ticket(maria.principal)).value.reveal()
@@ -46,7 +46,7 @@ async def test_nothing_secret_is_stored_or_told(world: World) -> None:
     assert kinds == ["user.created", "token.created"]
 
 
-async def test_members_administer_nobody(world: World) -> None:
+async def test_members_cannot_manage_users(world: World) -> None:
     maria, otto = await world.person("maria"), await world.person("otto")
     for refused in (
         world.users.list(maria.principal, PageRequest()),
@@ -60,7 +60,7 @@ async def test_members_administer_nobody(world: World) -> None:
     assert (await world.users.get(maria.principal, maria.principal.user_id)).name == "maria"
 
 
-async def test_names_are_unique_and_roles_known(world: World) -> None:
+async def test_rejects_duplicate_names_and_unknown_roles(world: World) -> None:
     maria, otto = await world.person("maria"), await world.person("otto")
     with pytest.raises(NameTakenError):
         await world.users.create(ROOT, "maria", "member")
@@ -73,7 +73,7 @@ async def test_names_are_unique_and_roles_known(world: World) -> None:
     assert (await world.users.get(ROOT, maria.principal.user_id)).name == "maria"
 
 
-async def test_the_last_admin_stays(world: World) -> None:
+async def test_keeps_last_admin(world: World) -> None:
     first, second = await world.person("first", "admin"), await world.person("second", "admin")
     await world.users.delete(ROOT, second.principal.user_id)
     for change in ({"disabled": True}, {"role": "member"}):
@@ -89,7 +89,7 @@ async def test_the_last_admin_stays(world: World) -> None:
     assert sorted(type(one).__name__ for one in outcomes) == ["LastAdminError", "User"]
 
 
-async def test_who_is_disabled_is_out_at_once(world: World) -> None:
+async def test_disabled_user_loses_access_at_once(world: World) -> None:
     maria = await world.person("maria", password=PASSWORD)
     cookie = (await world.users.login(token=maria.token)).value.reveal()
     ticket = (await world.users.create_ticket(maria.principal)).value.reveal()
@@ -102,10 +102,10 @@ async def test_who_is_disabled_is_out_at_once(world: World) -> None:
         await world.users.login(name="maria", password=PASSWORD)
     await world.users.update(ROOT, maria.principal.user_id, disabled=False)
     assert await world.users.by_token(maria.token)
-    assert await world.users.by_cookie(cookie) is None, "a login that ended stays ended"
+    assert await world.users.by_cookie(cookie) is None, "an ended login stays ended"
 
 
-async def test_a_new_password_ends_logins(world: World) -> None:
+async def test_changing_password_ends_logins(world: World) -> None:
     maria = await world.person("maria", password=PASSWORD)
     cookie = (await world.users.login(name="maria", password=PASSWORD)).value.reveal()
     await world.users.update(ROOT, maria.principal.user_id, password="another long one")
@@ -118,7 +118,7 @@ async def test_a_new_password_ends_logins(world: World) -> None:
         await world.users.login(name="maria", password="another long one")
 
 
-async def test_a_new_password_while_the_old_one_is_looked_at(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_password_changes_during_login(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     maria = await world.person("maria", password=PASSWORD)
     here, looking, changed = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
 
@@ -136,9 +136,7 @@ async def test_a_new_password_while_the_old_one_is_looked_at(world: World, monke
         await signing_in
 
 
-async def test_what_ends_while_it_is_looked_up_opens_nothing_afterwards(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_does_not_cache_revoked_credentials(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     maria = await world.person("maria", password=PASSWORD)
     cookie = (await world.users.login(name="maria", password=PASSWORD)).value.reveal()
     reading = world.database.reading
@@ -156,7 +154,7 @@ async def test_what_ends_while_it_is_looked_up_opens_nothing_afterwards(
             await end()
 
         monkeypatch.setattr(world.database, "reading", overtaken)
-        assert await look() is not None, "it came first"
+        assert await look() is not None, "the lookup came first"
         assert await look() is None
 
 
@@ -181,7 +179,7 @@ async def test_tokens_expire_and_are_revoked(world: World) -> None:
 
 
 @pytest.mark.parametrize("value", ["", "sy_", "sy_" + "a" * 39, "sy_" + "A" * 40, "x" * 10_000, "sy_\udc80", "sy_\0"])
-async def test_what_is_no_token_opens_nothing(world: World, value: str) -> None:
+async def test_rejects_invalid_tokens(world: World, value: str) -> None:
     assert await world.users.by_token(value) is None
     assert await world.users.by_cookie(value) is None
     assert await world.users.by_ticket(value) is None
@@ -206,7 +204,7 @@ async def test_last_use_is_written_once_a_minute(world: World) -> None:
     assert await last_used() == instant(world.clock)
 
 
-async def test_tickets_open_once_and_soon(world: World) -> None:
+async def test_tickets_are_single_use_and_expire(world: World) -> None:
     maria = await world.person("maria")
     ticket = (await world.users.create_ticket(maria.principal)).value.reveal()
     found = await asyncio.gather(*(world.users.by_ticket(ticket) for _ in range(5)))
@@ -239,7 +237,7 @@ async def test_logout_ends_one_login(world: World) -> None:
     assert await world.users.by_cookie(first) is None and await world.users.by_cookie(second)
 
 
-async def test_people_come_in_pages(world: World) -> None:
+async def test_pages_through_users(world: World) -> None:
     names = [f"p{number}" for number in range(7)]
     for name in names:
         await world.users.create(ROOT, name, "member")
@@ -255,7 +253,7 @@ async def test_people_come_in_pages(world: World) -> None:
     assert [user.id for user in seen] == sorted((user.id for user in seen), reverse=True)
 
 
-def test_passwords_have_their_own_salt() -> None:
+def test_passwords_are_salted() -> None:
     one, two = hash_password(PASSWORD), hash_password(PASSWORD)
     assert one != two and one.startswith("scrypt$16384$8$1$") and len(one) < 300
     assert check_password(PASSWORD, one) and check_password(PASSWORD, two)
@@ -265,8 +263,8 @@ def test_passwords_have_their_own_salt() -> None:
             hash_password(bad)
 
 
-def test_who_does_not_exist_takes_as_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same work, counted rather than timed."""
+def test_unknown_user_takes_same_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same work is done, counted rather than timed."""
     stored, work, real = hash_password(PASSWORD), [], hashlib.scrypt
 
     def counted(password: bytes, **parameters: Any) -> bytes:
@@ -278,8 +276,8 @@ def test_who_does_not_exist_takes_as_long(monkeypatch: pytest.MonkeyPatch) -> No
     assert len(work) == 2 and work[0] == work[1]
 
 
-async def test_a_ticket_is_as_good_as_what_it_was_made_with(world: World) -> None:
-    """What it opens ends with the token that it came from."""
+async def test_ticket_is_bound_to_its_token(world: World) -> None:
+    """Streams it opens end with the token it was created with."""
     maria = await world.person("maria")
     principal = await world.users.by_token(maria.token)
     assert principal is not None
@@ -291,9 +289,9 @@ async def test_a_ticket_is_as_good_as_what_it_was_made_with(world: World) -> Non
     assert not await stands(world.database, world.clock, found)
 
 
-async def test_a_lost_admin_token_is_replaced(world: World) -> None:
+async def test_replaces_lost_admin_token(world: World) -> None:
     first = await world.users.bootstrap()
     found = await world.users.by_token((await world.users.rescue()).value.reveal())
     assert found is not None and found.is_admin
     if first is not None:
-        assert await world.users.by_token(first.value.reveal()), "the old one goes on"
+        assert await world.users.by_token(first.value.reveal()), "the old token stays valid"

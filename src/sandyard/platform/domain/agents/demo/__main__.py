@@ -1,6 +1,6 @@
-"""The program: `python3 FILE`, which speaks ACP on its standard input and output."""
+"""The demo agent's program: `python3 FILE` speaks ACP on its standard input and output."""
 
-# Old Pythons.
+# This code runs on old versions of Python.
 # ruff: noqa: UP037
 
 import os
@@ -26,15 +26,15 @@ class Agent:
             {
                 "initialize": self._initialize,
                 "authenticate": lambda params: {},
-                "session/new": self._new,
-                "session/load": lambda params: self._again(params, replay=True),
-                "session/resume": lambda params: self._again(params, replay=False),
+                "session/new": self._new_session,
+                "session/load": lambda params: self._reopen_session(params, replay=True),
+                "session/resume": lambda params: self._reopen_session(params, replay=False),
                 "session/set_mode": self._set_mode,
                 "session/close": self._close,
             }
         )
         peer.slow["session/prompt"] = self._prompt
-        peer.notified["session/cancel"] = lambda params: self._known(params).cancel()
+        peer.notified["session/cancel"] = lambda params: self._get_conversation(params).cancel()
 
     def _initialize(self, params: "dict[str, Any]") -> "dict[str, Any]":
         capabilities = params.get("clientCapabilities")
@@ -51,36 +51,36 @@ class Agent:
             "authMethods": [],
         }
 
-    def _new(self, params: "dict[str, Any]") -> "dict[str, Any]":
-        conversation = Conversation(self._peer, _folder(params))
+    def _new_session(self, params: "dict[str, Any]") -> "dict[str, Any]":
+        conversation = Conversation(self._peer, _get_folder(params))
         self._conversations[conversation.name] = conversation
         conversation.keep({"folder": conversation.folder})
         return {"sessionId": conversation.name, "modes": conversation.modes()}
 
-    def _again(self, params: "dict[str, Any]", *, replay: bool) -> "dict[str, Any]":
+    def _reopen_session(self, params: "dict[str, Any]", *, replay: bool) -> "dict[str, Any]":
         name = known(params.get("sessionId"))
         there = self._conversations.get(name)
         if there is not None and there.busy:
-            raise RpcError(INVALID_REQUEST, "A turn of this session is under way.")
-        conversation = Conversation(self._peer, _folder(params), name)
+            raise RpcError(INVALID_REQUEST, "A turn of this session is already running.")
+        conversation = Conversation(self._peer, _get_folder(params), name)
         conversation.recall(replay=replay)
         self._conversations[name] = conversation
         return {"modes": conversation.modes()}
 
     def _set_mode(self, params: "dict[str, Any]") -> "dict[str, Any]":
-        self._known(params).change_mode(params.get("modeId"))
+        self._get_conversation(params).change_mode(params.get("modeId"))
         return {}
 
     def _close(self, params: "dict[str, Any]") -> "dict[str, Any]":
-        self._known(params).cancel()
+        self._get_conversation(params).cancel()
         del self._conversations[params["sessionId"]]
         return {}
 
     def _prompt(self, params: "dict[str, Any]") -> "Callable[[], dict[str, Any]]":
-        conversation = self._known(params)
-        texts = _texts(params.get("prompt"))
+        conversation = self._get_conversation(params)
+        texts = _parse_texts(params.get("prompt"))
         if conversation.busy:
-            raise RpcError(INVALID_REQUEST, "A turn of this session is under way.")
+            raise RpcError(INVALID_REQUEST, "A turn of this session is already running.")
         conversation.busy = True
         conversation.cancelled.clear()
 
@@ -96,24 +96,24 @@ class Agent:
 
         return work
 
-    def _known(self, params: "dict[str, Any]") -> Conversation:
+    def _get_conversation(self, params: "dict[str, Any]") -> Conversation:
         conversation = self._conversations.get(known(params.get("sessionId")))
         if conversation is None:
             raise RpcError(NOT_FOUND, "This session is not open: load it first.")
         return conversation
 
 
-def _folder(params: "dict[str, Any]") -> str:
+def _get_folder(params: "dict[str, Any]") -> str:
     folder = params.get("cwd")
     if not isinstance(folder, str):
-        raise RpcError(INVALID_PARAMS, "A session has a working folder, `cwd`.")
+        raise RpcError(INVALID_PARAMS, "`cwd` is required and must be a string.")
     return folder
 
 
-def _texts(blocks: Any) -> "list[Text]":
-    """What a prompt says, and the text of what is embedded in it. What no person wrote holds no instructions."""
+def _parse_texts(blocks: Any) -> "list[Text]":
+    """Return the texts of a prompt, including embedded ones. Only texts that a person wrote may contain instructions."""
     if not isinstance(blocks, list) or not all(isinstance(block, dict) for block in blocks):
-        raise RpcError(INVALID_PARAMS, "A prompt is a list of blocks.")
+        raise RpcError(INVALID_PARAMS, "`prompt` must be a list of content blocks.")
     texts: "list[Text]" = []
     for block in blocks:
         resource = block.get("resource")

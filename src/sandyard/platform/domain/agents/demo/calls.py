@@ -1,6 +1,6 @@
-"""Tool calls, as the client sees them."""
+"""Tool calls of the demo agent, as the client sees them."""
 
-# Old Pythons, plain os calls.
+# This code runs on old versions of Python and uses plain os calls.
 # ruff: noqa: UP037, PTH118
 
 import os

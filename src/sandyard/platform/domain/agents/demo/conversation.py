@@ -1,6 +1,6 @@
-"""One conversation with the demo agent, kept in a file so that it can be loaded again."""
+"""One conversation with the demo agent, stored in a file so that it can be loaded again."""
 
-# Old Pythons, plain os calls.
+# This code runs on old versions of Python and uses plain os calls.
 # ruff: noqa: UP037, PTH103, PTH110, PTH111, PTH112, PTH117, PTH118, PTH120, PTH123, PTH202
 
 import json
@@ -25,7 +25,7 @@ _ID = re.compile(r"demo-[0-9a-f]{32}")
 class Conversation:
     def __init__(self, peer: Peer, folder: str, name: str = "") -> None:
         if not os.path.isabs(folder) or not os.path.isdir(folder):
-            raise RpcError(INVALID_PARAMS, "The working folder is not there: " + repr(folder[:200]) + ".")
+            raise RpcError(INVALID_PARAMS, "The working folder does not exist: " + repr(folder[:200]) + ".")
         self.peer = peer
         self.folder = folder
         self.name = name or "demo-" + uuid.uuid4().hex
@@ -47,7 +47,7 @@ class Conversation:
         self.keep({"mode": mode})
 
     def change_fixes(self, fixes: "list[str]") -> None:
-        """Instructions to follow when something has failed."""
+        """Store the instructions to follow after a failure."""
         self.fixes = fixes
         self.keep({"fixes": fixes})
 
@@ -65,8 +65,8 @@ class Conversation:
             self.keep({"update": update})
 
     def keep(self, entry: "dict[str, Any]") -> None:
-        """What cannot be kept is missing when it is loaded, and nothing else comes of it."""
-        path = _file(self.name)
+        """Append an entry to the file. Errors are ignored: the entry will be missing when the conversation is loaded."""
+        path = _conversation_path(self.name)
         try:
             os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
             if not os.path.exists(path) or os.path.getsize(path) < LARGEST:
@@ -76,10 +76,10 @@ class Conversation:
             return
 
     def recall(self, *, replay: bool) -> None:
-        """What was said in an earlier life of the program, told again if `replay`."""
+        """Restore the state from the file, and repeat its updates to the client if `replay`."""
         try:
-            with open(_file(self.name), "rb") as file:
-                entries = [_entry(line) for line in file]
+            with open(_conversation_path(self.name), "rb") as file:
+                entries = [_parse_entry(line) for line in file]
         except OSError:
             raise RpcError(NOT_FOUND, "There is no session " + self.name + ".") from None
         for entry in entries:
@@ -94,19 +94,19 @@ class Conversation:
 
 
 def known(name: Any) -> str:
-    """A name that one of these may have. RpcError."""
+    """Return a valid conversation name. Raises RpcError."""
     if not isinstance(name, str) or not _ID.fullmatch(name):
         raise RpcError(NOT_FOUND, "There is no session " + repr(str(name)[:100]) + ".")
     return name
 
 
-def _file(name: str) -> str:
+def _conversation_path(name: str) -> str:
     return os.path.join(os.path.expanduser(FOLDER), name + ".jsonl")
 
 
-def _entry(line: bytes) -> "dict[str, Any]":
+def _parse_entry(line: bytes) -> "dict[str, Any]":
     try:
         entry = json.loads(line.decode("utf-8"))
-    except ValueError:  # the program was ended while it wrote
+    except ValueError:  # the program was ended during a write
         return {}
     return entry if isinstance(entry, dict) else {}

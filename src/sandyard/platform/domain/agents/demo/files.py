@@ -1,6 +1,6 @@
-"""The demo agent's hands: files below one folder, and commands in it."""
+"""Files and commands of the demo agent, within one folder."""
 
-# Old Pythons, plain os calls.
+# This code runs on old versions of Python and uses plain os calls.
 # ruff: noqa: PTH103, PTH107, PTH111, PTH113, PTH118, PTH119, PTH120, PTH123, PTH202, PTH206
 
 import contextlib
@@ -14,19 +14,19 @@ from typing import Any, Callable  # noqa: UP035
 
 LARGEST = 8 << 20
 KEPT = 32 << 10
-"""Of a command's output, so much of its beginning and so much of its end."""
+"""Bytes kept of the beginning of a command's output, and as many of its end."""
 LINGER = 0.3
-"""How long after a command's end those it has left behind may still write."""
+"""How long to read output of child processes after the command has ended."""
 GRACE = 2.0
 _running: "set[int]" = set()
 
 
 class WorkError(Exception):
-    """A sentence for whoever reads the transcript."""
+    """An error message for the reader of the transcript."""
 
 
 def inside(folder: str, path: str) -> str:
-    """The whole path. WorkError for one that leads out of the folder, or into the repository's own files."""
+    """Return the absolute path. Raises WorkError for a path outside of the folder or inside of `.git`."""
     root = os.path.realpath(folder)
     whole = os.path.join(root, os.path.expanduser(path) if path.startswith("~") else path)
     if path.endswith("/") or "\0" in path:
@@ -34,30 +34,30 @@ def inside(folder: str, path: str) -> str:
     parent = os.path.realpath(os.path.dirname(whole))
     final = os.path.join(parent, os.path.basename(whole))
     real = os.path.realpath(final)
-    if os.path.basename(whole) in ("", ".", "..") or not all(_below(root, one) for one in (final, real)):
-        raise WorkError(repr(path) + " is outside of the working folder, where I do nothing.")
+    if os.path.basename(whole) in ("", ".", "..") or not all(_is_below(root, one) for one in (final, real)):
+        raise WorkError(repr(path) + " is outside of the working folder.")
     if ".git" in os.path.relpath(real, root).split(os.sep):
-        raise WorkError(repr(path) + " belongs to git, which I leave alone.")
+        raise WorkError(repr(path) + " is inside of .git and cannot be changed.")
     return final
 
 
-def _below(root: str, path: str) -> bool:
+def _is_below(root: str, path: str) -> bool:
     return path.startswith(root.rstrip(os.sep) + os.sep)
 
 
 def content(path: str) -> "str | None":
-    """None: there is no such file. Bytes that are no UTF-8 survive being written back."""
+    """Return the text of a file, or None if it does not exist. Bytes that are not UTF-8 survive being written back."""
     try:
         if not os.path.isfile(path):
             if os.path.lexists(path):
                 raise WorkError(repr(path) + " is not a file.")
             return None
         if os.path.getsize(path) > LARGEST:
-            raise WorkError(repr(path) + " is larger than 8 MiB, which is too much for me.")
+            raise WorkError(repr(path) + " is larger than the limit of 8 MiB.")
         with open(path, encoding="utf-8", errors="surrogateescape", newline="") as file:
             return file.read()
     except OSError as error:
-        raise _failed(path, error) from None
+        raise _work_error(path, error) from None
 
 
 def write(path: str, text: str) -> None:
@@ -66,22 +66,22 @@ def write(path: str, text: str) -> None:
         with open(path, "w", encoding="utf-8", errors="surrogateescape", newline="") as file:
             file.write(text)
     except OSError as error:
-        raise _failed(path, error) from None
+        raise _work_error(path, error) from None
 
 
 def remove(path: str) -> None:
     try:
         os.remove(path)
     except OSError as error:
-        raise _failed(path, error) from None
+        raise _work_error(path, error) from None
 
 
-def _failed(path: str, error: OSError) -> WorkError:
+def _work_error(path: str, error: OSError) -> WorkError:
     return WorkError(repr(path) + ": " + (error.strerror or str(error)) + ".")
 
 
 class Output:
-    """The beginning and the end of what a command says."""
+    """Keep the beginning and the end of a command's output."""
 
     def __init__(self) -> None:
         self._head = b""
@@ -105,7 +105,7 @@ class Output:
 def run(
     argv: "list[str]", folder: str, cancelled: Event, progress: "Callable[[str], None]", envs: "dict[str, str]"
 ) -> "tuple[int, str]":
-    """Its exit code and output. Without an input; ended with its children when it is cancelled."""
+    """Run a command without input and return its exit code and output. If cancelled, end it with its children."""
     environment = dict(os.environ, **envs)
     try:
         child: Any = subprocess.Popen(
@@ -118,16 +118,16 @@ def run(
             start_new_session=True,
         )
     except OSError as error:
-        raise _failed(argv[0], error) from None
+        raise _work_error(argv[0], error) from None
     _running.add(child.pid)
     try:
-        return _followed(child, cancelled, progress)
+        return _follow_child(child, cancelled, progress)
     finally:
         _running.discard(child.pid)
         child.stdout.close()
 
 
-def _followed(child: Any, cancelled: Event, progress: "Callable[[str], None]") -> "tuple[int, str]":
+def _follow_child(child: Any, cancelled: Event, progress: "Callable[[str], None]") -> "tuple[int, str]":
     output, said, told, ended, asked = Output(), False, time.monotonic(), 0.0, 0.0
     with selectors.DefaultSelector() as selector:
         selector.register(child.stdout, selectors.EVENT_READ)
@@ -149,7 +149,7 @@ def _followed(child: Any, cancelled: Event, progress: "Callable[[str], None]") -
                 ended = ended or now
                 if now - ended > LINGER:
                     break
-    while child.poll() is None:  # it has closed its output, and works on
+    while child.poll() is None:  # it has closed its output but still runs
         if cancelled.wait(0.05):
             _signal(child.pid, signal.SIGKILL)
     return child.returncode, output.text

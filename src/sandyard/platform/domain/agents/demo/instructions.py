@@ -1,6 +1,6 @@
-"""What a prompt tells the demo agent to do: instructions, one a line."""
+"""Parse the instructions in a prompt, one per line."""
 
-# Old Pythons.
+# This code runs on old versions of Python.
 # ruff: noqa: UP037
 
 import re
@@ -39,7 +39,7 @@ _ESCAPES = {"n": "\n", "t": "\t", "\\": "\\"}
 
 
 class Step(NamedTuple):
-    """`path` is that of a file verb, `old` what `replace` looks for."""
+    """`path` is the file of a file instruction, `old` the text that `replace` searches for."""
 
     verb: str
     text: str = ""
@@ -48,82 +48,83 @@ class Step(NamedTuple):
 
 
 class Instructions(NamedTuple):
-    """`steps` in order; without any, it is all prose. `fixes`: the lines of those to follow when something fails."""
+    """`steps` are in order, and empty if the prompt is only prose. `fixes` are the lines to follow after a failure."""
 
     steps: "list[Step]"
     fixes: "list[str]"
 
 
 def read(prompt: str) -> Instructions:
-    """What is in a fenced block is the content of a file if it belongs to the line above, and quoted else."""
+    """Parse a prompt. A fenced block is the content of the file in the line above it; any other fenced block is
+    ignored."""
     steps: "list[Step]" = []
     fixes: "list[str]" = []
     lines = prompt.splitlines()
     at = 0
     while at < len(lines):
         if _FENCE.match(lines[at]):
-            at = _block(lines, at)[1]
+            at = _read_block(lines, at)[1]
             continue
-        line = _bare(lines[at])
+        line = _strip_markup(lines[at])
         at += 1
-        if line[1:2].isupper():  # `FAIL: test_login` is what a test runner prints
+        if line[1:2].isupper():  # output of a test runner, such as `FAIL: test_login`
             continue
         fix = _FIX.match(line)
         told = fix.group(1) if fix else line
         file = _FILE.match(told)
-        if fix and (file or _one(told)):
-            after = _block(lines, at)[1] if file and not file.group(7) else at
+        if fix and (file or _parse_line(told)):
+            after = _read_block(lines, at)[1] if file and not file.group(7) else at
             fixes += [told, *lines[at:after]]
             at = after
         elif file:
-            verb, path = file.group(1).lower(), _path(file.groups()[1:5])
+            verb, path = file.group(1).lower(), _first_group(file.groups()[1:5])
             colon, content = file.group(6), file.group(7)
             if not content:
-                block, after = _block(lines, at)
+                block, after = _read_block(lines, at)
                 if block is not None:
                     steps.append(Step(verb, block, path))
                     at = after
                 elif colon:
                     steps.append(Step(verb, "", path))
             elif colon:
-                steps.append(Step(verb, _unescaped(content), path))
+                steps.append(Step(verb, _unescape(content), path))
         else:
-            step = _one(line)
+            step = _parse_line(line)
             if step is not None:
                 steps.append(step)
     return Instructions(steps, fixes)
 
 
-def _one(line: str) -> "Step | None":
+def _parse_line(line: str) -> "Step | None":
     found = _REPLACE.match(line)
     if found:
-        old, new = _unescaped(found.group(5)), _unescaped(found.group(6) or "")
-        return Step("replace", new, _path(found.groups()[:4]), old)
+        old, new = _unescape(found.group(5)), _unescape(found.group(6) or "")
+        return Step("replace", new, _first_group(found.groups()[:4]), old)
     found = _DELETE.match(line)
     if found:
-        return Step("delete", "", _path(found.groups()))
+        return Step("delete", "", _first_group(found.groups()))
     found = _WORDS.match(line)
     if found:
         verb, text = found.group(1).lower(), found.group(2).strip()
-        return Step(verb, text if verb == "run" else _unescaped(text))
+        return Step(verb, text if verb == "run" else _unescape(text))
     found = _ALONE.match(line)
     return Step(found.group(1).lower()) if found else None
 
 
-def _bare(line: str) -> str:
-    """Without bullets and numbers, and without backticks around all of it."""
+def _strip_markup(line: str) -> str:
+    """Strip bullets, numbers, and backticks around the whole line."""
     line = _LEAD.sub("", line, count=1).rstrip()
     if len(line) > 2 and line[0] == line[-1] == "`" and line.count("`") == 2:
         line = line[1:-1].strip()
     return line
 
 
-def _path(groups: "tuple[str | None, ...]") -> str:
+def _first_group(groups: "tuple[str | None, ...]") -> str:
     return next(group for group in groups if group)
 
 
-def _block(lines: "list[str]", at: int) -> "tuple[str | None, int]":
-    """What is in the fenced block that begins at the next line with something in it, and the line behind it."""
+def _read_block(lines: "list[str]", at: int) -> "tuple[str | None, int]":
+    """Return the content of the fenced block that starts at the next non-empty line, and the line after it."""
     while at < len(lines) and not lines[at].strip():
         at += 1
     fence = _FENCE.match(lines[at]) if at < len(lines) else None
@@ -139,5 +140,5 @@ def _block(lines: "list[str]", at: int) -> "tuple[str | None, int]":
     return "".join(one + "\n" for one in inside), len(lines)
 
 
-def _unescaped(text: str) -> str:
+def _unescape(text: str) -> str:
     return _ESCAPE.sub(lambda found: _ESCAPES[found.group(1)], text)

@@ -1,6 +1,6 @@
-"""JSON-RPC in lines over standard input and output, both ways."""
+"""JSON-RPC in lines over standard input and output, in both directions."""
 
-# Old Pythons.
+# This code runs on old versions of Python.
 # ruff: noqa: UP037
 
 import json
@@ -22,8 +22,11 @@ class RpcError(Exception):
 
 
 class Peer:
-    """`quick` methods are answered before the next line is read. Of `slow` ones only the beginning is made before it: what they
-    give back does the work, in a thread of its own."""
+    """Serve JSON-RPC methods and send requests.
+
+    `quick` methods are answered before the next line is read. `slow` methods are called before it too, and return a
+    function that does the work in its own thread.
+    """
 
     def __init__(self) -> None:
         self.quick: "dict[str, Callable[[dict[str, Any]], Any]]" = {}
@@ -38,7 +41,7 @@ class Peer:
         self._waiting: "dict[int, dict[str, Any] | None]" = {}
 
     def serve(self) -> None:
-        """Until the other side closes."""
+        """Read lines until the client closes its side."""
         while not self.frozen.is_set():
             line = self._input.readline(LONGEST + 1)
             if not line:
@@ -48,16 +51,16 @@ class Peer:
             if len(line) > LONGEST:
                 while line and not line.endswith(b"\n"):
                     line = self._input.readline(1 << 20)
-                self._refuse(None, INVALID_REQUEST, "The line is longer than 50 MiB.")
+                self._send_error(None, INVALID_REQUEST, "The line is longer than 50 MiB.")
             elif line.strip():
-                self._take(line)
+                self._handle_line(line)
         threading.Event().wait()
 
     def notify(self, method: str, params: "dict[str, Any]") -> None:
         self._send({"method": method, "params": params})
 
     def request(self, method: str, params: "dict[str, Any]", cancelled: threading.Event) -> "dict[str, Any] | None":
-        """The answer's result; None when it was cancelled before an answer came. RpcError."""
+        """Send a request and return its result, or None if it was cancelled before the answer. Raises RpcError."""
         with self._news:
             number = self._next
             self._next += 1
@@ -77,18 +80,18 @@ class Peer:
         return result if isinstance(result, dict) else {}
 
     def wake(self) -> None:
-        """Whoever waits for an answer looks whether they are cancelled."""
+        """Let all waiting requests check whether they are cancelled."""
         with self._news:
             self._news.notify_all()
 
-    def _take(self, line: bytes) -> None:
+    def _handle_line(self, line: bytes) -> None:
         try:
             message = json.loads(line.decode("utf-8"))
         except (ValueError, RecursionError):
-            self._refuse(None, PARSE_ERROR, "This is not JSON.")
+            self._send_error(None, PARSE_ERROR, "This is not JSON.")
             return
         if not isinstance(message, dict):
-            self._refuse(None, INVALID_REQUEST, "This is no JSON-RPC message.")
+            self._send_error(None, INVALID_REQUEST, "This is not a JSON-RPC message.")
             return
         method, number = message.get("method"), message.get("id")
         if method is None:
@@ -102,18 +105,18 @@ class Peer:
             params = {}
         if not isinstance(method, str) or not isinstance(params, dict):
             if "id" in message:
-                self._refuse(number, INVALID_PARAMS, "The method's name or its parameters are not valid.")
+                self._send_error(number, INVALID_PARAMS, "The method's name or its parameters are not valid.")
         elif "id" not in message:
             if method in self.notified:
-                self._guarded(None, lambda: self.notified[method](params))
+                self._run_guarded(None, lambda: self.notified[method](params))
         elif method in self.quick:
-            self._guarded(message, lambda: self.quick[method](params))
+            self._run_guarded(message, lambda: self.quick[method](params))
         elif method in self.slow:
-            self._guarded(message, lambda: self.slow[method](params), slow=True)
+            self._run_guarded(message, lambda: self.slow[method](params), slow=True)
         else:
-            self._refuse(number, METHOD_NOT_FOUND, "There is no method " + repr(method[:100]) + ".")
+            self._send_error(number, METHOD_NOT_FOUND, "There is no method " + repr(method[:100]) + ".")
 
-    def _guarded(self, request: "dict[str, Any] | None", work: "Callable[[], Any]", *, slow: bool = False) -> None:
+    def _run_guarded(self, request: "dict[str, Any] | None", work: "Callable[[], Any]", *, slow: bool = False) -> None:
         try:
             result = work()
         except RpcError as error:
@@ -123,14 +126,14 @@ class Peer:
             failure = RpcError(INTERNAL_ERROR, "The demo agent failed: " + repr(error))
         else:
             if slow:
-                threading.Thread(target=self._guarded, args=(request, result), daemon=True).start()
+                threading.Thread(target=self._run_guarded, args=(request, result), daemon=True).start()
             elif request is not None:
                 self._send({"id": request["id"], "result": result})
             return
         if request is not None:
-            self._refuse(request["id"], failure.code, failure.message)
+            self._send_error(request["id"], failure.code, failure.message)
 
-    def _refuse(self, number: Any, code: int, words: str) -> None:
+    def _send_error(self, number: Any, code: int, words: str) -> None:
         self._send({"id": number, "error": {"code": code, "message": words}})
 
     def _send(self, message: "dict[str, Any]") -> None:
@@ -141,4 +144,4 @@ class Peer:
                 while data:
                     data = data[self._output.write(data) or 0 :]
         except OSError:
-            os._exit(0)  # nobody listens any more
+            os._exit(0)  # the client has closed the pipe

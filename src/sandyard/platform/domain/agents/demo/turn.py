@@ -1,6 +1,6 @@
-"""One prompt, and what the demo agent does about it."""
+"""Handle one prompt of the demo agent."""
 
-# Old Pythons, plain os calls.
+# This code runs on old versions of Python and uses plain os calls.
 # ruff: noqa: UP037
 
 import os
@@ -28,30 +28,31 @@ _OPTIONS = [
 _QUIET = {"GIT_TERMINAL_PROMPT": "0", "GIT_EDITOR": "true", "PAGER": "cat", "GIT_PAGER": "cat"}
 
 
-class Cancelled(Exception):  # noqa: N818 - no failure
+class Cancelled(Exception):  # noqa: N818 - not a failure
     pass
 
 
-class Refused(Exception):  # noqa: N818 - no failure
-    """Somebody has said no: what follows is left undone."""
+class Refused(Exception):  # noqa: N818 - not a failure
+    """Permission was denied: the remaining steps are skipped."""
 
 
-class Ended(Exception):  # noqa: N818 - no failure
+class Ended(Exception):  # noqa: N818 - not a failure
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
         self.reason = reason
 
 
-class Nothing(Exception):  # noqa: N818 - no failure
+class Nothing(Exception):  # noqa: N818 - not a failure
     """There is nothing to commit."""
 
 
-class Failed(Exception):  # noqa: N818 - its tool call has ended
+class Failed(Exception):  # noqa: N818 - the tool call has already ended
     pass
 
 
 class Text(NamedTuple):
-    """A text of a prompt. `personal`: written by a person, and so it may hold instructions. `failure`: tells what is to be fixed."""
+    """A text of a prompt. `personal`: a person wrote it, so it may contain instructions. `failure`: it describes what
+    to fix."""
 
     text: str
     personal: bool = True
@@ -68,94 +69,95 @@ class Turn:
         self._did: "list[str]" = []
 
     def run(self, texts: "list[Text]") -> str:
-        """The stop reason. RpcError when the prompt says so. What is behind the first text only explains it."""
+        """Handle a prompt and return the stop reason. Raises RpcError if an instruction says so.
+
+        Without instructions, only the first text is answered; the others only explain it.
+        """
         conversation = self._conversation
         found = read("\n".join(text.text for text in texts if text.personal))
         if found.fixes:
             conversation.change_fixes(found.fixes)
         try:
             if found.steps:
-                self._follow(found.steps, "")
+                self._follow_steps(found.steps, "")
             elif any(text.failure for text in texts):
-                self._fix()
+                self._follow_fixes()
             elif found.fixes:
                 self.say(MARK + "Noted what to do when the check fails.\n")
             else:
-                self._prose(texts[0].text if texts else "")
+                self._answer_prose(texts[0].text if texts else "")
         except Cancelled:
             return "cancelled"
         except Ended as end:
             return end.reason
         return "end_turn"
 
-    def _follow(self, steps: "list[Step]", why: str) -> None:
+    def _follow_steps(self, steps: "list[Step]", why: str) -> None:
         count = "1 instruction" if len(steps) == 1 else str(len(steps)) + " instructions"
         self.say(MARK + why + "Following " + count + ".\n")
-        self._all(steps)
+        self._run_steps(steps)
 
-    def _fix(self) -> None:
-        """What was written down for this, once."""
+    def _follow_fixes(self) -> None:
+        """Follow the stored `fix:` instructions once."""
         steps = read("\n".join(self._conversation.fixes)).steps
         if not steps:
-            self.say(
-                MARK + "Something failed, and I have no (further) `fix:` instruction. I leave everything as it is.\n"
-            )
+            self.say(MARK + "Something failed, and I have no (further) `fix:` instruction. I changed nothing.\n")
             return
         self._conversation.change_fixes([])
-        self._follow(steps, "Something failed. ")
+        self._follow_steps(steps, "Something failed. ")
 
-    def _all(self, steps: "list[Step]") -> None:
+    def _run_steps(self, steps: "list[Step]") -> None:
         for number, step in enumerate(steps):
-            self._check()
+            self._raise_if_cancelled()
             try:
-                self._do(step)
+                self._run_step(step)
             except Refused as refused:
                 left = len(steps) - number - 1
                 rest = " The " + str(left) + " after it are skipped." if left else ""
                 self.say("Refused: " + str(refused) + "." + rest + "\n")
                 return
             if step.verb != "plan":
-                self._advance()
-        self._advance(all_of_it=True)
+                self._advance_plan()
+        self._advance_plan(all_of_it=True)
         if self._did:
             self.say("Done: " + "; ".join(self._did) + ".\n")
 
-    def _do(self, step: Step) -> None:
-        answered = step._replace(**{name: self._filled(getattr(step, name)) for name in ("text", "path", "old")})
+    def _run_step(self, step: Step) -> None:
+        answered = step._replace(**{name: self._fill_answer(getattr(step, name)) for name in ("text", "path", "old")})
         getattr(self, "_" + step.verb)(answered)
 
-    def _filled(self, text: str) -> str:
+    def _fill_answer(self, text: str) -> str:
         return text.replace("{answer}", self._conversation.answer)
 
-    # what it says --------------------------------------------------------------------------------------------------
+    # messages ------------------------------------------------------------------------------------------------------
 
     def say(self, text: str) -> None:
-        self._chunks("agent_message_chunk", text)
+        self._send_chunks("agent_message_chunk", text)
 
     def _say(self, step: Step) -> None:
         self.say(step.text + "\n")
 
     def _think(self, step: Step) -> None:
-        self._chunks("agent_thought_chunk", step.text)
+        self._send_chunks("agent_thought_chunk", step.text)
 
-    def _chunks(self, kind: str, text: str) -> None:
+    def _send_chunks(self, kind: str, text: str) -> None:
         for at in range(0, len(text), 2000):
             chunk = {"type": "text", "text": text[at : at + 2000]}
             self._conversation.update({"sessionUpdate": kind, "content": chunk})
 
     def _plan(self, step: Step) -> None:
         self._entries, self._planned = [one.strip() for one in step.text.split(";") if one.strip()], 0
-        self._tell_plan()
+        self._send_plan()
 
-    def _advance(self, *, all_of_it: bool = False) -> None:
-        """Each thing that is done counts for an entry of the plan; at the end all are."""
+    def _advance_plan(self, *, all_of_it: bool = False) -> None:
+        """Complete one entry of the plan, or all of them at the end."""
         last = len(self._entries)
         now = last if all_of_it else min(self._planned + 1, max(last - 1, 0))
         if self._entries and now != self._planned:
             self._planned = now
-            self._tell_plan()
+            self._send_plan()
 
-    def _tell_plan(self) -> None:
+    def _send_plan(self) -> None:
         entries = []
         for number, text in enumerate(self._entries):
             ahead = "in_progress" if number == self._planned else "pending"
@@ -163,34 +165,33 @@ class Turn:
             entries.append({"content": text, "priority": "medium", "status": status})
         self._conversation.update({"sessionUpdate": "plan", "entries": entries})
 
-    def _prose(self, prompt: str) -> None:
+    def _answer_prose(self, prompt: str) -> None:
         self.say(
-            MARK
-            + "I am the demo agent: there is no model behind me, and I cannot understand this. What I can do is follow "
-            "instructions, one a line:\n\n" + "".join("    " + line + "\n" for line in HELP.splitlines()) + "\n"
+            MARK + "I am the demo agent: I have no model and cannot understand this. I can follow "
+            "instructions, one per line:\n\n" + "".join("    " + line + "\n" for line in HELP.splitlines()) + "\n"
         )
         words = prompt.strip()
         words = words if len(words) <= QUOTED else words[:QUOTED] + " …"
         quoted = "".join("> " + line + "\n" if line.strip() else ">\n" for line in words.splitlines())
         try:
-            self._note(quoted or "> (nothing)\n")
+            self._write_note(quoted or "> (nothing)\n")
         except Refused as refused:
             self.say("Refused: " + str(refused) + ".\n")
             return
         if self._did:
-            self.say("So that there is something to see, I wrote what you asked for into " + NOTE + ".\n")
+            self.say("As a demonstration, I wrote your prompt to " + NOTE + ".\n")
 
-    def _note(self, text: str) -> None:
+    def _write_note(self, text: str) -> None:
         def change(before: "str | None") -> str:
             return (before.rstrip("\n") + "\n\n" if before else "# What the demo agent was asked\n\n") + text
 
-        self._edit("Write into " + NOTE, NOTE, change, "wrote into " + NOTE)
+        self._edit_file("Write into " + NOTE, NOTE, change, "wrote into " + NOTE)
 
     # files ---------------------------------------------------------------------------------------------------------
 
     def _create(self, step: Step) -> None:
         text = step.text if not step.text or step.text.endswith("\n") else step.text + "\n"
-        self._edit("Create " + step.path, step.path, lambda before: text, "created " + step.path)
+        self._edit_file("Create " + step.path, step.path, lambda before: text, "created " + step.path)
 
     def _append(self, step: Step) -> None:
         text = step.text if step.text.endswith("\n") else step.text + "\n"
@@ -199,7 +200,7 @@ class Turn:
             gap = "\n" if before and not before.endswith("\n") else ""
             return (before or "") + gap + text
 
-        self._edit("Append to " + step.path, step.path, change, "appended to " + step.path)
+        self._edit_file("Append to " + step.path, step.path, change, "appended to " + step.path)
 
     def _replace(self, step: Step) -> None:
         def change(before: "str | None") -> str:
@@ -209,7 +210,7 @@ class Turn:
                 raise WorkError(repr(step.old[:200]) + " is not in " + repr(step.path) + ".")
             return before.replace(step.old, step.text, 1)
 
-        self._edit("Replace in " + step.path, step.path, change, "changed " + step.path)
+        self._edit_file("Replace in " + step.path, step.path, change, "changed " + step.path)
 
     def _delete(self, step: Step) -> None:
         def work(call: Call) -> None:
@@ -217,11 +218,13 @@ class Turn:
             files.remove(path)
             call.end(text="Deleted.")
 
-        self._tool(
-            self._call("Delete " + step.path, "delete", {"path": step.path}, step.path), work, "deleted " + step.path
+        self._run_tool(
+            self._make_call("Delete " + step.path, "delete", {"path": step.path}, step.path),
+            work,
+            "deleted " + step.path,
         )
 
-    def _edit(self, title: str, path: str, change: "Callable[[str | None], str]", did: str) -> None:
+    def _edit_file(self, title: str, path: str, change: "Callable[[str | None], str]", did: str) -> None:
         def work(call: Call) -> None:
             whole = files.inside(self._conversation.folder, path)
             before = files.content(whole)
@@ -232,7 +235,7 @@ class Turn:
             else:
                 call.end(text=str(len(after)) + " characters written.")
 
-        self._tool(self._call(title, "edit", {"path": path}, path), work, did)
+        self._run_tool(self._make_call(title, "edit", {"path": path}, path), work, did)
 
     # commands ------------------------------------------------------------------------------------------------------
 
@@ -240,29 +243,31 @@ class Turn:
         shell = shutil.which("bash") or "/bin/sh"
 
         def work(call: Call) -> None:
-            self._command(call, [shell, "-c", step.text])
+            self._run_command(call, [shell, "-c", step.text])
 
-        self._tool(self._call(step.text, "execute", {"command": step.text}), work, "ran `" + step.text + "`")
+        self._run_tool(self._make_call(step.text, "execute", {"command": step.text}), work, "ran `" + step.text + "`")
 
     def _commit(self, step: Step) -> None:
         message = step.text or "Work of the demo agent"
 
         def work(call: Call) -> None:
-            self._command(call, ["git", "add", "-A"], last=False)
+            self._run_command(call, ["git", "add", "-A"], last=False)
             if self._succeeds(["git", "diff", "--cached", "--quiet"]):
                 call.end(text="There is nothing to commit.")
                 raise Nothing
             named = self._succeeds(["git", "config", "user.email"])
             who = [] if named else ["-c", "user.name=Demo agent", "-c", "user.email=demo@localhost"]
-            self._command(call, ["git", *who, "commit", "-q", "-m", message])
+            self._run_command(call, ["git", *who, "commit", "-q", "-m", message])
 
-        self._tool(self._call("Commit: " + message.splitlines()[0], "execute", {"message": message}), work, "committed")
+        self._run_tool(
+            self._make_call("Commit: " + message.splitlines()[0], "execute", {"message": message}), work, "committed"
+        )
 
-    def _command(self, call: Call, argv: "list[str]", *, last: bool = True) -> None:
-        """Ends the call if it was the last of it, or failed."""
+    def _run_command(self, call: Call, argv: "list[str]", *, last: bool = True) -> None:
+        """Run a command. Ends the call if this is its last command, or if it failed."""
         conversation = self._conversation
         code, output = files.run(argv, conversation.folder, conversation.cancelled, call.progress, _QUIET)
-        self._check()
+        self._raise_if_cancelled()
         raw = {"exitCode": code}
         if code != 0:
             words = output.rstrip("\n")
@@ -275,9 +280,9 @@ class Turn:
         folder, cancelled = self._conversation.folder, self._conversation.cancelled
         return files.run(argv, folder, cancelled, lambda text: None, _QUIET)[0] == 0
 
-    def _tool(self, call: Call, work: "Callable[[Call], None]", did: str) -> None:
+    def _run_tool(self, call: Call, work: "Callable[[Call], None]", did: str) -> None:
         try:
-            self._require(call)
+            self._require_permission(call)
             call.begin()
             work(call)
         except Nothing:
@@ -286,7 +291,7 @@ class Turn:
             self.say(str(failed) + ".\n")
         except WorkError as error:
             call.end("failed", text=str(error))
-            self.say("This did not work: " + str(error) + "\n")
+            self.say("Failed: " + str(error) + "\n")
         except (Refused, Cancelled):
             if not call.ended:
                 call.end("failed", text="Not done.")
@@ -294,78 +299,80 @@ class Turn:
         else:
             self._did.append(did)
 
-    def _call(self, title: str, kind: str, raw: "dict[str, Any]", path: "str | None" = None) -> Call:
+    def _make_call(self, title: str, kind: str, raw: "dict[str, Any]", path: "str | None" = None) -> Call:
         return Call(self._conversation, title, kind, raw, path)
 
-    def _require(self, call: Call) -> None:
-        if self._conversation.mode == ASK and not self._allowed(call.about(), call.kind):
+    def _require_permission(self, call: Call) -> None:
+        if self._conversation.mode == ASK and not self._is_allowed(call.about(), call.kind):
             raise Refused(call.title)
 
-    # people --------------------------------------------------------------------------------------------------------
+    # requests to people --------------------------------------------------------------------------------------------
 
     def _ask(self, step: Step) -> None:
-        answer = self._by_form(step.text) if self._forms else self._by_choice(step.text)
+        answer = self._ask_by_form(step.text) if self._forms else self._ask_by_choice(step.text)
         self._conversation.answer = answer
         self._conversation.keep({"answer": answer})
         self.say("The answer to " + repr(step.text) + " is: " + answer + "\n")
 
-    def _by_form(self, question: str) -> str:
+    def _ask_by_form(self, question: str) -> str:
         field = {"type": "string", "title": question}
         schema = {"type": "object", "properties": {"answer": field}, "required": ["answer"]}
-        told = self._request("elicitation/create", {"mode": "form", "message": question, "requestedSchema": schema})
+        told = self._send_request(
+            "elicitation/create", {"mode": "form", "message": question, "requestedSchema": schema}
+        )
         given = told.get("content")
         if told.get("action") == "accept" and isinstance(given, dict):
             return str(given.get("answer", ""))
         return "(declined)" if told.get("action") == "decline" else "(no answer)"
 
-    def _by_choice(self, question: str) -> str:
+    def _ask_by_choice(self, question: str) -> str:
         options = [
             {"optionId": "yes", "name": "Yes", "kind": "allow_once"},
             {"optionId": "no", "name": "No", "kind": "reject_once"},
         ]
         call = {"toolCallId": self._conversation.next_call(), "title": question, "kind": "other", "status": "pending"}
-        return self._chosen(call, options) or "(no answer)"
+        return self._request_choice(call, options) or "(no answer)"
 
     def _permit(self, step: Step) -> None:
-        call = self._call(step.text, "other", {})
-        if not self._allowed(call.about(), "permit " + step.text):
+        call = self._make_call(step.text, "other", {})
+        if not self._is_allowed(call.about(), "permit " + step.text):
             call.end("failed", text="Refused.")
             raise Refused(step.text)
         call.end(text="Allowed.")
         self._did.append("was allowed: " + step.text)
 
-    def _allowed(self, call: "dict[str, Any]", subject: str) -> bool:
-        """What was decided for always is not asked again."""
+    def _is_allowed(self, call: "dict[str, Any]", subject: str) -> bool:
+        """Return whether this is allowed. A permanent decision is not asked for again."""
         decided = self._conversation.decided
         if subject not in decided:
-            chosen = self._chosen(call, _OPTIONS)
+            chosen = self._request_choice(call, _OPTIONS)
             if chosen not in ("always", "never"):
                 return chosen == "allow"
             decided[subject] = chosen == "always"
         return decided[subject]
 
-    def _chosen(self, call: "dict[str, Any]", options: "list[dict[str, str]]") -> str:
-        """The id of an option; empty: none."""
-        told = self._request("session/request_permission", {"toolCall": call, "options": options})
+    def _request_choice(self, call: "dict[str, Any]", options: "list[dict[str, str]]") -> str:
+        """Return the id of the chosen option, or an empty string."""
+        told = self._send_request("session/request_permission", {"toolCall": call, "options": options})
         outcome = told.get("outcome")
         if not isinstance(outcome, dict) or outcome.get("outcome") != "selected":
             return ""
         return str(outcome.get("optionId", ""))
 
-    def _request(self, method: str, params: "dict[str, Any]") -> "dict[str, Any]":
+    def _send_request(self, method: str, params: "dict[str, Any]") -> "dict[str, Any]":
         conversation = self._conversation
         try:
             told = conversation.peer.request(method, dict(params, sessionId=conversation.name), conversation.cancelled)
         except RpcError as error:
-            self._check()
-            self.say("Nobody could be asked: " + error.message + "\n")
+            self._raise_if_cancelled()
+            self.say("The request failed: " + error.message + "\n")
             return {}
-        self._check()
+        self._raise_if_cancelled()
         return told or {}
 
-    # how it ends ---------------------------------------------------------------------------------------------------
+    # ending --------------------------------------------------------------------------------------------------------
 
-    def _check(self) -> None:
+    def _raise_if_cancelled(self) -> None:
         if self._conversation.cancelled.is_set():
             raise Cancelled
 
@@ -373,10 +380,10 @@ class Turn:
         try:
             seconds = float(step.text.split()[0].rstrip("s"))
         except (ValueError, IndexError):
-            self.say("I do not know how long to sleep: " + repr(step.text) + ".\n")
+            self.say("Invalid number of seconds: " + repr(step.text) + ".\n")
             return
         self._conversation.cancelled.wait(min(max(seconds, 0.0), 86400.0))
-        self._check()
+        self._raise_if_cancelled()
 
     def _fail(self, step: Step) -> None:
         raise RpcError(INTERNAL_ERROR, step.text or "The demo agent was told to fail.")

@@ -1,4 +1,4 @@
-"""The agents that come with the platform, a module for each."""
+"""The built-in agents, one module each."""
 
 from __future__ import annotations
 
@@ -11,4 +11,4 @@ from sandyard.platform.domain.agents.profiles.opencode import OPENCODE
 
 _ALL: tuple[Profile, ...] = (OPENCODE, CLAUDE, CODEX, GEMINI, DEMO)
 BUILT_IN: dict[str, Profile] = {profile.name: profile for profile in _ALL}
-"""By name, in the order in which people see them."""
+"""By name, in the order in which they are shown."""

@@ -1,4 +1,4 @@
-"""What the built-in agents' profiles are made of."""
+"""Building blocks for the profiles of built-in agents."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from pathlib import Path
 from sandyard.platform.domain.agents.model import Install, Launch, LaunchWish, ModelApi
 
 AGENTS = ".sandyard/agents"
-"""Below the home of a sandbox's user: what was installed, a folder for each program and version."""
+"""Where agents are installed below the home folder: one folder per program and version."""
 NODE = "24.21.0"
-"""The Node that is installed beside a program which finds too old a one."""
+"""The version of Node that is installed for a program if the sandbox's Node is too old."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuiltIn:
-    """A profile that comes with the platform. `start` makes the command line."""
+    """A profile that comes with the platform. `start` builds the command line."""
 
     name: str
     title: str
@@ -37,7 +37,7 @@ class BuiltIn:
 
 
 def read_lock(name: str) -> str:
-    """The package-lock.json that comes with the platform under this name, made by `scripts/agent-locks`."""
+    """Return the package-lock.json that comes with the platform under this name, made by `scripts/agent-locks`."""
     lock = json.loads((Path(__file__).parents[1] / "locks" / f"{name}.json").read_text())
     return json.dumps(lock, separators=(",", ":"))
 
@@ -52,50 +52,52 @@ def npm_install(
     node: int = 20,
     timeout_s: float = 900,
 ) -> Install:
-    """A program from npm, at exactly this version, in a folder of its own below the user's home: `npm_program` is its path.
+    """Install exactly this version of a program from npm, in its own folder below the home folder. `npm_program`
+    returns its path.
 
-    `lock` is a package-lock.json: what it names is installed, each as its digest says, and nothing else; no script of a package is
-    run. `script`: the one of the program's own that is needed all the same. The registry is npm's own setting or
-    `npm_config_registry`. Where the sandbox's Node is older than `node`, a newer one is installed beside it, for this program alone.
-    All of these are the platform's own words, never somebody's input."""
-    folder = f'"$HOME"/{shlex.quote(_folder(package, version))}'
+    `lock` is a package-lock.json: only what it names is installed, verified by digest, and no package scripts are run.
+    `script` is the one script of the program itself that is needed nevertheless. The registry is npm's own setting or
+    `npm_config_registry`. If the sandbox's Node is older than `node`, a newer one is installed for this program alone.
+    All arguments come from the platform, never from user input.
+    """
+    folder = f'"$HOME"/{shlex.quote(_program_folder(package, version))}'
     program = f"{folder}/bin/{shlex.quote(binary)}"
-    text = _NPM.format(
+    text = _NPM_SCRIPT.format(
         folder=folder,
         program=program,
         package=package,
-        manifest=shlex.quote(_manifest(lock)),
+        manifest=shlex.quote(_build_manifest(lock)),
         lock=shlex.quote(lock),
         run=f"(cd {shlex.quote(f'node_modules/{package}')} && node {shlex.quote(script)})" if script else "true",
         binary=shlex.quote(binary),
         node=node,
-        newer=shlex.quote(_manifest(_NODE_LOCK)),
+        newer=shlex.quote(_build_manifest(_NODE_LOCK)),
         newer_lock=shlex.quote(_NODE_LOCK),
     )
     return Install(version, ("bash", "-c", f"test -x {program}"), text, timeout_s)
 
 
 def npm_program(home: str, package: str, version: str, binary: str) -> str:
-    """Where `npm_install` puts it."""
-    return f"{home}/{_folder(package, version)}/bin/{binary}"
+    """Return the path where `npm_install` puts the program."""
+    return f"{home}/{_program_folder(package, version)}/bin/{binary}"
 
 
-def _manifest(lock: str) -> str:
-    """The package.json that a lock is of."""
+def _build_manifest(lock: str) -> str:
+    """Return the package.json that belongs to a lock."""
     return json.dumps({"private": True, **json.loads(lock)["packages"][""]}, separators=(",", ":"))
 
 
-def _folder(package: str, version: str) -> str:
+def _program_folder(package: str, version: str) -> str:
     return f"{AGENTS}/{package.lstrip('@').replace('/', '-')}-{version}"
 
 
 _NODE_LOCK = read_lock("node")
 
-# What starts the program is written last, and whole: where it is, everything is.
-_NPM = """\
+# The start script is written last and atomically: if it exists, the installation is complete.
+_NPM_SCRIPT = """\
 folder={folder} program={program} binary={binary}
 if ! command -v npm >/dev/null || ! command -v node >/dev/null; then
-  echo "There is no Node with npm in this sandbox, which {package} is installed with. Use a template that has them." >&2
+  echo "Installing {package} requires Node with npm, which this sandbox does not have. Use a template that includes them." >&2
   exit 1
 fi
 found=$(node -p 'process.versions.node.split(".")[0]') || exit 1
@@ -111,7 +113,7 @@ install_locked "$folder" {manifest} {lock} || exit 1
 PATH="$folder/node/node_modules/.bin:$PATH"
 (cd "$folder" && {run}) || exit 1
 if ! [ -x "$folder/node_modules/.bin/$binary" ]; then
-  echo "{package} is installed, and has no program $binary." >&2
+  echo "{package} was installed but does not contain the program $binary." >&2
   exit 1
 fi
 {{

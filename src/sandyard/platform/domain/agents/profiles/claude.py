@@ -1,4 +1,4 @@
-"""Anthropic's Claude Code, through its adapter for ACP."""
+"""Anthropic's Claude Code, through its ACP adapter."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ QUIET = {
     "DISABLE_TELEMETRY": "1",
     "DISABLE_ERROR_REPORTING": "1",
 }
-"""It calls its model only for the task: no telemetry, no updates, no suggestions for the next prompt."""
+"""Call the model only for the task: no telemetry, no updates, no suggestions for the next prompt."""
 ASKED = (
     "Agent Bash BashOutput Edit Glob Grep KillShell LSP ListMcpResourcesTool Monitor NotebookEdit NotebookRead Read "
     "ReadMcpResourceTool Skill Task WebFetch WebSearch Write"
 ).split()
-"""Its tools that read, change or run something. A rule to ask wins over one to allow, whatever the repository's settings say."""
+"""Tools that read, change or run something. An "ask" rule overrides an "allow" rule, whatever the repository's settings
+say."""
 STRICT: dict[str, Any] = {
     "permissions": {"ask": [*ASKED, "mcp__*"], "defaultMode": "default", "disableBypassPermissionsMode": "disable"}
 }

@@ -1,4 +1,4 @@
-"""OpenAI's Codex, through its adapter for ACP."""
+"""OpenAI's Codex, through its ACP adapter."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ requires_openai_auth = false
 [features]
 unified_exec = {unasked}
 """
-"""The isolation is that of the sandbox it is in: its own does not work inside of one, and with it neither do its other modes."""
+"""The sandbox provides the isolation: Codex's own does not work inside of one, and neither do the modes that need it."""
 MODES = {"ask": "untrusted", "full-access": "never"}
-"""ask: before whatever is not known to only read, and the project's policy has the answers. full-access: it asks for nothing."""
+"""ask: asks before everything not known to be read-only, and the project's policy decides. full-access: never asks."""
 TRUSTED = (
     "awk base64 basename cat cd cut date df dirname du echo env expr false fd file find git grep head hostname id jq less ls "
     "md5sum more nl numfmt od paste printf ps pwd readlink realpath rev rg sed seq sha1sum sha256sum sort stat strings tac tail "
     "test tr tree true uname uniq wc whereis which whoami xxd yq"
 ).split()
-"""Programs that it may take for harmless and run without asking; for all others it asks by itself."""
+"""Programs that Codex may consider harmless and run without asking. It asks before all others."""
 RULES = f'prefix_rule(pattern=[{json.dumps(TRUSTED)}], decision="prompt")\n'
-"""Before these too. The strictest rule of all its files wins."""
+"""Ask before these programs too. The strictest rule of all rule files applies."""
 
 
 def start(wish: LaunchWish) -> Launch:
@@ -57,23 +57,23 @@ def start(wish: LaunchWish) -> Launch:
     if endpoint := wish.endpoint:
         envs[KEY] = endpoint.capability.reveal()
         settings = CONFIG.format(
-            approval=_text(MODES["ask"] if wish.asks else MODES.get(wish.mode or "ask", MODES["ask"])),
-            trust=_text(
+            approval=_toml_string(MODES["ask"] if wish.asks else MODES.get(wish.mode or "ask", MODES["ask"])),
+            trust=_toml_string(
                 "untrusted" if wish.asks else "trusted"
-            ),  # of a trusted one its own settings and rules would win
-            unasked="false" if wish.asks else "true",  # what is typed into an open command is not asked for
-            model=_text(endpoint.model or wish.model or MODEL),
-            folder=_text(wish.folder),
-            base_url=_text(f"{endpoint.base_url}/v1"),
-            key=_text(KEY),
+            ),  # in a trusted folder its own settings and rules would take precedence
+            unasked="false" if wish.asks else "true",  # input typed into a running command needs no permission
+            model=_toml_string(endpoint.model or wish.model or MODEL),
+            folder=_toml_string(wish.folder),
+            base_url=_toml_string(f"{endpoint.base_url}/v1"),
+            key=_toml_string(KEY),
         )
         files[f"{home}/config.toml"] = settings.encode()
         files[f"{home}/rules/sandyard.rules"] = RULES.encode() if wish.asks else b""
     return Launch((npm_program(wish.home, PACKAGE, VERSION, BINARY),), envs, files)
 
 
-def _text(value: str) -> str:
-    """As TOML has it, which knows JSON's strings but for the halves of characters."""
+def _toml_string(value: str) -> str:
+    """Return a TOML string. TOML accepts JSON strings, except for lone surrogates."""
     return json.dumps(value, ensure_ascii=False)
 
 

@@ -1,4 +1,4 @@
-"""Agents of people's own: any command line that speaks ACP on its standard input and output."""
+"""Agents that users add: any command that speaks ACP on its standard input and output."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class _Part(BaseModel):
 
 
 class InstallScript(_Part):
-    """How it comes into a sandbox that lacks it. Runs as the sandbox's user, once; what it needs should have a fixed version."""
+    """How to install the agent in a sandbox. Runs once, as the sandbox's user. Pin the versions of what it installs."""
 
     script: str = Field(
         min_length=1, max_length=MAX_SCRIPT, description="Run with bash.", examples=["npm i -g my-agent@1.2.3"]
@@ -43,7 +43,8 @@ class InstallScript(_Part):
 
 
 class Definition(_Part):
-    """What an agent is started with. Words and variables may have {model}, {base_url}, {capability}, {folder} and {home} in them."""
+    """How to start an agent. Arguments and variables may contain {model}, {base_url}, {capability}, {folder} and
+    {home}."""
 
     description: str = Field(default="", max_length=1000)
     argv: list[Word] = Field(
@@ -68,7 +69,7 @@ class Definition(_Part):
     )
 
     @model_validator(mode="after")
-    def _of_a_model(self) -> Definition:
+    def _check_placeholders(self) -> Definition:
         if not self.argv[0].strip():
             raise ValueError("The first item of argv must be a program")
         words = [*self.argv, *self.envs.values()]
@@ -82,7 +83,7 @@ class Definition(_Part):
 
 @dataclass(frozen=True, slots=True)
 class Custom:
-    """A profile made of somebody's definition."""
+    """A profile made from a user's definition."""
 
     name: str
     title: str
@@ -122,7 +123,7 @@ class Custom:
         return self.definition.auth_method
 
     def launch(self, wish: LaunchWish) -> Launch:
-        """InvalidInputError when it wants to be told something that is not known."""
+        """Fill in the placeholders. Raises InvalidInputError if a value is not known."""
         endpoint = wish.endpoint
         values = {
             "{model}": wish.model or (endpoint.model if endpoint else None),
@@ -132,11 +133,11 @@ class Custom:
             "{home}": wish.home,
         }
         return Launch(
-            argv=tuple(self._filled(word, values) for word in self.definition.argv),
-            envs={name: self._filled(word, values) for name, word in self.definition.envs.items()},
+            argv=tuple(self._fill_placeholders(word, values) for word in self.definition.argv),
+            envs={name: self._fill_placeholders(word, values) for name, word in self.definition.envs.items()},
         )
 
-    def _filled(self, word: str, values: Mapping[str, str | None]) -> str:
+    def _fill_placeholders(self, word: str, values: Mapping[str, str | None]) -> str:
         def fill(found: re.Match[str]) -> str:
             value = values[found[0]]
             if value is None:

@@ -1,4 +1,4 @@
-"""The demo agent: no model, no network, and no install either, because its program is a file that is written at its start."""
+"""The demo agent: no model, no network, and no install, because its program is a file that is written at its start."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from sandyard.platform.domain.agents.profiles.base import BuiltIn
 
 _PACKAGE = "sandyard_demo"
 _MAIN = f"import {_PACKAGE}.__main__\n{_PACKAGE}.__main__.main()\n"
-_LONG_AGO = (1980, 1, 1, 0, 0, 0)
+_FIXED_DATE = (1980, 1, 1, 0, 0, 0)
 
 
 @cache
 def program() -> bytes:
-    """The demo's modules as one file for `python3`: the same bytes wherever it is made."""
+    """Return the demo's modules as one file for `python3`. Reproducible: always the same bytes."""
     sources = {"__main__.py": _MAIN.encode()}
     for path in sorted(Path(demo.__file__).parent.glob("*.py")):
         sources[f"{_PACKAGE}/{path.name}"] = path.read_bytes()
     made = io.BytesIO()
     with zipfile.ZipFile(made, "w", zipfile.ZIP_STORED) as archive:
         for name, source in sources.items():
-            archive.writestr(zipfile.ZipInfo(name, _LONG_AGO), source)
+            archive.writestr(zipfile.ZipInfo(name, _FIXED_DATE), source)
     return made.getvalue()
 
 

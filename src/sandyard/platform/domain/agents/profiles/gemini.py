@@ -15,7 +15,7 @@ SETTINGS = {
     "general": {"enableAutoUpdate": False, "enableAutoUpdateNotification": False},
     "privacy": {"usageStatisticsEnabled": False},
     "context": {"fileName": ["AGENTS.md", "GEMINI.md"]},
-    # else the output of commands is that of a terminal, of which nothing is sent over ACP
+    # otherwise commands run in a terminal, whose output is not sent over ACP
     "tools": {"shell": {"enableInteractiveShell": False}},
 }
 STRICT = """\
@@ -30,8 +30,8 @@ argsPattern = ".*"
 decision = "ask_user"
 priority = 999
 """
-"""Of the user's tier, so that neither the repository's rules nor a mode open anything. A rule without a pattern for arguments would
-let commands pass that it takes for harmless."""
+"""At the user's tier, so that neither the repository's rules nor a mode override it. A rule without an arguments
+pattern would let commands pass that Gemini considers harmless."""
 QUIET = {"GEMINI_CLI_NO_RELAUNCH": "true", "GEMINI_CLI_TRUST_WORKSPACE": "true", "GEMINI_TELEMETRY_ENABLED": "false"}
 
 

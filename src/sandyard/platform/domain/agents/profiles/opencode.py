@@ -1,4 +1,4 @@
-"""OpenCode, which speaks to every kind of model server."""
+"""OpenCode, which supports every kind of model API."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from sandyard.platform.domain.agents.profiles.base import BuiltIn, npm_install, 
 
 PACKAGE, VERSION, BINARY = "opencode-ai", "1.18.18", "opencode"
 SCRIPT = "postinstall.mjs"
-"""Puts the binary for this processor in its place; without it, the package's program only says that it was not run."""
+"""Puts the binary for this processor in place. Without it, the program only reports that the script was not run."""
 MODEL = "gpt-5.5"
 PROVIDER = "sandyard"
 MODEL_KEY = "model"
-"""The same for every model: a session that was begun with another one must still find its model, or it can't be loaded."""
+"""The same for every model: a session that was started with another model can only be loaded if its model still exists."""
 KEY = "SANDYARD_MODEL_KEY"
 SDKS = {
     ModelApi.OPENAI_CHAT: ("@ai-sdk/openai-compatible", "/v1"),
@@ -22,7 +22,7 @@ SDKS = {
     ModelApi.ANTHROPIC: ("@ai-sdk/anthropic", "/v1"),
     ModelApi.GEMINI: ("@ai-sdk/google", "/v1beta"),
 }
-"""What its binary carries for each API, and where that one looks below its base URL."""
+"""The SDK in its binary for each API, and the path of that API below the base URL."""
 QUIET = {
     "OPENCODE_DISABLE_AUTOUPDATE": "1",
     "OPENCODE_DISABLE_DEFAULT_PLUGINS": "1",
@@ -31,11 +31,11 @@ QUIET = {
     "OPENCODE_DISABLE_SHARE": "1",
     "OPENCODE_PURE": "1",
 }
-"""It calls nobody but its model, and installs nothing."""
+"""Call nothing but the model, and install nothing."""
 LIMIT = {"context": 200_000, "output": 32_000}
-"""Tokens: without them it would never shorten a long conversation."""
+"""In tokens. Without them it would never compact a long conversation."""
 ASKED = ("edit", "bash", "webfetch", "websearch", "external_directory", "doom_loop")
-"""What it asks before it does; reading it does by itself. The project's policy has the answers."""
+"""Actions that need permission, which the project's policy decides. Reading does not."""
 STRICT: dict[str, Any] = {"*": "ask"}
 
 
@@ -47,10 +47,10 @@ def start(wish: LaunchWish) -> Launch:
         "autoupdate": False,
         "share": "disabled",
         "permission": STRICT if wish.asks else dict.fromkeys(ASKED, "ask"),
-        **(_model(wish.endpoint, wish.model) if wish.endpoint else {}),
+        **(_build_model_settings(wish.endpoint, wish.model) if wish.endpoint else {}),
     }
     envs = {**QUIET, "OPENCODE_CONFIG": config}
-    if wish.asks:  # without the repository's own settings, which would win
+    if wish.asks:  # ignore the repository's own settings, which would take precedence
         envs |= {"OPENCODE_DISABLE_PROJECT_CONFIG": "1", "OPENCODE_PERMISSION": json.dumps(STRICT)}
         settings["instructions"] = [f"{wish.folder}/AGENTS.md"]
     files = {config: json.dumps(settings, indent=2).encode()}
@@ -62,8 +62,8 @@ def start(wish: LaunchWish) -> Launch:
     return Launch((program, "acp", "--cwd", wish.folder), envs, files)
 
 
-def _model(endpoint: ModelEndpoint, wanted: str | None) -> dict[str, Any]:
-    """Our provider, and none besides, so that nothing goes another way."""
+def _build_model_settings(endpoint: ModelEndpoint, wanted: str | None) -> dict[str, Any]:
+    """Configure our provider and no other, so that no request bypasses it."""
     model = endpoint.model or wanted or MODEL
     sdk, path = SDKS[endpoint.api]
     options = {"baseURL": f"{endpoint.base_url}{path}", "apiKey": f"{{env:{KEY}}}"}

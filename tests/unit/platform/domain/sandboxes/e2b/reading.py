@@ -1,4 +1,4 @@
-"""A command read to its end, and waiting for what must come."""
+"""Read a command to its end, and wait for conditions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sandyard.platform.domain.sandboxes.e2b import CommandSpec, Ended, Output, S
 
 @dataclass
 class Seen:
-    """What a reader saw. Every piece of output must begin where the last one ended."""
+    """The output that a reader saw. Every piece must start where the last one ended."""
 
     started: Started | None = None
     stdout: bytearray = field(default_factory=bytearray)
@@ -21,7 +21,7 @@ class Seen:
     ended: Ended | None = None
 
     def add(self, event: Started | Output | Ended) -> None:
-        assert self.ended is None, "nothing comes after the end"
+        assert self.ended is None, "no output after the end"
         if isinstance(event, Started):
             assert self.started is None
             self.started = event
@@ -29,7 +29,7 @@ class Seen:
             self.ended = event
         else:
             whole = self.stdout if event.stream is Stream.STDOUT else self.stderr
-            assert event.offset == len(whole), "nothing is lost, nothing comes twice"
+            assert event.offset == len(whole), "no gaps and no duplicates"
             whole += event.data
 
     async def read(self, events: AsyncIterator[Started | Output | Ended]) -> Seen:

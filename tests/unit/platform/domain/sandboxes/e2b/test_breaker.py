@@ -28,7 +28,7 @@ async def fail(breaker: Breaker, times: int = 1, error: EngineError | None = Non
             await attempt(breaker, error or EngineUnreachableError("It is away."), counts=counts)
 
 
-async def test_opens_after_five_failures_in_a_row_and_says_why() -> None:
+async def test_opens_after_five_consecutive_failures() -> None:
     clock = ManualClock()
     breaker = Breaker(clock)
     await fail(breaker, 4)
@@ -43,7 +43,7 @@ async def test_opens_after_five_failures_in_a_row_and_says_why() -> None:
     assert (refused.value.code, refused.value.status) == ("engine_unreachable", 503)
 
 
-async def test_one_probe_after_the_cooldown() -> None:
+async def test_allows_one_probe_after_cooldown() -> None:
     clock = ManualClock()
     breaker = Breaker(clock)
     await fail(breaker, 5)
@@ -71,7 +71,7 @@ async def test_one_probe_after_the_cooldown() -> None:
     assert breaker.opened_at is None
 
 
-async def test_a_failed_probe_opens_it_again() -> None:
+async def test_failed_probe_opens_again() -> None:
     clock = ManualClock()
     breaker = Breaker(clock)
     await fail(breaker, 5)
@@ -82,7 +82,7 @@ async def test_a_failed_probe_opens_it_again() -> None:
         await attempt(breaker)
 
 
-async def test_a_cancelled_probe_leaves_the_way_free_for_another() -> None:
+async def test_cancelled_probe_allows_another() -> None:
     clock = ManualClock()
     breaker = Breaker(clock)
     await fail(breaker, 5)
@@ -102,7 +102,7 @@ async def test_a_cancelled_probe_leaves_the_way_free_for_another() -> None:
 
 
 @pytest.mark.parametrize("error", [EngineInvalidError(), EngineBusyError()])
-async def test_an_answer_is_no_failure(error: EngineError) -> None:
+async def test_error_answers_are_not_failures(error: EngineError) -> None:
     breaker = Breaker(ManualClock())
     await fail(breaker, 4)
     await fail(breaker, 10, error)
@@ -110,7 +110,7 @@ async def test_an_answer_is_no_failure(error: EngineError) -> None:
     assert breaker.state is BreakerState.CLOSED
 
 
-async def test_a_single_sandbox_that_is_out_of_reach_opens_nothing() -> None:
+async def test_unreachable_sandbox_does_not_open_breaker() -> None:
     breaker = Breaker(ManualClock())
     await fail(breaker, 10, counts=False)
     assert breaker.state is BreakerState.CLOSED

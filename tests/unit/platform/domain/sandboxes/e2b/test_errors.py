@@ -53,7 +53,7 @@ KEY = Secret("e2b_0123456789abcdef")
         (KeyError("sandboxID"), "engine_failed", 502),
     ],
 )
-def test_every_failure_has_its_code(error: Exception, code: str, status: int) -> None:
+def test_translates_errors(error: Exception, code: str, status: int) -> None:
     ours = translate(error, KEY)
     assert isinstance(ours, SandyardError)
     assert (ours.code, ours.status) == (code, status)
@@ -62,7 +62,7 @@ def test_every_failure_has_its_code(error: Exception, code: str, status: int) ->
         assert ours.transient == (code in {"engine_timeout", "engine_unreachable", "engine_busy"})
 
 
-def test_only_what_never_arrived_counts_as_unsent() -> None:
+def test_unsent_means_never_arrived() -> None:
     def unsent(error: Exception) -> bool:
         ours = translate(error)
         assert isinstance(ours, EngineError)
@@ -74,7 +74,7 @@ def test_only_what_never_arrived_counts_as_unsent() -> None:
     assert not unsent(httpx.ReadTimeout("late"))
 
 
-def test_the_key_is_never_told() -> None:
+def test_never_shows_key() -> None:
     for error in (
         sdk.InvalidArgumentException(f"the header X-API-KEY: {KEY.reveal()} is odd"),
         sdk.AuthenticationException(f"401: no such key {KEY.reveal()}"),
@@ -84,6 +84,6 @@ def test_the_key_is_never_told() -> None:
         assert KEY.reveal() not in str(translate(error, KEY))
 
 
-def test_what_is_not_the_engines_passes() -> None:
+def test_keeps_errors_of_other_origin() -> None:
     for error in (InvalidInputError("x"), asyncio.CancelledError(), KeyboardInterrupt()):
         assert translate(error, KEY) is error

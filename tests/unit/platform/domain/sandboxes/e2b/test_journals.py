@@ -1,4 +1,4 @@
-"""Reading a file of a sandbox from an offset on, whatever answers."""
+"""Read a file of a sandbox from an offset on, whatever the server answers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Answer = Callable[[httpx.Request], httpx.Response]
 
 
 class Gate:
-    """One without a breaker and sandboxes."""
+    """A gate without a breaker and sandboxes."""
 
     config = SimpleNamespace(api_key=None)
 
@@ -55,7 +55,7 @@ async def chunks(content: bytes, size: int = 300) -> AsyncIterator[bytes]:
 
 @pytest.mark.parametrize("offset", [0, 1, 299, 300, 301, len(CONTENT) - 1])
 @pytest.mark.parametrize("ranges", [True, False], ids=["ranges", "a proxy that drops them"])
-async def test_from_any_byte_on(monkeypatch: pytest.MonkeyPatch, offset: int, ranges: bool) -> None:
+async def test_reads_from_any_offset(monkeypatch: pytest.MonkeyPatch, offset: int, ranges: bool) -> None:
     def answer(request: httpx.Request) -> httpx.Response:
         assert dict(request.url.params) == {"path": "/tmp/out", "username": "root"}
         assert request.headers["range"] == f"bytes={offset}-"
@@ -69,7 +69,7 @@ async def test_from_any_byte_on(monkeypatch: pytest.MonkeyPatch, offset: int, ra
     assert all(1000 <= len(piece) < 1300 for piece in pieces[:-1])
 
 
-async def test_a_file_that_ends_before_the_offset(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_file_ends_before_offset(monkeypatch: pytest.MonkeyPatch) -> None:
     assert await read(monkeypatch, lambda _: httpx.Response(200, content=chunks(CONTENT)), len(CONTENT) + 5) == []
 
 
@@ -85,12 +85,12 @@ async def test_a_file_that_ends_before_the_offset(monkeypatch: pytest.MonkeyPatc
         (httpx.Response(206, content=b"6789"), EngineError),
     ],
 )
-async def test_other_answers(monkeypatch: pytest.MonkeyPatch, response: httpx.Response, error: type[Exception]) -> None:
+async def test_error_answers(monkeypatch: pytest.MonkeyPatch, response: httpx.Response, error: type[Exception]) -> None:
     with pytest.raises(error):
         await read(monkeypatch, lambda _: response, 5)
 
 
-async def test_a_broken_line_and_a_silent_one(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_broken_and_silent_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     async def broken() -> AsyncIterator[bytes]:
         yield b"x"
         raise httpx.ReadError("gone")

@@ -1,4 +1,4 @@
-"""A page of a folder, from what an engine says."""
+"""Decode a page of a folder from the engine's answer."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def answer(*entries: dict[str, Any], **more: Any) -> bytes:
     return json.dumps({**more, "entries": entries}).encode()
 
 
-def test_an_entry_is_what_the_sdk_would_make_of_it() -> None:
+def test_decodes_entry_like_sdk() -> None:
     said = entry(
         "a", size="9223372036854775807", mode=420, permissions="-rw-r--r--", owner="user", group="staff",
         modifiedTime="2026-01-31T10:00:00.123456789Z", symlinkTarget="/b", isSymlink=True, metadata={"k": "v"},
@@ -39,7 +39,7 @@ def test_an_entry_is_what_the_sdk_would_make_of_it() -> None:
     assert (folder.kind, folder.size, folder.modified_at) == ("dir", 0, datetime.fromtimestamp(0, UTC))
 
 
-def test_an_engine_that_knows_no_pages_sends_everything() -> None:
+def test_engine_without_paging() -> None:
     whole = answer(*(entry(str(number)) for number in range(5)))
     assert (names(decode(whole, 0, 5)), decode(whole, 0, 5).next) == (list("01234"), None)
     assert (names(decode(whole, 1, 2)), decode(whole, 1, 2).next) == (["1", "2"], 3)
@@ -48,13 +48,13 @@ def test_an_engine_that_knows_no_pages_sends_everything() -> None:
         assert decode(nothing, 0, 5) == FilePage([], None)
 
 
-def test_ours_sends_a_page() -> None:
+def test_engine_with_paging() -> None:
     page = decode(answer(entry("x"), entry("socket", type="FILE_TYPE_UNSPECIFIED"), next=102), 100, 1000)
     assert (names(page), page.next) == (["x"], 102)
     assert decode(answer(entry("x"), next=None), 100, 1000).next is None
 
 
-def test_names_may_be_long() -> None:
+def test_decodes_long_names() -> None:
     long = "x" * listing._USUAL_ENTRY
     assert names(decode(answer(entry(long), entry("short")), 0, 10)) == [long, "short"]
 
@@ -76,12 +76,12 @@ def test_names_may_be_long() -> None:
     ],
     ids=["empty", "list", "bytes", "cut", "number", "deep", "size", "owner", "time", "long", "endless"],
 )
-def test_what_is_no_list(body: bytes) -> None:
+def test_rejects_invalid_answer(body: bytes) -> None:
     with pytest.raises(EngineError, match="cannot be read"):
         decode(body, 0, 10)
 
 
-async def test_no_more_is_read_than_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_limits_bytes_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listing, "MOST_BYTES", 1000)
     sent = 0
 

@@ -1,4 +1,4 @@
-"""What a sandbox says about its ports, and how it is read. Sandboxes that really listen are in the acceptance tests."""
+"""Parse the listening ports of a sandbox. The acceptance tests use sandboxes that really listen."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ LINES = (
 )
 
 
-def test_whole() -> None:
+def test_parses_complete_output() -> None:
     said = "\n".join([*TABLE, FILES + LINES]).encode()
     assert parse(said) == [
         Listener(3000, "127.0.0.1", "node"),
@@ -49,12 +49,12 @@ def test_whole() -> None:
     ]
 
 
-def test_fewer_facts_where_programs_are_missing() -> None:
+def test_programs_missing_in_sandbox() -> None:
     said = "\n".join([*TABLE[:2], "::files", "::lines", ""]).encode()
     assert parse(said) == [Listener(3000, "127.0.0.1", None), Listener(8000, "0.0.0.0", None)]
 
 
-def test_the_widest_address_of_a_port_is_told_with_its_process() -> None:
+def test_returns_widest_address_of_port() -> None:
     said = "\n".join([line("0100007F", 80, 11), line("00000000", 80, 55), FILES + LINES]).encode()
     assert parse(said) == [Listener(80, "0.0.0.0", "node")]
 
@@ -75,11 +75,11 @@ def test_the_widest_address_of_a_port_is_told_with_its_process() -> None:
         b"::files\n/proc/99999999999999999999/fd:\nsocket:[1]\n::lines\n==> /proc/x/cmdline <==\n",
     ],
 )
-def test_nonsense_is_passed_over(said: bytes) -> None:
+def test_ignores_invalid_output(said: bytes) -> None:
     assert parse(said) == []
 
 
-def test_names_are_fit_to_be_shown() -> None:
+def test_sanitizes_process_names() -> None:
     odd = "::lines\n==> /proc/7/cmdline <==\n/bin/\x1b[31mred\u202e" + "x" * 200 + "\0"
     [one] = parse("\n".join([TABLE[0], FILES + odd]).encode())
     assert one.process is not None
@@ -87,6 +87,6 @@ def test_names_are_fit_to_be_shown() -> None:
     assert len(one.process) <= 60
 
 
-def test_no_more_than_can_be_looked_at() -> None:
+def test_limits_number_of_ports() -> None:
     said = "\n".join(line("0100007F", port, port) for port in range(1, 3000)).encode()
     assert len(parse(said)) == LISTED

@@ -18,12 +18,12 @@ GUEST = Path(relay.__file__).with_name("guest_relay.py")
 
 
 @pytest.mark.parametrize("line", ["", ":", "noise", ":z 1", ":1", " :1 0 AAAA", "::1", ":startled"])
-def test_noise_is_no_frame_or_an_empty_one(line: str) -> None:
+def test_ignores_invalid_frames(line: str) -> None:
     frame = Frame.parse(line)
     assert frame is None or frame.rest == ""
 
 
-def test_frames() -> None:
+def test_parses_frames() -> None:
     body = base64.b64encode(b"\x00\xff\n").decode()
     frame = Frame.parse(f":2 4711 {body}")
     assert frame is not None
@@ -33,7 +33,7 @@ def test_frames() -> None:
     assert refusal.refusal == ("cwd", "ä b")
 
 
-def test_a_journal_that_has_grown() -> None:
+def test_parses_journal_growth() -> None:
     frame = Frame.parse(":b 2 4711 1")
     assert frame is not None
     assert frame.grown == ("2", 4711, 1)
@@ -45,7 +45,7 @@ def test_a_journal_that_has_grown() -> None:
     "rest",
     ["", "1", "1 5", "3 5 0", "1 5 2", "1 -1 0", "1 5 -1", "1 99999999999999999 0", "1 5 0 /etc/passwd", "1 x 0"],
 )
-def test_no_journal_of_ours(rest: str) -> None:
+def test_rejects_invalid_journal_growth(rest: str) -> None:
     with pytest.raises(ValueError, match=r"."):
         assert Frame("b", rest).grown
 
@@ -82,14 +82,14 @@ def journal(tmp_path: Path) -> Iterator[Journal]:
 LIMIT, INTERVAL = guest_relay.LIVE_LIMIT, guest_relay.LIVE_INTERVAL
 
 
-def test_little_output_goes_into_lines_at_once(journal: Journal) -> None:
+def test_sends_small_output_inline(journal: Journal) -> None:
     for now in (1.0, 1.0, 1.001):
         journal.write(b"little\n")
         (frame,) = journal.lines(now)
         assert frame.chunk == (len(journal.written) - 7, b"little\n")
 
 
-def test_much_output_is_fetched(journal: Journal) -> None:
+def test_announces_large_output(journal: Journal) -> None:
     journal.write(b"begin")
     (frame,) = journal.lines(1.0)
     journal.write(b"x" * 3 * LIMIT)
@@ -100,14 +100,14 @@ def test_much_output_is_fetched(journal: Journal) -> None:
     (frame,) = journal.lines(1.0 + INTERVAL)
     assert frame.grown == ("1", len(journal.written), 1)
     journal.write(b"end")
-    assert not list(journal.lines(1.0 + INTERVAL)), "a reader is not told more often"
+    assert not list(journal.lines(1.0 + INTERVAL)), "readers are not notified more often"
     (frame,) = journal.lines(1.0 + 2 * INTERVAL)
     assert frame.chunk == (len(journal.written) - 3, b"end")
     journal.write(b"y" * 2 * LIMIT)
-    assert [frame.kind for frame in journal.lines(math.inf)] == ["b"], "at the end nothing waits"
+    assert [frame.kind for frame in journal.lines(math.inf)] == ["b"], "nothing is delayed at the end"
 
 
-def test_a_journal_that_somebody_removed_goes_into_lines(journal: Journal) -> None:
+def test_sends_output_inline_if_journal_was_removed(journal: Journal) -> None:
     journal.write(b"x" * 2 * LIMIT)
     journal.path.unlink()
     journal.path.write_bytes(b"not ours")
@@ -115,7 +115,7 @@ def test_a_journal_that_somebody_removed_goes_into_lines(journal: Journal) -> No
     assert b"".join(data for _, data in told) == journal.written
 
 
-def test_what_did_not_fit_on_the_disk_comes_after_what_did(tmp_path: Path) -> None:
+def test_sends_output_beyond_disk_limit_after_journal(tmp_path: Path) -> None:
     journal = Journal(tmp_path, limit=2 * LIMIT)
     journal.write(b"x" * 2 * LIMIT)
     journal.write(b"y" * 100)
@@ -124,7 +124,7 @@ def test_what_did_not_fit_on_the_disk_comes_after_what_did(tmp_path: Path) -> No
     assert second.chunk == (2 * LIMIT, b"y" * 100)
 
 
-def test_how_it_ended() -> None:
+def test_parses_result() -> None:
     text = '{"reason":"exited","code":3,"signal":null,"ms":1500,"out":10,"out_kept":5,"err":0,"err_kept":0}'
     assert Ended.parse(text) == Ended(EndReason.EXITED, 3, None, 1.5, 10, 0)
     assert Ended.parse('{"reason":"not_started"}') == Ended(EndReason.NOT_STARTED)
@@ -133,16 +133,16 @@ def test_how_it_ended() -> None:
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", "7", '{"reason":"won"}', '{"code":0}', '{"reason":"exited","code":"zero"}']
 )
-def test_a_result_that_somebody_tampered_with_is_none(text: str) -> None:
+def test_ignores_tampered_result(text: str) -> None:
     assert Ended.parse(text) == Ended(EndReason.LOST)
 
 
-def test_a_specification_keeps_every_character() -> None:
+def test_encodes_every_character_of_specification() -> None:
     spec = CommandSpec("cmd_1", "a\n'b' 🙂", cwd="/x y", envs={"A": "1=2", "B": ""}, timeout_s=1.5)
     assert spec.encode().decode().split("\0") == ["cmd_1", "a\n'b' 🙂", "/x y", "1.5", "A=1=2", "B="]
 
 
-def test_the_guest_program_runs_on_old_pythons_and_imports_little() -> None:
+def test_guest_program_supports_old_python_and_imports_little() -> None:
     tree = ast.parse(GUEST.read_text(), feature_version=(3, 6))
     imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     assert imported <= {"_signal", "binascii", "errno", "fcntl", "os", "select", "signal", "sys", "time"}

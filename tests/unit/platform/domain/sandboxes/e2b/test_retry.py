@@ -30,7 +30,7 @@ from sandyard.platform.domain.sandboxes.e2b.terminal import Terminals
 
 
 class Flaky:
-    """Fails with these errors, one after the other, then answers."""
+    """Raises these errors one after the other, then answers."""
 
     def __init__(self, *errors: Exception) -> None:
         self.errors = list(errors)
@@ -44,7 +44,7 @@ class Flaky:
 
 
 class Still:
-    """A clock that never waits and remembers for how long it should have."""
+    """A clock that never waits and records how long it should have."""
 
     def __init__(self) -> None:
         self.slept: list[float] = []
@@ -70,7 +70,7 @@ async def test_three_attempts_with_pauses_of_1_to_10_seconds() -> None:
     assert call.calls == 3
 
 
-def test_the_pauses_grow_up_to_their_bound_and_differ() -> None:
+def test_backoff_grows_with_jitter_up_to_limit() -> None:
     def pauses(attempt: int) -> list[float]:
         return [BACKOFF(SimpleNamespace(attempt_number=attempt)) for _ in range(50)]  # type: ignore[arg-type]
 
@@ -90,14 +90,14 @@ def test_the_pauses_grow_up_to_their_bound_and_differ() -> None:
         ValueError(),
     ],
 )
-async def test_what_will_not_change_is_answered_at_once(error: Exception) -> None:
+async def test_does_not_retry_permanent_errors(error: Exception) -> None:
     clock, call = Still(), Flaky(error)
     with pytest.raises(type(error)):
         await retrying("create", call, clock=clock, idempotent=True)
     assert (call.calls, clock.slept) == (1, [])
 
 
-async def test_what_must_not_happen_twice_is_repeated_only_if_nothing_happened() -> None:
+async def test_retries_non_idempotent_call_only_if_unsent() -> None:
     async def attempts(error: EngineError) -> int:
         call = Flaky(error)
         with contextlib.suppress(EngineError):
@@ -110,7 +110,7 @@ async def test_what_must_not_happen_twice_is_repeated_only_if_nothing_happened()
     assert await attempts(EngineBusyError(unsent=True)) == 2
 
 
-async def test_it_waits_by_the_given_clock() -> None:
+async def test_waits_by_given_clock() -> None:
     clock, call = ManualClock(), Flaky(EngineUnreachableError())
     task = asyncio.create_task(retrying("info", call, clock=clock, idempotent=True, wait=wait_fixed(7)))
     await clock.advance(6.9)
@@ -120,7 +120,7 @@ async def test_it_waits_by_the_given_clock() -> None:
 
 
 @pytest.mark.parametrize("error", [None, ConnectError(Code.CANCELED, "Request was cancelled")])
-async def test_a_cancellation_that_the_sdk_swallows_is_heeded(error: Exception | None) -> None:
+async def test_honors_cancellation_swallowed_by_sdk(error: Exception | None) -> None:
     clock, answer = Still(), asyncio.get_running_loop().create_future()
     gate = Gate(EngineConfig(Secret("e2b_key")), Breaker(clock), clock)
 
@@ -140,7 +140,7 @@ async def test_a_cancellation_that_the_sdk_swallows_is_heeded(error: Exception |
     assert clock.slept == []
 
 
-async def test_a_timeout_of_the_sdk_is_no_cancellation() -> None:
+async def test_sdk_timeout_is_not_cancellation() -> None:
     clock = Still()
     gate = Gate(EngineConfig(Secret("e2b_key")), Breaker(clock), clock)
 
@@ -155,7 +155,7 @@ async def test_a_timeout_of_the_sdk_is_no_cancellation() -> None:
 
 
 @pytest.mark.parametrize("verb", ["open", "attach"])
-async def test_a_terminal_that_nobody_waits_for_any_more_is_left(verb: str) -> None:
+async def test_disconnects_abandoned_terminal(verb: str) -> None:
     answer, left = asyncio.get_running_loop().create_future(), asyncio.Event()
 
     async def forever() -> None:

@@ -1,4 +1,4 @@
-"""An engine that is not there."""
+"""An engine that cannot be reached."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def nowhere(**options: float) -> EngineConfig:
     return EngineConfig(api_key=Secret("e2b_" + "a" * 40), api_url=url, sandbox_url=url, **options)
 
 
-async def test_a_closed_port_opens_the_breaker_and_then_nobody_waits() -> None:
+async def test_closed_port_opens_breaker() -> None:
     clock = ManualClock()
     engine = SandboxEngine(nowhere(), clock, backoff=wait_none())
     for _ in range(2):
@@ -46,7 +46,7 @@ async def test_a_closed_port_opens_the_breaker_and_then_nobody_waits() -> None:
     assert engine.breaker.state is BreakerState.OPEN
 
 
-async def test_create_gives_up_in_time_and_says_why() -> None:
+async def test_create_times_out_with_reason() -> None:
     engine = SandboxEngine(nowhere(create_timeout_s=2.0))
     before = time.monotonic()
     with pytest.raises(EngineUnreachableError, match="could not be reached"):
@@ -54,7 +54,7 @@ async def test_create_gives_up_in_time_and_says_why() -> None:
     assert time.monotonic() - before < 4
 
 
-async def test_a_command_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_command_start_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sandyard.platform.domain.sandboxes.e2b.commands.START_PATIENCE_S", 0.5)
     engine = SandboxEngine(nowhere(), backoff=wait_none())
     with pytest.raises(EngineError):

@@ -1,4 +1,4 @@
-"""A program in a sandbox that never reads, one that never stops, and one that speaks while nobody wants to hear it any more."""
+"""Programs in a sandbox that never read, never stop, or still send after cancellation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sandyard.platform.domain.sandboxes.e2b import EngineError, streams
 from sandyard.platform.domain.sandboxes.e2b.relay import RelayStream
 
 
-async def test_what_is_not_read_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_limits_unread_input(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streams, "UNSENT", 1000)
     gate: Any = None
     stream = streams.LineStream(gate)
@@ -25,7 +25,7 @@ async def test_what_is_not_read_is_bounded(monkeypatch: pytest.MonkeyPatch) -> N
     assert stream._waiting == 0
 
 
-async def test_who_says_much_leaves_time_to_others() -> None:
+async def test_busy_stream_yields_to_others() -> None:
     gate: Any = None
     stream = streams.LineStream(gate)
     stream._queue.put_nowait(f":: {stream._mark}\n" + "x\n" * 10_000)
@@ -46,7 +46,7 @@ async def test_who_says_much_leaves_time_to_others() -> None:
 
 
 @pytest.mark.parametrize("kind", ["lines", "frames"])
-async def test_what_comes_with_a_cancellation_does_not_undo_it(kind: str) -> None:
+async def test_data_arriving_with_cancellation_does_not_undo_it(kind: str) -> None:
     gate: Any = None
     stream = streams.LineStream(gate) if kind == "lines" else RelayStream(None, 30)
     said = stream.lines() if isinstance(stream, streams.LineStream) else stream.frames()
