@@ -3506,7 +3506,8 @@ export interface components {
         };
         /**
          * Definition
-         * @description What an agent is started with. Words and variables may have {model}, {base_url}, {capability}, {folder} and {home} in them.
+         * @description How to start an agent. Arguments and variables may contain {model}, {base_url}, {capability}, {folder} and
+         *     {home}.
          */
         Definition: {
             /**
@@ -4008,7 +4009,7 @@ export interface components {
         };
         /**
          * InstallScript
-         * @description How it comes into a sandbox that lacks it. Runs as the sandbox's user, once; what it needs should have a fixed version.
+         * @description How to install the agent in a sandbox. Runs once, as the sandbox's user. Pin the versions of what it installs.
          */
         InstallScript: {
             /**
@@ -4409,7 +4410,7 @@ export interface components {
         };
         /**
          * ModelApi
-         * @description How a model is spoken to.
+         * @description The API of a model.
          * @enum {string}
          */
         ModelApi: "anthropic" | "openai" | "openai_chat" | "gemini";
@@ -5296,8 +5297,8 @@ export interface components {
         };
         /**
          * Origin
-         * @description Who has prompted: a person in the session, a task's description, its failed checks, words on its pull request, or the test of
-         *     an agent.
+         * @description Where a prompt comes from: a person in the session, a task's description, failed checks, comments on the pull
+         *     request, or the test of an agent.
          * @enum {string}
          */
         Origin: "person" | "task" | "verify" | "feedback" | "test";
@@ -7057,7 +7058,8 @@ export interface components {
         };
         /**
          * TurnStatus
-         * @description WAITING: the agent has asked a person. OVER_BUDGET: it was stopped, because its task or project may spend no more.
+         * @description WAITING: the agent waits for a person. OVER_BUDGET: the turn was stopped because the budget of its task or
+         *     project is used up.
          * @enum {string}
          */
         TurnStatus: "queued" | "running" | "waiting" | "completed" | "cancelled" | "failed" | "over_budget";
