@@ -59,7 +59,7 @@ def test_a_proxy_that_answers_in_its_place(server: Server, body: bytes) -> None:
     server.on("GET", "/sandboxes/sbx_1", Reply(502, body, "text/html"))
     result = run("sandbox", "show", "sbx_1")
     assert result.exit_code == 5
-    assert result.stderr == "sandyard: The server at 127.0.0.1 answered 502 Bad Gateway.\n"
+    assert result.stderr == "sandyard: The server at 127.0.0.1 returned 502 Bad Gateway.\n"
 
 
 @pytest.mark.parametrize("reply", [Reply(200, b"<html>", "text/html"), Reply(200, b"{", cut=True)])

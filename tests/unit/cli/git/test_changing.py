@@ -105,7 +105,7 @@ def test_checkpoints_and_restore(server: Server) -> None:
     item = {"id": "chk_1", "reason": "asked", "branch": "task-1", "changed": 3, "sandboxId": SANDBOX}
     server.on("GET", f"/sandboxes/{SANDBOX}", Reply(200, {"id": SANDBOX, "sessionId": "ses_1"}))
     server.on("GET", "/sessions/ses_1/checkpoints", Reply(200, {"items": [item], "nextCursor": None}))
-    assert "chk_1  asked  task-1  3" in run("checkpoints", SANDBOX, "-o", "table").stdout
+    assert "chk_1  asked   task-1  3" in run("checkpoints", SANDBOX, "-o", "table").stdout
     server.on("POST", "/git/restore", Reply(200, operation("restore", sandboxId="sbx_2")))
     assert run("restore", "chk_1", "-o", "table").stdout == "Restored session ses_1 in sandbox sbx_2.\n"
     assert server.asked[-1].json() == {"checkpointId": "chk_1"}

@@ -92,7 +92,7 @@ async def test_ctrl_c_gives_up_a_lost_shell() -> None:
         shell = shell_at(server, shown)
         running = asyncio.create_task(shell.run())
         async with asyncio.timeout(20):
-            while not any(b"dropped" in piece for piece in shown):
+            while not any(b"connection lost" in piece for piece in shown):
                 await asyncio.sleep(0.01)
             server.close()
             while not running.done():

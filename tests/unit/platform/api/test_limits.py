@@ -26,7 +26,7 @@ async def test_refills_bucket_evenly() -> None:
         limits.take("create", "maria")
     with pytest.raises(TooManyRequestsError) as refused:
         limits.take("create", "maria")
-    assert refused.value.retry_after == pytest.approx(10) and "6 things a minute" in refused.value.message
+    assert refused.value.retry_after == pytest.approx(10) and "6 objects per minute" in refused.value.message
     limits.take("create", "otto")
     limits.take("execute", "maria")
     await clock.advance(10)
@@ -91,7 +91,7 @@ async def test_messages_count_as_commands(tmp_path: Path) -> None:
             body = {"parts": [{"type": "text", "text": "hello"}]}
             answers = [await web.post("/api/v1/sessions/ses_1/messages", json=body) for _ in range(3)]
             assert [one.status_code for one in answers] == [201, 201, 429]
-            assert "send 2 messages a minute" in answers[-1].json()["detail"]
+            assert "send 2 messages per minute" in answers[-1].json()["detail"]
 
 
 def test_every_change_is_limited() -> None:

@@ -117,7 +117,7 @@ async def test_which_agents_have_a_model(services: Services, admin: httpx.AsyncC
         found = await agents(web)
         assert (found["demo"], found["claude"], found["codex"]) == ((True, []), (False, []), (False, []))
         with pytest.raises(
-            NoModelError, match=r"^Claude Code needs a model, and no Anthropic API key is set up\.$"
+            NoModelError, match=r"^Claude Code needs a model, but no Anthropic API key is set up\.$"
         ) as none:
             await services.models.require(project.id, BUILT_IN["claude"], None)
         assert "sandyard" not in str(none.value)  # the message is also shown in the web

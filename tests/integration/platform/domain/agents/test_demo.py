@@ -116,7 +116,9 @@ async def test_prose_leaves_something_to_see(tmp_path: Path, folder: Path) -> No
         for _ in range(2):
             demo.person.updates.clear()
             assert (await demo.agent.prompt(session_id=demo.session, prompt=blocks)).stop_reason == "end_turn"
-            assert demo.person.text.startswith("[demo] I am the demo agent: I have no model and cannot understand this.")
+            assert demo.person.text.startswith(
+                "[demo] I am the demo agent: I have no model and cannot understand this."
+            )
             assert "replace PATH: OLD -> NEW" in demo.person.text
             assert "DEMO.md" in demo.person.text
     quoted = "> Make the login work.\n>\n> It should be nice, and create a page for it.\n"

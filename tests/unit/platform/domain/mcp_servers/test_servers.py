@@ -75,7 +75,7 @@ async def test_headers_are_write_only(world: World, servers: McpServers, names: 
         McpServerDraft(url="https://evil.example.org/mcp", headers={"Authorization": None}),
         McpServerDraft(url="https://mcp.example.org:8443/mcp"),
     ):
-        with pytest.raises(ConflictError, match=r"given for https://mcp\.example\.org"):
+        with pytest.raises(ConflictError, match=r"entered for https://mcp\.example\.org"):
             await servers.update(owner, project.id, made.id, moving)
     await servers.update(owner, project.id, made.id, McpServerDraft(url="https://mcp.example.org/v2?team=blue"))
     moved = McpServerDraft(url="https://evil.example.org/mcp", headers={})

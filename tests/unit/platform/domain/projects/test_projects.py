@@ -238,7 +238,7 @@ async def test_credentials_are_never_sent_to_another_server(world: World) -> Non
         world.projects.update(maria, project.id, repository=None),
         world.projects.update(ROOT, project.id, repository="/srv/w.git"),
     ):
-        with pytest.raises(ConflictError, match=r"given for git\.example\.org"):
+        with pytest.raises(ConflictError, match=r"credentials for git\.example\.org"):
             await refused
     assert (await world.projects.get(maria, project.id)).repository == moved.repository
     # another path on the same server, and its own API, count as the same server
