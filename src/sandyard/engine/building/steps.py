@@ -105,9 +105,8 @@ class Executor:
         streams = {"stdout": Lines(), "stderr": Lines()}
 
         def output(stream: str, data: bytes) -> None:
-            lines = (
-                [""] if self.log.is_full else streams[stream].feed(data)
-            )  # what is left out need not be cut into lines
+            # output that the log leaves out is not split into lines
+            lines = [""] if self.log.is_full else streams[stream].feed(data)
             for line in lines:
                 self.log.output(prefix, stream, line, number)
 

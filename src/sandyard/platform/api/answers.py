@@ -112,7 +112,8 @@ def _size(start: Message) -> int:
 class Answers:
     """Sends large bodies in pieces, so that a request is over when its client has read the answer, and then gives its slot back.
 
-    A large answer of a route that took no slot needs one before it is sent. When there is none it is dropped, and the client told so.
+    A large answer that is in memory as a whole needs a slot before it is sent, also if its route took none. When there is none the answer is
+    dropped, and the client is told so. A download that is streamed needs none.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -127,25 +128,29 @@ class Answers:
         slot = _Slot(self._slots)
         state = scope.setdefault("state", {})
         state["answer_slot"] = slot
-        dropped = False
+        # the start of a large answer, until its first piece shows whether all of it is in memory
+        held_back: Message | None = None
 
         async def reply(message: Message) -> None:
-            nonlocal dropped
-            if dropped:
-                return
+            nonlocal held_back
             if message["type"] == "http.response.start" and _size(message) > PIECE and "principal" in state:
+                held_back = message
+                return
+            if held_back is not None:
                 try:
-                    await slot.take(f"{state['principal'].user_id} finished", waiting=FINISHED_WAITING)
+                    if not message.get("more_body"):
+                        await slot.take(f"{state['principal'].user_id} finished", waiting=FINISHED_WAITING)
                 except TooManyRequestsError as error:
-                    dropped = True
                     error.message = f"The request was carried out, but its answer was dropped. {error.message}"
                     await of_error(HTTPConnection(scope), error)(scope, receive, send)
                     return
+                await send(held_back)
+                held_back = None
             body = message.get("body", b"")
             if message["type"] == "http.response.body" and len(body) > PIECE:
                 end = (len(body) - 1) // PIECE * PIECE
-                for start in range(0, end, PIECE):
-                    await send({**message, "body": body[start : start + PIECE], "more_body": True})
+                for at in range(0, end, PIECE):
+                    await send({**message, "body": body[at : at + PIECE], "more_body": True})
                 message = {**message, "body": body[end:]}
             await send(message)
 

@@ -107,9 +107,9 @@ class Projects:
             return await _load(session, caller, project_id)
 
     async def owner_of(self, project_id: str) -> str:
-        """The id of its owner; empty when the project is gone."""
+        """Return the id of its owner, or its own id when the project is gone or not stored yet."""
         async with self._database.reading() as session:
-            return await session.scalar(select(Project.owner_id).where(Project.id == project_id)) or ""
+            return await session.scalar(select(Project.owner_id).where(Project.id == project_id)) or project_id
 
     async def remote_of(self, project: Project) -> Remote:
         """For a connection. RepositoryInvalidError for a project without one."""
