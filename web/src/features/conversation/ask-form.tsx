@@ -1,6 +1,6 @@
 import { useId, useMemo, useState } from "react";
 import { Button } from "@/ui/button";
-import { Checkbox, Field, Input, Select, Switch, Textarea } from "@/ui/field";
+import { Checkbox, Field, FieldNote, Input, Select, Switch, Textarea } from "@/ui/field";
 import { check, type Filled, type FormField, fieldsOf, standing } from "./form";
 
 /** As many choices are shown side by side; more are a list that opens. */
@@ -118,9 +118,7 @@ function One({
             onChange={(on) => onChange(on ? [...chosen, String(index)] : chosen.filter((one) => one !== String(index)))}
           />
         ))}
-        {(error || field.hint) && (
-          <p className={error ? "text-xs text-bad" : "text-xs text-faint"}>{error || field.hint}</p>
-        )}
+        <FieldNote hint={field.hint} error={error} />
       </fieldset>
     );
   }
@@ -203,9 +201,7 @@ function Radios({
           </span>
         </label>
       ))}
-      {(error || field.hint) && (
-        <p className={error ? "text-xs text-bad" : "text-xs text-faint"}>{error || field.hint}</p>
-      )}
+      <FieldNote hint={field.hint} error={error} />
     </fieldset>
   );
 }
