@@ -233,10 +233,14 @@ def test_a_question_is_answered_in_place(page: Page, yard: Yard, talk: str) -> N
     page.goto(f"/sessions/{talk}")
     _send(page, "ask: Which colour?", "say: it shall be {answer}")
     ask = page.get_by_test_id("ask")
-    ask.get_by_role("button", name="Answer").click()
+    answer = ask.get_by_role("button", name="Answer")
+    answer.click()
     expect(ask.get_by_role("textbox")).to_have_attribute("aria-invalid", "true")  # an empty one is none
+    height = ask.evaluate("it => it.offsetHeight")
     ask.get_by_role("textbox").fill("green")
-    ask.get_by_role("button", name="Answer").click()
+    expect(ask.get_by_role("textbox")).not_to_have_attribute("aria-invalid", "true")
+    assert ask.evaluate("it => it.offsetHeight") == height  # the button stays where the pointer is heading
+    answer.click()
     expect(_told(page, "it shall be green")).to_be_visible()
     answered = _said(page).get_by_role("button", name=re.compile("^Answered Which colour. green"))
     answered.click()

@@ -1,7 +1,7 @@
 import clsx from "clsx";
 import { Check, ChevronDown } from "lucide-react";
 import { Checkbox as RadixCheckbox, Select as RadixSelect, Switch as RadixSwitch } from "radix-ui";
-import { type ComponentProps, type ReactNode, useId } from "react";
+import { type ComponentProps, type ReactNode, useId, useState } from "react";
 
 const BOX =
   "w-full rounded-md border border-line-strong bg-surface px-2.5 text-text disabled:opacity-60 aria-invalid:border-bad";
@@ -28,12 +28,21 @@ export function Field({
         {label}
       </label>
       {children({ id, "aria-describedby": note, "aria-invalid": error ? true : undefined })}
-      {note && (
-        <p id={note} className={clsx("text-xs", error ? "text-bad" : "text-faint")}>
-          {error || hint}
-        </p>
-      )}
+      <FieldNote id={note} hint={hint} error={error} />
     </div>
+  );
+}
+
+/** What is wrong with a field, else its hint. The line of an error stays when the error is gone: correcting a field must
+ * not move the button that the pointer is on its way to. */
+export function FieldNote({ id, hint, error }: { id?: string | undefined; hint?: ReactNode; error?: ReactNode }) {
+  const [hadError, setHadError] = useState(false);
+  if (error && !hadError) setHadError(true);
+  if (!error && !hint && !hadError) return null;
+  return (
+    <p id={id} className={clsx("min-h-[1lh] text-xs", error ? "text-bad" : "text-faint")}>
+      {error || hint}
+    </p>
   );
 }
 

@@ -105,9 +105,8 @@ class Executor:
         streams = {"stdout": Lines(), "stderr": Lines()}
 
         def output(stream: str, data: bytes) -> None:
-            lines = (
-                [""] if self.log.is_full else streams[stream].feed(data)
-            )  # dropped output need not be split into lines
+            # output that the full log would drop need not be split into lines
+            lines = [""] if self.log.is_full else streams[stream].feed(data)
             for line in lines:
                 self.log.output(prefix, stream, line, number)
 

@@ -118,8 +118,8 @@ def _size(start: Message) -> int:
 class Answers:
     """Send large bodies in pieces and release the request's slot once the client has read the response.
 
-    A large response of a route that took no slot needs one before it is sent. If no slot is available, the response is dropped and the
-    client gets an error.
+    A large response that is in memory as a whole needs a slot before it is sent, even if its route took none. If no slot is available,
+    the response is dropped and the client gets an error. Streamed downloads need no slot.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -134,25 +134,29 @@ class Answers:
         slot = _Slot(self._slots)
         state = scope.setdefault("state", {})
         state["answer_slot"] = slot
-        dropped = False
+        # start message of a large response, held until the first body message shows whether the whole body is in memory
+        held_back: Message | None = None
 
         async def reply(message: Message) -> None:
-            nonlocal dropped
-            if dropped:
-                return
+            nonlocal held_back
             if message["type"] == "http.response.start" and _size(message) > PIECE and "principal" in state:
+                held_back = message
+                return
+            if held_back is not None:
                 try:
-                    await slot.take(f"{state['principal'].user_id} finished", waiting=FINISHED_WAITING)
+                    if not message.get("more_body"):
+                        await slot.take(f"{state['principal'].user_id} finished", waiting=FINISHED_WAITING)
                 except TooManyRequestsError as error:
-                    dropped = True
                     error.message = f"The request was carried out, but its response was dropped. {error.message}"
                     await of_error(HTTPConnection(scope), error)(scope, receive, send)
                     return
+                await send(held_back)
+                held_back = None
             body = message.get("body", b"")
             if message["type"] == "http.response.body" and len(body) > PIECE:
                 end = (len(body) - 1) // PIECE * PIECE
-                for start in range(0, end, PIECE):
-                    await send({**message, "body": body[start : start + PIECE], "more_body": True})
+                for at in range(0, end, PIECE):
+                    await send({**message, "body": body[at : at + PIECE], "more_body": True})
                 message = {**message, "body": body[end:]}
             await send(message)
 

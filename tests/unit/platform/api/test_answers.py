@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 from fastapi import FastAPI
-from fastapi.responses import Response
+from fastapi.responses import Response, StreamingResponse
 
 from sandyard.platform.api import answers
 from sandyard.platform.api.answers import PIECE, SLOTS, AnswerSlots, large_answer
@@ -33,6 +34,14 @@ def app_of(world: World) -> FastAPI:
     @router.post("/command", name="test.command")
     async def command(caller: Caller) -> Response:
         return Response(BODY)
+
+    @router.get("/download", name="test.download")
+    async def download(caller: Caller) -> StreamingResponse:
+        async def pieces() -> AsyncIterator[bytes]:
+            yield BODY[:PIECE]
+            yield BODY[PIECE:]
+
+        return StreamingResponse(pieces(), headers={"Content-Length": str(len(BODY))})
 
     return world.app(router)
 
@@ -111,6 +120,7 @@ async def test_drops_finished_answer_without_slot(world: World, monkeypatch: pyt
         refused = await web.post("/api/v1/command")
         assert refused.status_code == 429 and refused.json()["detail"].startswith("The request was carried out, but")
         assert (await web.get("/api/v1/large")).status_code == 200, "other routes have their own slots"
+        assert (await web.get("/api/v1/download")).content == BODY, "a streamed response is not held in memory"
         for one in silent:
             one.read.set()
             await one.task

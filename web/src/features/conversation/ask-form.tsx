@@ -1,6 +1,6 @@
 import { useId, useMemo, useState } from "react";
 import { Button } from "@/ui/button";
-import { Checkbox, Field, Input, Select, Switch, Textarea } from "@/ui/field";
+import { Checkbox, Field, FieldNote, Input, Select, Switch, Textarea } from "@/ui/field";
 import { check, currentValue, type Filled, type FormField, fieldsOf } from "./form";
 
 /** Up to this many choices are shown as radio buttons; more are shown as a select. */
@@ -118,9 +118,7 @@ function One({
             onChange={(on) => onChange(on ? [...chosen, String(index)] : chosen.filter((one) => one !== String(index)))}
           />
         ))}
-        {(error || field.hint) && (
-          <p className={error ? "text-xs text-bad" : "text-xs text-faint"}>{error || field.hint}</p>
-        )}
+        <FieldNote hint={field.hint} error={error} />
       </fieldset>
     );
   }
@@ -203,9 +201,7 @@ function Radios({
           </span>
         </label>
       ))}
-      {(error || field.hint) && (
-        <p className={error ? "text-xs text-bad" : "text-xs text-faint"}>{error || field.hint}</p>
-      )}
+      <FieldNote hint={field.hint} error={error} />
     </fieldset>
   );
 }

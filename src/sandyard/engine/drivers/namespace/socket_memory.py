@@ -55,7 +55,8 @@ class Tcp:
 
 
 def read_tcp(sockstat: Path = Path("/proc/net/sockstat")) -> Tcp:
-    line = next(line for line in sockstat.read_text().splitlines() if line.startswith("TCP:"))
+    """Raises OSError or LookupError where the kernel does not say it."""
+    line = next((line for line in sockstat.read_text().splitlines() if line.startswith("TCP:")), "")
     words = line.split()
     table = dict(zip(words[1::2], map(int, words[2::2]), strict=True))
     return Tcp(table["orphan"], table["mem"] * os.sysconf("SC_PAGE_SIZE"))

@@ -109,9 +109,9 @@ class Projects:
             return await _load(session, caller, project_id)
 
     async def owner_of(self, project_id: str) -> str:
-        """Return the id of the project's owner; empty if the project does not exist."""
+        """Return the id of the project's owner, or `project_id` itself if the project is deleted or not stored yet."""
         async with self._database.reading() as session:
-            return await session.scalar(select(Project.owner_id).where(Project.id == project_id)) or ""
+            return await session.scalar(select(Project.owner_id).where(Project.id == project_id)) or project_id
 
     async def remote_of(self, project: Project) -> Remote:
         """Return the remote for a connection. Raises RepositoryInvalidError if the project has none."""

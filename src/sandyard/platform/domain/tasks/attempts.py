@@ -357,6 +357,8 @@ class Attempts:
         """Return the queue in order, and the limits of its projects."""
         async with self._database.reading() as session:
             rows = list(await session.scalars(_in_order(select(Attempt))))
+            if not rows:
+                return [], {}
             projects = await session.scalars(select(Project).where(Project.id.in_({row.project_id for row in rows})))
             limits = {one.id: _Limit(one.name, ProjectSettings.of(one).tasks.parallel) for one in projects}
             return [row for row in rows if row.project_id in limits], limits
