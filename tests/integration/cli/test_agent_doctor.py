@@ -69,8 +69,8 @@ def test_one_that_can_do_everything(tmp_path: Path) -> None:
 def test_the_example_of_the_guide(example: Path) -> None:
     done = examine(sys.executable, str(example))
     assert done.exit_code == 0, done.output
-    assert "✓ session/prompt: said 'I have written it down in NOTE.md.' (end_turn)" in done.output
-    assert "! mcp: takes no MCP servers with a URL" in done.output
+    assert "✓ session/prompt: replied 'I have written it down in NOTE.md.' (end_turn)" in done.output
+    assert "! mcp: does not support MCP servers with a URL" in done.output
     assert "! session/load: can neither load nor resume a session" in done.output
 
 
@@ -79,7 +79,7 @@ def test_the_example_of_the_guide(example: Path) -> None:
     [
         (
             "print('Welcome!')\ninput()",
-            "not a JSON-RPC message: 'Welcome!\\n'. Standard output is for the protocol alone",
+            "not a JSON-RPC message: 'Welcome!\\n'. Use standard output only for the protocol",
         ),
         (
             "import sys; sys.stderr.write('no key\\x1b[31m'); sys.exit(3)",

@@ -71,7 +71,7 @@ def test_to_a_pull_request(story: Story, monkeypatch: pytest.MonkeyPatch) -> Non
     }
     made = {"title": "Mend it", "description": "all", "baseBranch": "dev", "projectId": "prj_1", "start": True}
     assert body(story, "/tasks") == made
-    assert "demo (no model) is no real agent" in result.stderr
+    assert "demo (no model) is not a real agent" in result.stderr
     assert "ghp_secret" not in result.output
 
 

@@ -177,7 +177,7 @@ def test_a_project_that_cannot_be_reached(yard: Yard, tmp_path: Path) -> None:
     made = read(yard, *wanted, "--no-test")
     opened = yard.run("session", "create", "--project", made["id"], "--wait")
     assert opened.returncode != 0
-    assert b"was opened, but has no checkout: " in opened.stderr
+    assert b"was created without a checkout: " in opened.stderr
     yard.ok("project", "delete", made["id"], "-y")
 
 

@@ -29,8 +29,8 @@ def test_ports_and_a_preview(yard: Yard) -> None:
     assert set(read(yard, "sandbox", "preview", name, "3000", "-o", "json")) == {"url", "expiresAt"}
 
     yard.ok("sandbox", "pause", name)
-    assert "asleep" in yard.run("sandbox", "ports", name, "-o", "table").stderr.decode()
+    assert "is paused" in yard.run("sandbox", "ports", name, "-o", "table").stderr.decode()
     assert yard.run("sandbox", "preview", name, "0").returncode == 2
     refused = yard.run("sandbox", "preview", name, "3000", "--path", "x")
-    assert (refused.returncode, b"begins with '/'" in refused.stderr) == (1, True)
+    assert (refused.returncode, b"start with '/'" in refused.stderr) == (1, True)
     yard.ok("sandbox", "kill", name)

@@ -47,4 +47,4 @@ def test_no_shell_in_a_sandbox_that_is_gone(yard: Yard) -> None:
     yard.ok("sandbox", "kill", gone)
     with in_terminal(yard, "sandbox", "shell", gone) as terminal:
         assert terminal.ends() == 3
-        assert b"was destroyed" in terminal.shown
+        assert b"was deleted" in terminal.shown

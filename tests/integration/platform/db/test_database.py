@@ -231,7 +231,7 @@ async def test_sqlite_gives_a_question_up_after_a_time(tmp_path: Path, monkeypat
     monkeypatch.setattr(sqlite, "THREAD_S", 0)
     database = Database(f"sqlite:///{tmp_path / 'x.db'}")
     await database.open()
-    with pytest.raises(BusyError, match="Ask for less"):
+    with pytest.raises(BusyError, match="Request less"):
         async with database.reading() as session:
             await session.execute(ENDLESS)
     await database.close()

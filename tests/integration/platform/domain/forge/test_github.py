@@ -219,7 +219,7 @@ class TestRefused:
             await github.open_or_update(PullDraft("task-2", "main", "feat: nothing"))
 
     async def test_a_branch_that_was_not_pushed(self, github: GitHubRepository, site: Repository) -> None:
-        with pytest.raises(ForgeInvalidError, match=f"The branch nowhere is not in {site.slug}"):
+        with pytest.raises(ForgeInvalidError, match=f"The branch nowhere does not exist in {site.slug}"):
             await github.open_or_update(PullDraft("nowhere", "main", "feat: nothing"))
 
     async def test_a_token_that_may_only_read_is_refused_before_anything_is_tried(
