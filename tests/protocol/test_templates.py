@@ -239,7 +239,7 @@ def test_a_ready_command_that_only_sleeps_is_no_delay_for_sandboxes(name: str, n
             "failed to run command 'whoami': command failed: unauthenticated: invalid username: 'root123'",
             "1",
         ),
-        (lambda t: t.set_user("; exit 1"), "failed to create user: '; exit 1' is not a valid name for a user", "1"),
+        (lambda t: t.set_user("; exit 1"), "failed to create user: '; exit 1' is not a valid user name", "1"),
         (lambda t: t.set_user("root").set_workdir("/root/.bashrc"), "failed to create workdir '/root/.bashrc'", "2"),
         (lambda t: t.make_symlink(".bashrc", ".bashrc"), "failed to run command 'ln -s .bashrc .bashrc': exit status 1", "1"),
         (
@@ -336,7 +336,7 @@ def test_a_newer_build_of_the_same_tag_ends_the_older(name: str) -> None:
 def test_tags(name: str, api: httpx.Client, new_sandbox: NewSandbox) -> None:
     first = Template.build(Template().from_base_image().run_cmd("echo 1 > version"), f"{name}:v1", tags=["stable"])
     assert sorted(first.tags) == ["stable", "v1"]
-    with pytest.raises(Exception, match="not found: it has no tag 'default', but stable, v1"):
+    with pytest.raises(Exception, match="not found: it has no tag 'default'; its tags are stable, v1"):
         Sandbox.create(name)
     second = Template.build(Template().from_base_image().run_cmd("echo 2 > version"), name)
     assert second.template_id == first.template_id

@@ -123,9 +123,9 @@ def test_deleting_what_is_in_use(volume: Volume, unique: str) -> None:
         ({"/data": "no-such-volume"}, "not found"),
         ({"/data": "{name}", "/data/inner": "{name}"}, "nested"),
         ({"data": "{name}"}, "absolute"),
-        ({"/": "{name}"}, "own"),
-        ({"/proc/x": "{name}"}, "own"),
-        ({"/a/../proc": "{name}"}, "plain"),
+        ({"/": "{name}"}, "reserved"),
+        ({"/proc/x": "{name}"}, "reserved"),
+        ({"/a/../proc": "{name}"}, "must not contain"),
         ({"/etc/passwd": "{name}"}, "Not a directory"),
     ],
 )

@@ -81,7 +81,7 @@ def test_what_it_may_not_run_or_read_is_said(tmp_path: Path) -> None:
     assert (done.returncode, "Could not start /root/none as user" in done.stderr) == (126, True), done.stderr
     (tmp_path / "code").mkdir(mode=0o700)
     done = stepped({"shown": {str(tmp_path / "code"): False}}, "true")
-    assert (done.returncode, f"go+rX` changes that: {tmp_path}/code" in done.stderr) == (126, True), done.stderr
+    assert (done.returncode, f"go+rX`: {tmp_path}/code" in done.stderr) == (126, True), done.stderr
 
 
 @ROOT

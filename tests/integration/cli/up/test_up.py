@@ -233,7 +233,7 @@ def test_a_port_in_use(tmp_path: Path) -> None:
             given = ["--port", "0"] if option == "--engine-port" else []
             result = CliRunner().invoke(cli, ["up", "--data-dir", str(tmp_path / option), *given, option, port])
             assert result.exit_code == 1
-            assert f"Port {port}" in result.stderr
+            assert f"Cannot bind 127.0.0.1:{port}: Address already in use" in result.stderr
             assert option in result.stderr
 
 

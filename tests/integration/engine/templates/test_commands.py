@@ -54,7 +54,7 @@ def test_list_shows_what_is_there_and_what_is_not(folder: Folder, monkeypatch: p
         ["desktop", "(not built)                 "],
         ["host", "h1                          "],
     ]
-    assert "when it is first asked for; `sandyard template build desktop` builds it now" in shown[2]
+    assert "built on first use; run `sandyard template build desktop` to build it now" in shown[2]
 
 
 def test_a_builder_whose_engine_is_gone_builds_nothing(folder: Folder) -> None:

@@ -93,7 +93,7 @@ def test_commands(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     done = run(commands.template, [*place, "code-interpreter", "--if-possible"])
     assert (done.exit_code, "base instead" in done.output) == (0, True)
     done = run(commands.template, [*place, "base", "--with", "r"])
-    assert (done.exit_code, "--with is for code-interpreter only" in done.output) == (1, True)
+    assert (done.exit_code, "--with can only be used with code-interpreter" in done.output) == (1, True)
     below = publish(folder, "base", "b1")
     built_on(folder, below, interpreter.Recipe(below).digest)
     done = run(commands.template, [*place, "code-interpreter"])

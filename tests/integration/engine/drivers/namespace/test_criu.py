@@ -260,9 +260,9 @@ async def test_find_takes_the_first_that_is_new_enough(tmp_path: Path, monkeypat
 @pytest.mark.parametrize(
     ("script", "reason"),
     [
-        ("echo 'Version: 3.17.1'", "is version 3.17.1, and 4.1 is needed"),
+        ("echo 'Version: 3.17.1'", "is version 3.17.1, but 4.1 is required"),
         ("echo no library >&2; exit 127", "does not start"),
-        (None, "there is no CRIU on this machine"),
+        (None, "CRIU is not installed on this machine"),
     ],
 )
 async def test_find_says_what_is_missing(
