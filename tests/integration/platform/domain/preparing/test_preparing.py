@@ -241,7 +241,7 @@ async def test_nobody_enters_the_sandbox_in_which_a_project_is_prepared(garden: 
 
 async def test_a_setup_that_fails(garden: Garden) -> None:
     await garden.set(setup={"command": "echo wrong >&2; exit 3"})
-    with pytest.raises(PreparationFailedError, match=r"exit code 3.*wrong") as caught:
+    with pytest.raises(PreparationFailedError, match=r"exited with code 3.*wrong") as caught:
         await garden.prepare()
     extra = caught.value.extra
     assert (extra["exitCode"], extra["outputTail"]) == (3, "wrong")
