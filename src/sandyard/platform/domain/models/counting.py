@@ -36,6 +36,8 @@ class Counter:
         self._found: dict[str, int] = {}
         self._values = 0  # JSON values in parsed events
         self._told = 0  # events, or bytes of a response in one piece
+        self.reported = False
+        """Whether the provider has reported the output. Anthropic's first event does not count: it precedes the output."""
 
     @property
     def at_least(self) -> int:
@@ -108,7 +110,9 @@ class Counter:
             return
         for document in told if isinstance(told, list) else [told]:
             for usage in _usages(document):
-                self._found |= {name: count for name, count in _counts(usage).items() if count is not None}
+                counts = {name: count for name, count in _counts(usage).items() if count is not None}
+                self._found |= counts
+                self.reported |= "output" in counts and document.get("type") != "message_start"
 
 
 def _usages(document: Any) -> Iterator[dict[str, Any]]:

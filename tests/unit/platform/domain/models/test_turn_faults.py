@@ -1,4 +1,4 @@
-"""Faults of the model requests of a turn."""
+"""Faults and usage of the model requests of a turn."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from sqlalchemy import select
 
 from sandyard.kit.clock import SystemClock
 from sandyard.kit.secret import Secret
-from sandyard.platform.db.models import Session, Turn
+from sandyard.platform.db.models import ModelCall, Session, Turn
 from sandyard.platform.domain.agents.model import ModelApi
+from sandyard.platform.domain.models import gateway
 from sandyard.platform.domain.models.faults import Cause, Fault
 from sandyard.platform.domain.models.gateway import Place
 from sandyard.platform.domain.models.service import Models
@@ -142,3 +144,52 @@ async def test_redirect_is_a_fault(agent: Agent, upstream: Upstream) -> None:
     upstream.handler = chat
     await agent.ask("one")
     assert agent.fault is None
+
+
+WORD = {"choices": [{"delta": {"content": "x"}}]}
+USAGE = {"choices": [], "usage": {"prompt_tokens": 8, "completion_tokens": 2}}
+
+
+@pytest.mark.parametrize(
+    ("events", "tokens"),
+    [
+        (None, None),  # no response yet
+        ([WORD], None),
+        ([WORD, USAGE], (8, 2)),  # many clients leave before the end
+    ],
+)
+async def test_unreported_output_is_estimated_by_time(
+    world: World,
+    agent: Agent,
+    upstream: Upstream,
+    monkeypatch: pytest.MonkeyPatch,
+    events: list[Any] | None,
+    tokens: tuple[int, int] | None,
+) -> None:
+    monkeypatch.setattr(gateway, "TOKENS_PER_SECOND", 10**6)
+    asked = asyncio.Event()
+
+    async def think(seen: Seen, reply: Reply) -> None:
+        if events is not None:
+            await reply.stream()
+            for one in events:
+                await reply.event(one)
+        asked.set()
+        await asyncio.Event().wait()
+
+    upstream.handler = think
+    asking = asyncio.create_task(agent.ask("one"))
+    async with asyncio.timeout(20):
+        await asked.wait()
+        await asyncio.sleep(0.05)  # the events are on their way, and time is what is counted
+        asking.cancel()
+        await asyncio.wait((asking,))
+        await agent.models.close()  # waits for what is being written
+        async with world.database.reading() as reading:
+            (row,) = await reading.scalars(select(ModelCall))
+    assert "disconnected" in str(row.error)
+    if tokens is not None:
+        assert (row.input_tokens, row.output_tokens) == tokens
+    else:
+        assert (row.output_tokens or 0) >= 50_000
+        assert (row.cost_micros or 0) >= 50_000
