@@ -300,6 +300,9 @@ class Gateway:
     async def _settle(self, call_id: str, call: _Call, outcome: _Outcome) -> None:
         """Record the outcome. Failing to do so does not affect the response."""
         try:
+            if outcome.sent and not outcome.reported and call.asked.continues:
+                least = max(outcome.tokens.input or 0, await self._ledger.largest_input(call.session.id))
+                outcome.tokens = replace(outcome.tokens, input=least)
             await self._ledger.close(
                 call_id,
                 status=outcome.status,

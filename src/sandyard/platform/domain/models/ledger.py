@@ -13,7 +13,7 @@ from sandyard.kit.ids import ordered_id
 from sandyard.kit.text import storable
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import ModelCall, Session
-from sandyard.platform.domain.models.model import MICROS, DaySpent, Spent, Tokens
+from sandyard.platform.domain.models.model import MICROS, MOST_TOKENS, DaySpent, Spent, Tokens
 from sandyard.platform.domain.users.tokens import instant
 
 LONGEST_ERROR = 1000
@@ -101,6 +101,12 @@ class Ledger:
                     duration_ms=duration_ms,
                 )
             )
+
+    async def largest_input(self, session_id: str) -> int:
+        """Return the input tokens of the session's largest request."""
+        query = select(func.max(ModelCall.input_tokens)).where(ModelCall.session_id == session_id)
+        async with self._database.reading() as session:
+            return min(await session.scalar(query) or 0, MOST_TOKENS)
 
     async def spent(self, *which: ColumnElement[bool]) -> Spent:
         """Return the totals of all matching requests."""

@@ -46,13 +46,13 @@ class Agent:
         self.models = models
         self._provider_id = provider_id
 
-    async def ask(self, name: str) -> int:
+    async def ask(self, name: str, path: str = "chat/completions", text: str = "") -> int:
         capability = self.models._capabilities.of("sbx_1").reveal()
         asking = Asking(
             "POST",
-            f"/{self._provider_id}/v1/chat/completions",
+            f"/{self._provider_id}/v1/{path}",
             (("authorization", f"Bearer {capability}"), ("content-type", "application/json")),
-            json.dumps({"model": name, "messages": []}).encode(),
+            json.dumps({"model": name, "messages": [text]}).encode(),
         )
         answer = Answer()
         await self.models._gateway.serve(Place("sbx_1", "s", lambda: "t"), asking, answer)
@@ -77,7 +77,7 @@ async def agent(world: World, upstream: Upstream) -> AsyncIterator[Agent]:
     provider = await models.providers.create(
         ROOT,
         name="scripted",
-        kind=ModelApi.OPENAI_CHAT,
+        kind=ModelApi.OPENAI,
         base_url=upstream.url,
         key=Secret("sk-1"),
         models=["one", "two"],
@@ -193,3 +193,26 @@ async def test_unreported_output_is_estimated_by_time(
     else:
         assert (row.output_tokens or 0) >= 50_000
         assert (row.cost_micros or 0) >= 50_000
+
+
+async def test_unreported_input_includes_stored_context(world: World, agent: Agent, upstream: Upstream) -> None:
+    """With the Responses API a small request may continue a large one."""
+    asked = asyncio.Event()
+
+    async def think(seen: Seen, reply: Reply) -> None:
+        await reply.stream()
+        asked.set()
+        await asyncio.Event().wait()
+
+    upstream.handler = think
+    async with asyncio.timeout(20):
+        for text in ("x" * 40_000, "go on"):
+            asked.clear()
+            asking = asyncio.create_task(agent.ask("one", "responses", text))
+            await asked.wait()
+            asking.cancel()
+            await asyncio.wait((asking,))
+            await agent.models._gateway._tasks.wait(5)
+        async with world.database.reading() as reading:
+            rows = list(await reading.scalars(select(ModelCall)))
+    assert [(row.input_tokens or 0) >= 10_000 for row in rows] == [True, True]
