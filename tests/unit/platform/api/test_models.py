@@ -246,6 +246,13 @@ async def test_usage(services: Services, admin: httpx.AsyncClient) -> None:
         assert not days["truncated"]
         late = await web.get("/api/v1/usage", params={"since": "2100-01-01T00:00:00Z"})
         assert (late.json()["calls"], late.json()["costUsd"]) == (0, 0.0)
+        async with services.database.transaction() as tx:
+            for number in (3, 4):  # of a provider that reported nonsense to an earlier version
+                tokens = {"input_tokens": 1 << 62, "output_tokens": 1 << 62, "cost_micros": 1 << 62}
+                when = {"started_at": utc_now(), "duration_ms": 1}
+                tx.add(ModelCall(id=f"mcl_{number}", project_id=project.id, model="b", status=200, **tokens, **when))
+        for path in ("/api/v1/usage", "/api/v1/usage/days"):
+            assert (await web.get(path)).status_code == 200
     async with client(app, stranger) as web:
         assert (await web.get("/api/v1/usage")).json()["calls"] == 0
         assert (await web.get("/api/v1/usage", params={"projectId": project.id})).status_code == 404

@@ -142,6 +142,12 @@ async def test_details_of_attempt(front: Front) -> None:
     assert without["code"] == "feedback_needed"
     back = await front.post(f"/tasks/{task.id}/move", status="in_progress", feedback="Use a set.")
     assert back["attempts"][0]["round"] == 2
+    async with front.desk.world.database.transaction() as tx:
+        for number in (3, 4):  # of a provider that reported nonsense to an earlier version
+            tokens = {"input_tokens": 1 << 62, "output_tokens": 1 << 62, "cost_micros": 1 << 62}
+            tx.add(ModelCall(id=f"mcl_{number}", status=200, started_at=now, duration_ms=5, **tokens, **of))
+    (view,) = (await front.get(f"/tasks/{task.id}"))["attempts"]
+    assert (view["spent"]["calls"], view["spent"]["inputTokens"]) == (4, 1 << 63)
 
 
 async def test_refusals(front: Front) -> None:

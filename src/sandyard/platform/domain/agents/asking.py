@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import ColumnElement, select
+from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from sandyard.kit.ids import ordered_id
@@ -28,6 +28,8 @@ from sandyard.platform.domain.users.model import Principal
 PERMISSION, QUESTION = "session/request_permission", "elicitation/create"
 DETAIL_LIMIT = 64 << 10
 OPTIONS = 50
+MOST_PENDING = 100
+"""Maximum number of requests of a turn that wait for an answer."""
 PLATFORM = "platform"
 SEND = "send"
 OVERRULED = "overruled"
@@ -268,8 +270,26 @@ def _build_result(
 
 
 async def pending_of(tx: Transaction, turn: Turn) -> list[Ask]:
-    query = select(Ask).where(Ask.turn_id == turn.id, Ask.status == AskStatus.PENDING).order_by(Ask.id)
-    return list(await tx.session.scalars(query))
+    return list(await tx.session.scalars(select(Ask).where(*_pending(turn)).order_by(Ask.id)))
+
+
+async def count_pending(tx: Transaction, turn: Turn) -> int:
+    return await tx.session.scalar(select(func.count(Ask.id)).where(*_pending(turn))) or 0
+
+
+def _pending(turn: Turn) -> list[ColumnElement[bool]]:
+    """Return the condition for pending requests of a turn. Their session is part of it for the index that leads to them."""
+    return [Ask.session_id == turn.session_id, Ask.turn_id == turn.id, Ask.status == AskStatus.PENDING]
+
+
+async def withdraw(scene: Scene, key: str) -> None:
+    """Cancel the request with this key, because the agent has withdrawn it."""
+    query = select(Ask).where(Ask.run_id == scene.run.id, Ask.request == key, Ask.status == AskStatus.PENDING)
+    ask = (await scene.tx.session.scalars(query)).first()
+    if ask is None or ask.turn_id != scene.turn.id:
+        return
+    close(scene.tx, scene.session, scene.run, ask, AskStatus.CANCELLED, by="cancel")
+    await go_on(scene.tx, scene.session, scene.turn)
 
 
 async def withdraw_stuck(tx: Transaction, session: Session, run: AgentRun, turn: Turn) -> None:
@@ -289,7 +309,7 @@ async def cancel_all(tx: Transaction, session: Session, run: AgentRun | None, tu
 async def go_on(tx: Transaction, session: Session, turn: Turn) -> None:
     """Resume the turn if no request is pending. Call this after closing a request."""
     await tx.session.flush()
-    if turn.status == TurnStatus.WAITING and not await pending_of(tx, turn):
+    if turn.status == TurnStatus.WAITING and not await count_pending(tx, turn):
         turn.status = TurnStatus.RUNNING
         turn.active_at = utc_now()
         turn.stuck_at = None

@@ -23,7 +23,7 @@ from sandyard.platform.db.models import AgentRun, Ask, Message, Session, Turn
 from sandyard.platform.domain.agents import asking, ending, mcp_commands, steps, wire
 from sandyard.platform.domain.agents.errors import AgentFailedError
 from sandyard.platform.domain.agents.measure import Measure
-from sandyard.platform.domain.agents.model import AskStatus, RunStatus, TurnStatus
+from sandyard.platform.domain.agents.model import RunStatus, TurnStatus
 from sandyard.platform.domain.agents.policy import UndecidedError, Verdicts
 from sandyard.platform.domain.agents.ports import Desk
 from sandyard.platform.domain.agents.rows import (
@@ -269,10 +269,10 @@ class _Batch:
         Raises UndecidedError before anything is changed; call again when the verdict is known.
         """
         if isinstance(told, wire.Notice):
-            if told.method == "session/update":
+            if told.method == wire.UPDATE:
                 self._apply_update(told.params, startup=startup)
-            elif told.method == "$/cancel_request":
-                await self._withdraw_asks(told.params)
+            elif told.method == wire.CANCEL_REQUEST and self.turn is not None:
+                await asking.withdraw(self._make_scene(self.turn), wire.key_of(told.params.get("requestId")))
         elif isinstance(told, wire.Request):
             await self._handle_request(told, verdicts)
         else:
@@ -329,6 +329,9 @@ class _Batch:
         query = select(Ask.id).where(Ask.run_id == self.run.id, Ask.request == request.key)
         if (await self.tx.session.scalars(query)).first() is not None:
             say(self.tx, self.run, wire.refuse(request.key, -32600, "This request id was already used."))
+        elif self.turn is not None and await asking.count_pending(self.tx, self.turn) >= asking.MOST_PENDING:
+            text = f"{asking.MOST_PENDING} requests of this turn are waiting for an answer. Wait until one is answered."
+            say(self.tx, self.run, wire.refuse(request.key, wire.TOO_MANY, text))
         elif request.method == asking.PERMISSION:
             if self.turn is None or self.turn.cancel_at is not None:
                 say(self.tx, self.run, wire.answer(request.key, {"outcome": {"outcome": "cancelled"}}))
@@ -343,15 +346,6 @@ class _Batch:
             await self.write()
             self.transcript.end_text()  # text after the question belongs in a new message below it
             await asking.open_question(self._make_scene(self.turn), request)
-
-    async def _withdraw_asks(self, params: dict[str, Any]) -> None:
-        """Close the requests that the agent has withdrawn."""
-        if self.turn is None:
-            return
-        for ask in await asking.pending_of(self.tx, self.turn):
-            if ask.run_id == self.run.id and ask.request == wire.key_of(params.get("requestId")):
-                asking.close(self.tx, self.session, self.run, ask, AskStatus.CANCELLED, by="cancel")
-        await asking.go_on(self.tx, self.session, self.turn)
 
     async def _handle_answer(self, told: wire.Answer | wire.Refusal) -> None:
         method = answered(self.run, told.id)

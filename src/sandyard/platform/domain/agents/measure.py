@@ -13,7 +13,9 @@ LINES, BYTES = 100, 1 << 20
 MESSAGES, KEPT = 20_000, 64 << 20
 """Limits of one turn: messages, and approximately the characters in them."""
 REQUESTS, REQUESTED = 10_000, 64 << 20
-"""Limits of one process: requests sent by the agent, and bytes of them."""
+"""Limits of one process: requests, cancellations of them and answers sent by the agent, and bytes of them."""
+NOTICES = 100_000
+"""Limit of one process: other notices, which are ignored. Updates are limited by what is stored of them."""
 
 Line = tuple[int, bytes]
 
@@ -31,15 +33,17 @@ def batches(lines: Sequence[Line], consumed: int) -> Iterator[tuple[Sequence[Lin
 
 
 class Measure:
-    """Count the requests of one process, as far as this platform has seen it."""
+    """Count the messages of one process, as far as this platform has seen it."""
 
     def __init__(self) -> None:
-        self._requests = self._requested = 0
+        self._requests = self._requested = self._notices = 0
 
     def count(self, told: wire.Incoming, size: int) -> None:
-        if isinstance(told, wire.Request):
+        if not isinstance(told, wire.Notice) or told.method == wire.CANCEL_REQUEST:
             self._requests += 1
             self._requested += size
+        elif told.method != wire.UPDATE:
+            self._notices += 1
 
     def fault(self, transcript: Transcript) -> str | None:
         """Return a sentence if a limit is exceeded."""
@@ -47,4 +51,6 @@ class Measure:
             return f"The agent has sent more than can be stored in one turn: {MESSAGES} messages or {KEPT >> 20} MiB."
         if self._requests > REQUESTS or self._requested > REQUESTED:
             return f"The agent has sent more than {REQUESTS} requests, or more than {REQUESTED >> 20} MiB of them."
+        if self._notices > NOTICES:
+            return f"The agent has sent more than {NOTICES} notifications that are not updates."
         return None

@@ -191,9 +191,14 @@ class Transcript:
             blank: dict[str, Any] = {"type": "tool_call", "toolCallId": key, "title": "", "kind": "other", "status": "pending",
                      "locations": [], "content": [], "input": None, "output": None}  # fmt: skip
             entry = self._calls[key] = self._add_entry(blank)
-        part = {**entry.part, **_parse_call_fields(update)}
-        entry.part = _limit_size(part)
-        self._set_weight(entry, _json_size(entry.part))
+        fields = _parse_call_fields(update)
+        # only what changes is measured: a small update of a large call must be cheap
+        size = entry.weight + sum(_json_size(new) - _json_size(entry.part.get(name)) for name, new in fields.items())
+        entry.part = {**entry.part, **fields}
+        if size > CALL_LIMIT:
+            entry.part = _limit_size(entry.part)
+            size = _json_size(entry.part)
+        self._set_weight(entry, size)
         self._mark_changed(entry)
 
     def _add_entry(self, part: dict[str, Any]) -> Entry:

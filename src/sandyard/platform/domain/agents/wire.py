@@ -19,7 +19,8 @@ MOST = 64 << 20
 """Maximum bytes of a skipped line. An agent that sends more is ended."""
 VALUES = 100_000
 """Maximum JSON values in a line: each costs much more memory and time than bytes."""
-METHOD_NOT_FOUND, INVALID_PARAMS, CANCELLED = -32601, -32602, -32800
+METHOD_NOT_FOUND, INVALID_PARAMS, TOO_MANY, CANCELLED = -32601, -32602, -32000, -32800
+UPDATE, CANCEL_REQUEST = "session/update", "$/cancel_request"
 MAX_WORDS = 4000
 LONGEST_KEY = 200
 

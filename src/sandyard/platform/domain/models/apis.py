@@ -85,6 +85,11 @@ class Asked:
         return self.path.endswith("/chat/completions")
 
     @property
+    def continues(self) -> bool:
+        """Whether it may continue a request that the provider stores, so that its input may be larger than its body."""
+        return self.path.endswith("/responses")
+
+    @property
     def gemini_model(self) -> str:
         return self.path.rpartition("/")[2].partition(":")[0]
 

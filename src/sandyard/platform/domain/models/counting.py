@@ -9,12 +9,11 @@ from typing import Any
 
 from sandyard.kit.bounded_json import count_values
 from sandyard.platform.domain.agents.model import ModelApi
-from sandyard.platform.domain.models.model import Tokens
+from sandyard.platform.domain.models.model import MOST_TOKENS, Tokens
 
 LARGEST = 8 << 20
 """Maximum size of a response or of one event of a stream. Larger ones are passed on without being parsed."""
 BYTES_OF_A_TOKEN = 4
-_MOST = 1 << 53
 _SIGN = re.compile(rb'"usage(?:Metadata)?"\s*+:\s*+\{')  # not null, which many providers send in every event
 _EVENT_VALUES, _STREAM_VALUES, _ANSWER_VALUES = 20_000, 1_000_000, 100_000
 """Maximum number of JSON values in one event, in all parsed events of a stream, and in a response in one piece.
@@ -37,11 +36,13 @@ class Counter:
         self._found: dict[str, int] = {}
         self._values = 0  # JSON values in parsed events
         self._told = 0  # events, or bytes of a response in one piece
+        self.reported = False
+        """Whether the provider has reported the output. Anthropic's first event does not count: it precedes the output."""
 
     @property
     def at_least(self) -> int:
         """Minimum number of tokens of the response so far, if none are reported: one per event, or one per four bytes."""
-        return self._told if self._events else self._told // BYTES_OF_A_TOKEN
+        return min(self._told if self._events else self._told // BYTES_OF_A_TOKEN, MOST_TOKENS)
 
     def feed(self, chunk: bytes) -> None:
         self._told += chunk.count(b"data:") if self._events else len(chunk)
@@ -67,7 +68,7 @@ class Counter:
         read, written = found.get("cache_read"), found.get("cache_write")
         taken = found.get("input")
         if self._kind is ModelApi.ANTHROPIC and taken is not None:
-            taken += (read or 0) + (written or 0)  # reported separately there
+            taken = min(taken + (read or 0) + (written or 0), MOST_TOKENS)  # reported separately there
         return Tokens(taken, found.get("output"), read, written)
 
     def _lines(self) -> Iterator[bytes]:
@@ -109,7 +110,9 @@ class Counter:
             return
         for document in told if isinstance(told, list) else [told]:
             for usage in _usages(document):
-                self._found |= {name: count for name, count in _counts(usage).items() if count is not None}
+                counts = {name: count for name, count in _counts(usage).items() if count is not None}
+                self._found |= counts
+                self.reported |= "output" in counts and document.get("type") != "message_start"
 
 
 def _usages(document: Any) -> Iterator[dict[str, Any]]:
@@ -148,9 +151,9 @@ def _counts(usage: dict[str, Any]) -> dict[str, int | None]:
 
 def _sum(usage: dict[str, Any], *names: str) -> int | None:
     counts = [count for name in names if (count := _number(usage.get(name))) is not None]
-    return sum(counts) if counts else None
+    return min(sum(counts), MOST_TOKENS) if counts else None
 
 
 def _number(value: Any) -> int | None:
-    """Return a valid count, or None."""
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MOST else None
+    """Return a valid count, at most MOST_TOKENS, or None."""
+    return min(value, MOST_TOKENS) if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None

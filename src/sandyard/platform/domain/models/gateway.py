@@ -31,7 +31,7 @@ from sandyard.platform.domain.models.counting import BYTES_OF_A_TOKEN, Counter
 from sandyard.platform.domain.models.faults import Fault, fault_of_answer, fault_of_error, label_of
 from sandyard.platform.domain.models.hosted import hosted_tools, refused_tools
 from sandyard.platform.domain.models.ledger import Ledger
-from sandyard.platform.domain.models.model import OverBudgetError, Price, Tokens, cost_micros
+from sandyard.platform.domain.models.model import MOST_TOKENS, OverBudgetError, Price, Tokens, cost_micros
 from sandyard.platform.domain.models.presets import price_at
 from sandyard.platform.domain.models.providers import Providers
 from sandyard.platform.domain.models.redaction import Redactor
@@ -44,6 +44,8 @@ log = get_logger(__name__)
 CONNECT_S, WRITE_S = 15.0, 120.0
 NOTE_S = 10.0
 """How often the usage of a response in progress is recorded, so that it is counted if the platform dies."""
+TOKENS_PER_SECOND = 30
+"""Estimated output of a request that the agent leaves before its usage is reported: the model may think without a word."""
 MOST_VALUES = 200_000
 """Maximum number of JSON values in a request. Long contexts and images are long strings, which are limited only by the body size."""
 _APART = 32 << 10
@@ -100,6 +102,8 @@ class _Outcome:
         self.error: str | None = None
         self.sent = False
         """The provider has the request and, as far as known, works on it."""
+        self.reported = False
+        """The provider has reported its output."""
         self.note: Callable[[Tokens], Awaitable[None]] | None = None
         """Records the usage so far."""
 
@@ -274,6 +278,9 @@ class Gateway:
             raise
         finally:
             if not settled:
+                if outcome.sent and not outcome.reported:
+                    output = outcome.duration_ms * TOKENS_PER_SECOND // 1000
+                    outcome.tokens = _at_least(outcome.tokens, call, min(output, MOST_TOKENS))
                 outcome.error = outcome.error or "The agent disconnected before the response was complete."
                 self._tasks.spawn(self._settle(call_id, call, outcome))
 
@@ -293,6 +300,9 @@ class Gateway:
     async def _settle(self, call_id: str, call: _Call, outcome: _Outcome) -> None:
         """Record the outcome. Failing to do so does not affect the response."""
         try:
+            if outcome.sent and not outcome.reported and call.asked.continues:
+                least = max(outcome.tokens.input or 0, await self._ledger.largest_input(call.session.id))
+                outcome.tokens = replace(outcome.tokens, input=least)
             await self._ledger.close(
                 call_id,
                 status=outcome.status,
@@ -394,7 +404,7 @@ class Gateway:
             outcome.error = redactor.text(f"The provider's response broke off: {type(error).__name__}: {error}")
             log.warning("model_answer_broken", provider=call.provider.id, reason=type(error).__name__)
         finally:
-            outcome.tokens = counter.result()
+            outcome.tokens, outcome.reported = counter.result(), counter.reported
             if outcome.sent:
                 outcome.tokens = _at_least(
                     outcome.tokens, call, 0 if complete and outcome.tokens.known else counter.at_least

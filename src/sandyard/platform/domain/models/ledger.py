@@ -5,14 +5,15 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, and_, case, extract, func, literal_column, select, update
+from sqlalchemy import ColumnElement, Double, and_, case, cast, extract, func, literal_column, select, update
+from sqlalchemy.orm import InstrumentedAttribute
 
 from sandyard.kit.clock import Clock
 from sandyard.kit.ids import ordered_id
 from sandyard.kit.text import storable
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import ModelCall, Session
-from sandyard.platform.domain.models.model import MICROS, DaySpent, Spent, Tokens
+from sandyard.platform.domain.models.model import MICROS, MOST_TOKENS, DaySpent, Spent, Tokens
 from sandyard.platform.domain.users.tokens import instant
 
 LONGEST_ERROR = 1000
@@ -101,6 +102,12 @@ class Ledger:
                 )
             )
 
+    async def largest_input(self, session_id: str) -> int:
+        """Return the input tokens of the session's largest request."""
+        query = select(func.max(ModelCall.input_tokens)).where(ModelCall.session_id == session_id)
+        async with self._database.reading() as session:
+            return min(await session.scalar(query) or 0, MOST_TOKENS)
+
     async def spent(self, *which: ColumnElement[bool]) -> Spent:
         """Return the totals of all matching requests."""
         async with self._database.reading() as session:
@@ -108,7 +115,7 @@ class Ledger:
 
     async def by_model(self, *which: ColumnElement[bool]) -> list[tuple[str | None, Spent]]:
         """Return the totals by model, those with most tokens first."""
-        most = func.coalesce(func.sum(ModelCall.input_tokens), 0) + func.coalesce(func.sum(ModelCall.output_tokens), 0)
+        most = func.coalesce(total(ModelCall.input_tokens), 0) + func.coalesce(total(ModelCall.output_tokens), 0)
         query = select(ModelCall.model, *_SUMS).where(*which).group_by(ModelCall.model)
         async with self._database.reading() as session:
             rows = await session.execute(query.order_by(most.desc(), ModelCall.model).limit(MODELS_SHOWN))
@@ -145,17 +152,22 @@ def calls_of(
     return which if since is None else [*which, ModelCall.started_at >= since]
 
 
+def total(column: InstrumentedAttribute[int | None]) -> ColumnElement[float | None]:
+    """Return the sum of a column, exact up to 2**53. Added as integers, the numbers of a provider could overflow."""
+    return func.sum(cast(column, Double))
+
+
 _SECONDS = extract("epoch", ModelCall.started_at)
 _DAY: ColumnElement[Any] = _SECONDS - _SECONDS % literal_column("86400")
 """Midnight in UTC, on any database. SQLite rounds to milliseconds."""
 _UNPRICED = and_(ModelCall.cost_micros.is_(None), ModelCall.status >= 200, ModelCall.status < 300)
 _SUMS: tuple[ColumnElement[Any], ...] = (
     func.count(ModelCall.id),
-    func.coalesce(func.sum(ModelCall.input_tokens), 0),
-    func.coalesce(func.sum(ModelCall.output_tokens), 0),
-    func.coalesce(func.sum(ModelCall.cache_read_tokens), 0),
-    func.coalesce(func.sum(ModelCall.cache_write_tokens), 0),
-    func.sum(ModelCall.cost_micros),
+    func.coalesce(total(ModelCall.input_tokens), 0),
+    func.coalesce(total(ModelCall.output_tokens), 0),
+    func.coalesce(total(ModelCall.cache_read_tokens), 0),
+    func.coalesce(total(ModelCall.cache_write_tokens), 0),
+    total(ModelCall.cost_micros),
     func.coalesce(func.sum(case((_UNPRICED, 1), else_=0)), 0),
 )
 

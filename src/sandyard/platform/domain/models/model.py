@@ -14,6 +14,10 @@ from sandyard.kit.errors import ConflictError, SandyardError
 from sandyard.platform.domain.agents.model import ModelApi
 
 MICROS = 1_000_000
+MOST_TOKENS = 10**9
+"""Maximum of each count of one request, far above what any model can use. Larger numbers are reduced to it."""
+MOST_COST_MICROS = 10**15
+"""Maximum cost of one request."""
 
 
 class NoModelError(ConflictError):
@@ -82,7 +86,7 @@ def cost_micros(price: Price | None, tokens: Tokens) -> int | None:
     cost = plain * price.input + (tokens.output or 0) * price.output
     cost += read * (price.input if price.cache_read is None else price.cache_read)
     cost += written * (price.input if price.cache_write is None else price.cache_write)
-    return round(cost)
+    return min(round(cost), MOST_COST_MICROS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from sqlalchemy.orm.attributes import set_committed_value
 from sandyard.kit.clock import Clock
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import Attempt, ModelCall, PullRequest, Session, Step, Task
+from sandyard.platform.domain.models.ledger import total
 from sandyard.platform.domain.models.model import MICROS, Spent
 from sandyard.platform.domain.tasks.model import AttemptStatus, Column
 from sandyard.platform.domain.tasks.needs import needs_of
@@ -179,11 +180,11 @@ _SPENT = (
     select(
         ModelCall.session_id,
         func.count(),
-        func.coalesce(func.sum(ModelCall.input_tokens), 0),
-        func.coalesce(func.sum(ModelCall.output_tokens), 0),
-        func.coalesce(func.sum(ModelCall.cache_read_tokens), 0),
-        func.coalesce(func.sum(ModelCall.cache_write_tokens), 0),
-        func.sum(ModelCall.cost_micros),
+        func.coalesce(total(ModelCall.input_tokens), 0),
+        func.coalesce(total(ModelCall.output_tokens), 0),
+        func.coalesce(total(ModelCall.cache_read_tokens), 0),
+        func.coalesce(total(ModelCall.cache_write_tokens), 0),
+        total(ModelCall.cost_micros),
         func.sum(_UNPRICED),
     )
     .where(ModelCall.session_id.in_(_SESSION_IDS))

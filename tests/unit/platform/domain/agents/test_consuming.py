@@ -9,11 +9,11 @@ from collections.abc import AsyncIterator
 from typing import Any, cast
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import event, select
 
 from sandyard.platform.db.database import Database, DatabaseUnavailableError, Transaction
-from sandyard.platform.db.models import AgentRun, Ask, Project, Session, Turn
-from sandyard.platform.domain.agents import measure, policy
+from sandyard.platform.db.models import AgentInput, AgentRun, Ask, Project, Session, Turn
+from sandyard.platform.domain.agents import asking, measure, policy
 from sandyard.platform.domain.agents.consuming import Consumer
 from sandyard.platform.domain.agents.ports import Desk
 from sandyard.platform.domain.agents.rows import PENDING
@@ -114,6 +114,57 @@ async def test_decides_permissions_between_transactions(database: Database, monk
         ("id", "allow"),
     ]
     assert run is not None and run.consumed == place
+
+
+async def test_limits_pending_requests(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asking, "MOST_PENDING", 3)
+    await drawn(database)
+    async with database.transaction() as tx:
+        turn = await tx.session.get(Turn, "t")
+        assert turn is not None
+        turn.run_id, turn.status, turn.request = "r", "running", 7
+    consumer, place, loaded = Consumer(cast(Desk, Watched(database)), "r"), 0, list[str]()
+
+    async def take(*messages: dict[str, Any]) -> tuple[str, list[str], str]:
+        """Return the turn's status, the ids of pending requests, and all that the agent was sent."""
+        nonlocal place
+        lines = []
+        for one in messages:
+            line = json.dumps({"jsonrpc": "2.0", **one}).encode()
+            place += len(line) + 1
+            lines.append((place, line))
+        await consumer.take(lines, place)
+        async with database.reading() as reading:
+            turn = await reading.get(Turn, "t")
+            pending = await reading.scalars(select(Ask.request).where(Ask.status == "pending").order_by(Ask.id))
+            sent = await reading.scalars(select(AgentInput.line).order_by(AgentInput.position))
+            assert turn is not None
+            return turn.status, list(pending), "".join(sent)
+
+    def question(number: int) -> dict[str, Any]:
+        return {"id": number, "method": "elicitation/create", "params": {"message": "Which?", "requestedSchema": {}}}
+
+    def cancel(number: int) -> dict[str, Any]:
+        return {"method": "$/cancel_request", "params": {"requestId": number}}
+
+    status, pending, sent = await take(*(question(number) for number in range(4)))
+    assert (status, pending) == ("waiting", ["0", "1", "2"])
+    refusal = json.loads(sent)
+    assert (refusal["id"], refusal["error"]["code"]) == (3, -32000)
+    assert refusal["error"]["message"].startswith("3 requests of this turn are waiting for an answer.")
+
+    def note_load(ask: Ask, _: Any) -> None:
+        loaded.append(ask.request)
+
+    event.listen(Ask, "load", note_load)
+    try:
+        assert await take(cancel(3), cancel(99)) == ("waiting", pending, sent)
+        assert loaded == []
+        status, pending, _ = await take(cancel(1), question(4))
+        assert (status, pending, loaded) == ("waiting", ["0", "2", "4"], ["1"])
+    finally:
+        event.remove(Ask, "load", note_load)
+    assert (await take(cancel(0), cancel(2), cancel(4)))[:2] == ("running", [])
 
 
 class Failing(Watched):

@@ -30,3 +30,23 @@ def test_reports_exceeded_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     assert told.fault(Transcript()) is None
     told.count(wire.Request("1", "x", {}), 11)
     assert told.fault(Transcript()) is not None
+
+
+@pytest.mark.parametrize(
+    ("limit", "one"),
+    [
+        ("REQUESTS", wire.Notice("$/cancel_request", {})),
+        ("REQUESTS", wire.Answer(1, {})),
+        ("REQUESTS", wire.Refusal(1, 0, "x")),
+        ("NOTICES", wire.Notice("_x", {})),
+    ],
+)
+def test_limits_other_messages(monkeypatch: pytest.MonkeyPatch, limit: str, one: wire.Incoming) -> None:
+    monkeypatch.setattr(measure, limit, 1)
+    told = Measure()
+    for _ in range(3):
+        told.count(wire.Notice("session/update", {}), 1)
+    told.count(one, 1)
+    assert told.fault(Transcript()) is None
+    told.count(one, 1)
+    assert "more than 1 " in str(told.fault(Transcript()))

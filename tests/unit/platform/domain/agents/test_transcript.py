@@ -211,3 +211,22 @@ def test_tracks_weight() -> None:
     assert 1500 < made.weight < 2500
     again = Transcript(known=[(entry.id, entry.part) for entry in made.changes()])
     assert abs(again.weight - made.weight) < 100
+
+
+def test_small_update_of_large_call_is_cheap(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, encoded = Transcript(), list[int]()
+    content = [{"type": "content", "content": {"type": "text", "text": "x" * 60_000}}] * 8
+    made.apply({"sessionUpdate": "tool_call", "toolCallId": "t", "content": content})
+
+    def measure(value: Any) -> int:
+        encoded.append(real(value))
+        return encoded[-1]
+
+    real = transcript._json_size
+    monkeypatch.setattr(transcript, "_json_size", measure)
+    for number in range(10):
+        made.apply({"sessionUpdate": "tool_call_update", "toolCallId": "t", "title": f"step {number}"})
+    assert sum(encoded) < 1000
+    (part,) = parts(made)
+    assert part["title"] == "step 9"
+    assert made.weight == real(part)

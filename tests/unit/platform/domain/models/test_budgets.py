@@ -80,6 +80,18 @@ async def test_task_without_budget_uses_project(world: World) -> None:
         await usual.budgets.check(usual.session)
 
 
+@pytest.mark.both_databases
+async def test_huge_numbers_exceed_every_budget(world: World) -> None:
+    """Of a provider that reported them to an earlier version."""
+    most = {"usd": 1_000_000, "tokens": 10**13}
+    huge = await purse(world, {"monthlyBudget": most}, most)
+    for _ in range(3):
+        await huge.spend((1 << 63) - 1, (1 << 63) - 1)
+    with pytest.raises(OverBudgetError, match="The task has used up its budget"):
+        await huge.budgets.check(huge.session)
+    assert "used up" in (await huge.budgets.exceeded(huge.session) or "")
+
+
 async def test_project_budget_resets_each_month(world: World) -> None:
     monthly = await purse(world, {"monthlyBudget": {"tokens": 10}}, None)
     await monthly.spend(11)

@@ -12,7 +12,7 @@ from sandyard.kit.secret import Secret
 from sandyard.platform.domain.agents.model import ModelApi
 from sandyard.platform.domain.models import counting
 from sandyard.platform.domain.models.counting import Counter
-from sandyard.platform.domain.models.model import Price, Tokens, cost_micros, price_of
+from sandyard.platform.domain.models.model import MOST_TOKENS, Price, Tokens, cost_micros, price_of
 from sandyard.platform.domain.models.redaction import Redactor, redactor_of_headers
 
 
@@ -186,3 +186,24 @@ def test_lines_pass_at_once_and_small_pieces_are_cheap() -> None:
     for _ in range(2000):
         redactor.feed(b"a")
     assert time.process_time() - began < 5, "a search for every beginning of every value would take a minute"
+
+
+def test_limits_what_a_provider_reports() -> None:
+    """With the highest price too, a row must be storable."""
+    dear = Price(input=100_000, output=100_000)
+    for kind, usage in (
+        (ModelApi.OPENAI_CHAT, {"prompt_tokens": 1 << 53, "completion_tokens": 10**40}),
+        (
+            ModelApi.ANTHROPIC,
+            dict.fromkeys(
+                ("input_tokens", "output_tokens", "cache_read_input_tokens", "cache_creation_input_tokens"), 1 << 70
+            ),
+        ),
+    ):
+        counter = Counter(kind, "application/json")
+        counter.feed(json.dumps({"usage": usage}).encode())
+        tokens = counter.result()
+        assert (tokens.input, tokens.output) == (MOST_TOKENS, MOST_TOKENS)
+        assert max(tokens.cache_read or 0, tokens.cache_write or 0) <= MOST_TOKENS
+        assert MOST_TOKENS < (cost_micros(dear, tokens) or 0) < 1 << 63
+    assert (cost_micros(dear, Tokens(1 << 62, 1 << 62)) or 0) < 1 << 63

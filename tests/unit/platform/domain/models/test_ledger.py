@@ -56,3 +56,22 @@ async def test_separates_days_models_and_projects(world: World) -> None:
     assert {(one.model, one.spent.calls) for one in of_project} == {("sonnet", 1), ("opus", 1)}
     newest, truncated = await ledger.by_day(limit=1)
     assert ([one.day for one in newest], truncated) == ([date(2026, 3, 1)], True)
+
+
+async def test_adds_up_rows_with_huge_numbers(world: World) -> None:
+    """Of a provider that reported them to an earlier version."""
+    most, now = (1 << 63) - 1, datetime(2026, 3, 1, tzinfo=UTC)
+    async with world.database.transaction() as tx:
+        for _ in range(3):
+            row = call(now, "huge", None, most)
+            row.input_tokens = row.output_tokens = row.cache_read_tokens = row.cache_write_tokens = most
+            tx.add(row)
+        tx.add(call(now, "small", None, 5))
+    ledger = Ledger(world.database, world.clock)
+    assert (await ledger.spent()).calls == 4
+    models = await ledger.by_model()
+    assert [model for model, _ in models] == ["huge", "small"]
+    assert models[0][1].tokens >= 6 * most and (models[0][1].cost_usd or 0) > 2e13
+    assert (models[1][1].tokens, models[1][1].cost_usd) == (11, 0.000005)
+    days, _ = await ledger.by_day()
+    assert [one.spent for one in days] == [spent for _, spent in models]

@@ -1,4 +1,4 @@
-"""Faults of the model requests of a turn."""
+"""Faults and usage of the model requests of a turn."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from sqlalchemy import select
 
 from sandyard.kit.clock import SystemClock
 from sandyard.kit.secret import Secret
-from sandyard.platform.db.models import Session, Turn
+from sandyard.platform.db.models import ModelCall, Session, Turn
 from sandyard.platform.domain.agents.model import ModelApi
+from sandyard.platform.domain.models import gateway
 from sandyard.platform.domain.models.faults import Cause, Fault
 from sandyard.platform.domain.models.gateway import Place
 from sandyard.platform.domain.models.service import Models
@@ -44,13 +46,13 @@ class Agent:
         self.models = models
         self._provider_id = provider_id
 
-    async def ask(self, name: str) -> int:
+    async def ask(self, name: str, path: str = "chat/completions", text: str = "") -> int:
         capability = self.models._capabilities.of("sbx_1").reveal()
         asking = Asking(
             "POST",
-            f"/{self._provider_id}/v1/chat/completions",
+            f"/{self._provider_id}/v1/{path}",
             (("authorization", f"Bearer {capability}"), ("content-type", "application/json")),
-            json.dumps({"model": name, "messages": []}).encode(),
+            json.dumps({"model": name, "messages": [text]}).encode(),
         )
         answer = Answer()
         await self.models._gateway.serve(Place("sbx_1", "s", lambda: "t"), asking, answer)
@@ -75,7 +77,7 @@ async def agent(world: World, upstream: Upstream) -> AsyncIterator[Agent]:
     provider = await models.providers.create(
         ROOT,
         name="scripted",
-        kind=ModelApi.OPENAI_CHAT,
+        kind=ModelApi.OPENAI,
         base_url=upstream.url,
         key=Secret("sk-1"),
         models=["one", "two"],
@@ -142,3 +144,75 @@ async def test_redirect_is_a_fault(agent: Agent, upstream: Upstream) -> None:
     upstream.handler = chat
     await agent.ask("one")
     assert agent.fault is None
+
+
+WORD = {"choices": [{"delta": {"content": "x"}}]}
+USAGE = {"choices": [], "usage": {"prompt_tokens": 8, "completion_tokens": 2}}
+
+
+@pytest.mark.parametrize(
+    ("events", "tokens"),
+    [
+        (None, None),  # no response yet
+        ([WORD], None),
+        ([WORD, USAGE], (8, 2)),  # many clients leave before the end
+    ],
+)
+async def test_unreported_output_is_estimated_by_time(
+    world: World,
+    agent: Agent,
+    upstream: Upstream,
+    monkeypatch: pytest.MonkeyPatch,
+    events: list[Any] | None,
+    tokens: tuple[int, int] | None,
+) -> None:
+    monkeypatch.setattr(gateway, "TOKENS_PER_SECOND", 10**6)
+    asked = asyncio.Event()
+
+    async def think(seen: Seen, reply: Reply) -> None:
+        if events is not None:
+            await reply.stream()
+            for one in events:
+                await reply.event(one)
+        asked.set()
+        await asyncio.Event().wait()
+
+    upstream.handler = think
+    asking = asyncio.create_task(agent.ask("one"))
+    async with asyncio.timeout(20):
+        await asked.wait()
+        await asyncio.sleep(0.05)  # the events are on their way, and time is what is counted
+        asking.cancel()
+        await asyncio.wait((asking,))
+        await agent.models.close()  # waits for what is being written
+        async with world.database.reading() as reading:
+            (row,) = await reading.scalars(select(ModelCall))
+    assert "disconnected" in str(row.error)
+    if tokens is not None:
+        assert (row.input_tokens, row.output_tokens) == tokens
+    else:
+        assert (row.output_tokens or 0) >= 50_000
+        assert (row.cost_micros or 0) >= 50_000
+
+
+async def test_unreported_input_includes_stored_context(world: World, agent: Agent, upstream: Upstream) -> None:
+    """With the Responses API a small request may continue a large one."""
+    asked = asyncio.Event()
+
+    async def think(seen: Seen, reply: Reply) -> None:
+        await reply.stream()
+        asked.set()
+        await asyncio.Event().wait()
+
+    upstream.handler = think
+    async with asyncio.timeout(20):
+        for text in ("x" * 40_000, "go on"):
+            asked.clear()
+            asking = asyncio.create_task(agent.ask("one", "responses", text))
+            await asked.wait()
+            asking.cancel()
+            await asyncio.wait((asking,))
+            await agent.models._gateway._tasks.wait(5)
+        async with world.database.reading() as reading:
+            rows = list(await reading.scalars(select(ModelCall)))
+    assert [(row.input_tokens or 0) >= 10_000 for row in rows] == [True, True]
