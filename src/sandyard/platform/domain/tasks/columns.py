@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from sqlalchemy import ColumnElement, Select, String, cast, exists, func, or_, select, union_all
+from sqlalchemy import ColumnElement, Select, String, and_, cast, exists, func, or_, select, union_all
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import defer
 
@@ -247,6 +247,9 @@ async def _filtered(
     matching = await _matching(session, seen, asks, wanted)
     index = func.row_number().over(partition_by=(Task.project_id, Task.status), order_by=(Task.position, Task.id))
     query = select(Task.id, Task.project_id, Task.status, index).where(seen, Task.status.in_(columns))
+    if len(matching) <= _ROWS:
+        all_places = query.subquery()
+        query = select(all_places).where(all_places.c.id.in_(matching))
     places: list[_Place] = []
     for rows in (await session.execute(query)).partitions(_ROWS):
         await take_turn()
@@ -270,7 +273,7 @@ async def _matching(
         }
         known = {
             id_
-            for id_, facts in (await _facts(session, seen)).items()
+            for id_, facts in (await _facts(session, _may_match(seen, wanted.show))).items()
             if (wanted.agent is None or wanted.agent in facts.agents)
             and (wanted.show is None or tests[wanted.show](facts))
         }
@@ -302,6 +305,18 @@ async def _asked(session: AsyncSession, asks: ColumnElement[bool]) -> set[str]:
     """Return the sessions in which something waits for a person."""
     query = select(Ask.session_id).join(Session, Session.id == Ask.session_id)
     return set(await session.scalars(query.where(Ask.status == AskStatus.PENDING, asks)))
+
+
+def _may_match(seen: ColumnElement[bool], show: Show | None) -> ColumnElement[bool]:
+    """Return a condition for tasks that `show` may include, so that most of a large board is not read."""
+    at_work = Task.id.in_(select(Attempt.task_id).where(Attempt.status.in_(_AT_WORK)))
+    if show == Show.RUNNING:
+        return and_(seen, at_work)
+    if show == Show.FAILED:
+        return and_(seen, or_(Task.error.is_not(None), Task.status == Column.IN_PROGRESS))
+    if show == Show.NEEDS_YOU:
+        return and_(seen, or_(at_work, Task.status == Column.IN_REVIEW))
+    return seen
 
 
 async def _facts(session: AsyncSession, seen: ColumnElement[bool]) -> dict[str, _Facts]:
