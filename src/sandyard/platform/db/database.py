@@ -165,19 +165,30 @@ class Database:
             event.listen(engine.sync_engine, "begin", _begin_sqlite)
             if path:
                 self._tasks.spawn(sqlite.keep_log_short(Path(path)))
+            self._reads = engine
         else:
             engine = create_async_engine(
-                self.url, pool_size=10, max_overflow=20, pool_pre_ping=True, connect_args={"timeout": 10}
+                self.url, pool_size=4, max_overflow=6, pool_pre_ping=True, connect_args={"timeout": 10}
             )
+            # its own connections, because the time limit is part of a connection and must not stop writes and migrations;
+            # no transaction around a single query, because that would cost two more round trips
+            self._reads = create_async_engine(
+                self.url,
+                pool_size=6,
+                max_overflow=14,
+                pool_pre_ping=True,
+                isolation_level="AUTOCOMMIT",
+                connect_args={"timeout": 10},
+            )
+            event.listen(self._reads.sync_engine, "connect", _limit_query_time)
         self._engine = engine
-        # no transaction around a single query: on PostgreSQL that would cost two more round trips
-        self._reads = engine if self.is_sqlite else engine.execution_options(isolation_level="AUTOCOMMIT")
         self._writes = engine.execution_options(write=True)
 
     async def close(self) -> None:
         await self._tasks.cancel()
-        if self._engine is not None:
+        if self._engine is not None and self._reads is not None:
             await self._engine.dispose()
+            await self._reads.dispose()  # on SQLite the same
             self._engine = self._reads = self._writes = None
 
     @property
@@ -240,7 +251,10 @@ class Database:
 
     @contextlib.asynccontextmanager
     async def reading(self) -> AsyncIterator[AsyncSession]:
-        """Open a session for queries. Each query sees what was committed when it started. Changes are not saved."""
+        """Open a session for queries. Each query sees what was committed when it started. Changes are not saved.
+
+        Raises DatabaseBusyError if a query takes longer than `sqlite.THREAD_S`, on either database.
+        """
         self._require_open()
         with translated():
             async with self._session(self._reads) as session:
@@ -319,6 +333,12 @@ class Database:
             await session.execute(text("SELECT 1"))
 
 
+def _limit_query_time(connection: Any, _record: object) -> None:
+    """Stop long queries of a PostgreSQL connection. As a statement, because poolers such as PgBouncer refuse it as a startup parameter."""
+    statement = f"SET statement_timeout = {round(sqlite.THREAD_S * 1000)}"
+    connection.run_async(lambda driver: driver.execute(statement))
+
+
 def _begin_sqlite(connection: Connection) -> None:
     if connection.get_execution_options().get("write", False):
         connection.exec_driver_sql("BEGIN IMMEDIATE")
@@ -366,12 +386,20 @@ def _error_for_state(state: str, error: object) -> SandyardError | None:
     """
     if state == "53100":
         return DatabaseFullError()
+    if state == "57014":  # the server's time limit
+        return _query_too_slow()
     if state.startswith(_BUSY):
         return DatabaseBusyError()
     if state.startswith(("28", "3D")):  # authentication, or the name of the database
         said = str(error).rpartition(": ")[2]
         return DatabaseUnavailableError(f"The database rejected the connection: {said}. Check SANDYARD_DATABASE_URL.")
     return DatabaseUnavailableError() if state.startswith(_GONE) else None
+
+
+def _query_too_slow() -> DatabaseBusyError:
+    return DatabaseBusyError(
+        f"The database query was stopped after {sqlite.THREAD_S:.0f} seconds. Request less, e.g. one project or fewer days."
+    )
 
 
 _BUSY = (
@@ -391,9 +419,7 @@ _SQLITE: dict[int, Callable[[], Exception]] = {
     sqlite3.SQLITE_BUSY: DatabaseBusyError,
     sqlite3.SQLITE_LOCKED: DatabaseBusyError,
     sqlite3.SQLITE_FULL: DatabaseFullError,
-    sqlite3.SQLITE_INTERRUPT: lambda: DatabaseBusyError(
-        f"The database query was stopped after {sqlite.THREAD_S:.0f} seconds. Request less, e.g. one project or fewer days."
-    ),
+    sqlite3.SQLITE_INTERRUPT: _query_too_slow,
     sqlite3.SQLITE_IOERR: DatabaseUnavailableError,
     sqlite3.SQLITE_CANTOPEN: lambda: DatabaseUnavailableError("The platform's database cannot be opened."),
     sqlite3.SQLITE_READONLY: lambda: DatabaseUnavailableError("The platform's database is read-only."),

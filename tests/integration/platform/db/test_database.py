@@ -227,13 +227,25 @@ async def test_a_person_searches_once_at_a_time(database: Database) -> None:
         over.set()
 
 
-async def test_sqlite_gives_a_question_up_after_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sqlite, "THREAD_S", 0)
-    database = Database(f"sqlite:///{tmp_path / 'x.db'}")
+async def test_a_query_is_stopped_after_a_time(empty_database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sqlite, "THREAD_S", 0.2)
+    database = Database(empty_database_url)
     await database.open()
-    with pytest.raises(BusyError, match="Request less"):
-        async with database.reading() as session:
+    with pytest.raises(BusyError, match="stopped after 0 seconds"):
+        async with asyncio.timeout(30), database.reading() as session:
             await session.execute(ENDLESS)
+    await database.check()
+    await database.close()
+
+
+async def test_a_statement_of_a_transaction_has_no_time_limit(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite, "THREAD_S", 0.2)
+    database = Database(postgres_url)
+    await database.open()
+    async with database.transaction() as tx:
+        await tx.session.execute(text("SELECT pg_sleep(0.5)"))
     await database.close()
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
+from sandyard.platform.api import models
 from sandyard.platform.api.app import build
 from sandyard.platform.app import ROUTERS, opened
 from sandyard.platform.db.models import ModelCall
@@ -209,7 +210,8 @@ async def test_stores_only_working_provider(admin: httpx.AsyncClient) -> None:
     assert (await admin.post(PROVIDERS, json={**body, "name": "b", "test": False})).status_code == 201
 
 
-async def test_usage(services: Services, admin: httpx.AsyncClient) -> None:
+async def test_usage(services: Services, admin: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(models, "_ITEMS_AT_ONCE", 1)
     owner, stranger = await person(services, "owner"), await person(services, "stranger")
     project = await services.projects.create(owner.principal, "website")
     async with services.database.transaction() as tx:

@@ -68,18 +68,27 @@ class IssueFollower:
     async def round(self) -> None:
         """Poll all projects that are due."""
         now = instant(self._clock)
+        projects = await self._polled_projects()
         async with self._database.reading() as session:
-            living = select(Project).where(Project.archived_at.is_(None), Project.repository.is_not(None))
-            projects = []
-            async for rows in (await session.stream_scalars(living)).partitions(_ROWS):
-                projects += [row for row in rows if self._wants(row)]
-                await asyncio.sleep(0)  # let other tasks run
             lately = select(Delivery.project_id).where(
                 Delivery.received_at > now - HEARD_WITHIN, Delivery.event != POLLED
             )
             heard = set(await session.scalars(lately.distinct()))
         due = [row for row in projects if self._next.get(row.id, now) <= now]
         await asyncio.gather(*(self._look(row, heard=row.id in heard, now=now) for row in due))
+
+    async def _polled_projects(self) -> list[Project]:
+        living = select(Project).where(Project.archived_at.is_(None), Project.repository.is_not(None))
+        found: list[Project] = []
+        last = ""
+        async with self._database.reading() as session:
+            while rows := list(
+                await session.scalars(living.where(Project.id > last).order_by(Project.id).limit(_ROWS))
+            ):
+                found += [row for row in rows if self._wants(row)]
+                last = rows[-1].id
+                await asyncio.sleep(0)  # let other tasks run
+        return found
 
     def _wants(self, project: Project) -> bool:
         if ProjectSettings.of(project).tasks.issue_label is None:

@@ -257,6 +257,7 @@ class Gateway:
             call.model,
             tokens=least,
             cost_micros=_cost(call, least),
+            configured=call.model in call.provider.models,
         )
 
         async def note(tokens: Tokens) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from typing import Any
 
 from sqlalchemy import ColumnElement, Double, and_, case, cast, extract, func, literal_column, select, update
@@ -10,6 +10,7 @@ from sqlalchemy.orm import InstrumentedAttribute
 
 from sandyard.kit.clock import Clock
 from sandyard.kit.ids import ordered_id
+from sandyard.kit.pacing import take_turn
 from sandyard.kit.text import storable
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import ModelCall, Session
@@ -19,6 +20,12 @@ from sandyard.platform.domain.users.tokens import instant
 LONGEST_ERROR = 1000
 MODELS_SHOWN = 100
 DAYS_SHOWN = 10_000
+MODELS_PER_DAY = 50
+"""Maximum number of different model names that are recorded per project and day (UTC), because agents choose them freely."""
+OTHER_MODELS = "other models"
+"""Recorded instead of all further names."""
+_ROWS = 100
+"""Rows converted between two pauses for other tasks."""
 UNFINISHED = "The platform stopped before the response was complete."
 
 
@@ -27,6 +34,9 @@ class Ledger:
         self._database = database
         self._clock = clock
         self._open: set[str] = set()
+        self._names_day: date | None = None
+        self._names: dict[str, set[str]] = {}
+        """By project, or by owner for sessions without one: the model names of the day."""
 
     async def open(
         self,
@@ -37,12 +47,18 @@ class Ledger:
         *,
         tokens: Tokens | None = None,
         cost_micros: int | None = None,
+        configured: bool = False,
     ) -> str:
         """Record a request that is about to be sent, with its minimum usage, and return its id.
 
-        If the platform dies meanwhile, that is what the row says.
+        If the platform dies meanwhile, that is what the row says. The name of a model that is `configured` for the provider is always
+        recorded; others only up to MODELS_PER_DAY.
         """
         least = tokens or Tokens()
+        now = instant(self._clock)
+        name = None if model is None else storable(model[:200])
+        if name is not None and not configured:
+            name = await self._bounded_name(name, session, now)
         row = ModelCall(
             id=ordered_id("mcl_"),
             provider_id=provider_id,
@@ -50,19 +66,44 @@ class Ledger:
             task_id=session.task_id,
             session_id=session.id,
             turn_id=turn_id,
-            model=None if model is None else storable(model[:200]),
+            model=name,
             status=0,
             input_tokens=least.input,
             output_tokens=least.output,
             cost_micros=cost_micros,
             error=UNFINISHED,
-            started_at=instant(self._clock),
+            started_at=now,
             duration_ms=0,
         )
         async with self._database.transaction() as tx:
             tx.add(row)
         self._open.add(row.id)
         return row.id
+
+    async def _bounded_name(self, name: str, session: Session, now: datetime) -> str:
+        """Return the name, or OTHER_MODELS if there are MODELS_PER_DAY others. Each replica counts its own names and those stored before."""
+        if self._names_day != now.date():
+            self._names_day, self._names = now.date(), {}
+        whose = session.project_id or session.owner_id
+        if whose not in self._names:
+            stored = await self._stored_names(session, now)
+            self._names.setdefault(whose, stored)
+        names = self._names[whose]
+        if name not in names and len(names) >= MODELS_PER_DAY:
+            return OTHER_MODELS
+        names.add(name)
+        return name
+
+    async def _stored_names(self, session: Session, now: datetime) -> set[str]:
+        midnight = now.replace(hour=0, minute=0, second=0, microsecond=0)
+        query = select(ModelCall.model).where(ModelCall.started_at >= midnight, ModelCall.model.is_not(None))
+        if session.project_id is not None:
+            query = query.where(ModelCall.project_id == session.project_id)
+        else:
+            sessions = select(Session.id).where(Session.owner_id == session.owner_id)
+            query = query.where(ModelCall.project_id.is_(None), ModelCall.session_id.in_(sessions))
+        async with self._database.reading() as reading:
+            return set(await reading.scalars(query.distinct().limit(MODELS_PER_DAY)))
 
     def settled(self) -> list[ColumnElement[bool]]:
         """Return the condition for requests that are not in progress here. The usage of those is an estimate, mostly too high."""
@@ -125,11 +166,12 @@ class Ledger:
         """Return the totals by day (UTC), project and model, newest day first, and whether there are more than `limit`."""
         keys = (ModelCall.project_id, ModelCall.model)
         query = select(_DAY, *keys, *_SUMS).where(*which).group_by(_DAY, *keys)
+        days: list[DaySpent] = []
         async with self._database.reading() as session:
-            rows = (await session.execute(query.order_by(_DAY.desc(), *keys).limit(limit + 1))).all()
-        days = [
-            DaySpent(datetime.fromtimestamp(int(row[0]), UTC).date(), row[1], row[2], _spent(*row[3:])) for row in rows
-        ]
+            rows = await session.execute(query.order_by(_DAY.desc(), *keys).limit(limit + 1))
+        for some in rows.partitions(_ROWS):
+            await take_turn()
+            days += [DaySpent(_date(row[0]), row[1], row[2], _spent(*row[3:])) for row in some]
         return days[:limit], len(days) > limit
 
 
@@ -170,6 +212,10 @@ _SUMS: tuple[ColumnElement[Any], ...] = (
     total(ModelCall.cost_micros),
     func.coalesce(func.sum(case((_UNPRICED, 1), else_=0)), 0),
 )
+
+
+def _date(midnight: Any) -> date:
+    return datetime.fromtimestamp(int(midnight), UTC).date()
 
 
 def _spent(*sums: Any) -> Spent:

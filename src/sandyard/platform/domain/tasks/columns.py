@@ -1,18 +1,20 @@
 """The board: the number of tasks in each column, and a page of them.
 
-Position and filter fields are read for all tasks; everything else only for the tasks on the page.
+Without a filter, only the tasks on the page are read, and the rest is counted. With one, position and filter fields are read for all tasks.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from sqlalchemy import ColumnElement, String, cast, exists, func, or_, select
+from sqlalchemy import ColumnElement, Select, String, and_, cast, exists, func, or_, select, union_all
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import defer
 
+from sandyard.kit.pacing import take_turn
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import Ask, Attempt, Project, PullRequest, Session, Task
 from sandyard.platform.domain.agents.model import AskStatus
@@ -30,6 +32,10 @@ MAX_WORDS = 8
 """Maximum number of different words in a search; later words are ignored."""
 SEARCHED_CHARACTERS = 10_000
 """Searched characters of a description."""
+RANGES_AT_ONCE = 50
+"""Ranges of columns read in one query. SQLite allows 500."""
+_ROWS = 500
+"""Rows processed between two pauses for other tasks."""
 _WITHOUT_DESCRIPTION = select(Task).options(defer(Task.description))
 
 
@@ -81,7 +87,16 @@ class _Place:
     project_id: str
     column: Column
     index: int
-    failed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Range:
+    """The tasks `start` to `end` (exclusive) of a project's column."""
+
+    project_id: str
+    column: Column
+    start: int
+    end: int
 
 
 @dataclass(slots=True)
@@ -129,15 +144,20 @@ async def read_board(
     `seen` is the condition for the board's tasks, `asks` the one for sessions whose questions count, `who` the user. With several projects:
     the first task of each, then the second of each, and so on.
     """
-    async with database.searching(who) if wanted.words else database.reading() as session:
-        places = await _places(session, seen)
-        matching = await _matching(session, seen, asks, wanted)
-        shown = {
-            column: [one for one in places if one.column == column and (matching is None or one.id in matching)]
-            for column in ([only] if only is not None else list(Column))
-        }
-        page = {column: found[offset : offset + limit] for column, found in shown.items()}
-        ids = [one.id for found in page.values() for one in found]
+    columns = [only] if only is not None else list(Column)
+    is_filtered = wanted != BoardFilter()
+    async with database.searching(who) if is_filtered else database.reading() as session:
+        counts = await _counts(session, seen)
+        failed = await session.scalar(select(func.count()).select_from(Task).where(seen, is_failed())) or 0
+        totals = {column: sum(counts[column].values()) for column in columns}
+        if is_filtered:
+            found = await _filtered(session, seen, asks, wanted, columns)
+            matching = {column: len(ids) for column, ids in found.items()}
+            page = {column: ids[offset : offset + limit] for column, ids in found.items()}
+        else:
+            matching = totals
+            page = await _page(session, {column: counts[column] for column in columns}, offset, limit)
+        ids = [one for found in page.values() for one in found]
         rows = {row.id: row for row in await session.scalars(_WITHOUT_DESCRIPTION.where(Task.id.in_(ids)))}
     gathered = await cards.of([rows[one] for one in ids if one in rows])
     by_id = {card.task.id: card for card in gathered}
@@ -146,30 +166,101 @@ async def read_board(
         columns=[
             ColumnPage(
                 column=column,
-                total=sum(one.column == column for one in places),
-                matching=len(shown[column]),
-                failed=sum(one.column == column and one.failed for one in places),
-                cards=[by_id[one.id] for one in found if one.id in by_id],
+                total=totals[column],
+                matching=matching[column],
+                failed=failed if column == Column.IN_PROGRESS else 0,
+                cards=[by_id[one] for one in page[column] if one in by_id],
             )
-            for column, found in page.items()
+            for column in columns
         ],
         titles=await cards.titles(sorted(blockers)),
     )
 
 
-async def _places(session: AsyncSession, seen: ColumnElement[bool]) -> list[_Place]:
-    index = func.row_number().over(partition_by=(Task.project_id, Task.status), order_by=(Task.position, Task.id))
-    rows = await session.execute(select(Task.id, Task.project_id, Task.status, index, is_failed()).where(seen))
+async def _counts(session: AsyncSession, seen: ColumnElement[bool]) -> dict[Column, dict[str, int]]:
+    """Return, by column and project, the number of tasks. The index has all that is needed."""
+    counts: dict[Column, dict[str, int]] = {column: {} for column in Column}
+    query = select(Task.project_id, Task.status, func.count()).where(seen).group_by(Task.project_id, Task.status)
+    for project_id, status, count in await session.execute(query):
+        counts[Column(status)][project_id] = count
+    return counts
+
+
+async def _page(
+    session: AsyncSession, counts: Mapping[Column, Mapping[str, int]], offset: int, limit: int
+) -> dict[Column, list[str]]:
+    """Return the ids of the tasks on the page, by column and in order."""
+    ranges = [one for column, of_column in counts.items() for one in _ranges(column, of_column, offset, offset + limit)]
+    found: dict[tuple[str, Column], list[tuple[int, str]]] = {}
+    for at in range(0, len(ranges), RANGES_AT_ONCE):
+        query = union_all(*(_tasks_in(one) for one in ranges[at : at + RANGES_AT_ONCE]))
+        for project_id, status, position, id_ in await session.execute(query):
+            found.setdefault((project_id, Column(status)), []).append((position, id_))
     places = [
-        _Place(id_, project, Column(status), number - 1, bool(failed)) for id_, project, status, number, failed in rows
+        _Place(id_, one.project_id, one.column, index)
+        for one in ranges
+        for index, (_, id_) in enumerate(sorted(found.get((one.project_id, one.column), ())), one.start)
     ]
-    return sorted(places, key=lambda one: (one.index, one.project_id))
+    return _by_column(places, list(counts))
+
+
+def _ranges(column: Column, counts: Mapping[str, int], start: int, end: int) -> list[_Range]:
+    """Return which tasks of each project are among the tasks `start` to `end` of the whole column."""
+    before, until = _shares(counts, start), _shares(counts, end)
+    return [_Range(one, column, before[one], until[one]) for one in sorted(counts) if before[one] < until[one]]
+
+
+def _shares(counts: Mapping[str, int], number: int) -> dict[str, int]:
+    """Return how many of the column's first `number` tasks each project has, if the projects take turns in the order of their ids."""
+    rounds = range(max(counts.values(), default=0) + 1)
+    full = bisect_right(rounds, number, key=lambda one: sum(min(count, one) for count in counts.values())) - 1
+    shares = {project: min(count, full) for project, count in counts.items()}
+    longer = [project for project in sorted(counts) if counts[project] > full]
+    for project in longer[: number - sum(shares.values())]:
+        shares[project] += 1
+    return shares
+
+
+def _tasks_in(wanted: _Range) -> Select[str, str, int, str]:
+    query = select(Task.project_id, Task.status, Task.position, Task.id)
+    query = query.where(Task.project_id == wanted.project_id, Task.status == wanted.column)
+    query = query.order_by(Task.position, Task.id).offset(wanted.start).limit(wanted.end - wanted.start)
+    return select(query.subquery())
+
+
+def _by_column(places: Sequence[_Place], columns: Sequence[Column]) -> dict[Column, list[str]]:
+    """Return the ids in each column: the first task of each project, then the second of each, and so on."""
+    found: dict[Column, list[str]] = {column: [] for column in columns}
+    for one in sorted(places, key=lambda one: (one.index, one.project_id)):
+        found[one.column].append(one.id)
+    return found
+
+
+async def _filtered(
+    session: AsyncSession,
+    seen: ColumnElement[bool],
+    asks: ColumnElement[bool],
+    wanted: BoardFilter,
+    columns: Sequence[Column],
+) -> dict[Column, list[str]]:
+    """Return the ids of all matching tasks, by column and in order."""
+    matching = await _matching(session, seen, asks, wanted)
+    index = func.row_number().over(partition_by=(Task.project_id, Task.status), order_by=(Task.position, Task.id))
+    query = select(Task.id, Task.project_id, Task.status, index).where(seen, Task.status.in_(columns))
+    if len(matching) <= _ROWS:
+        all_places = query.subquery()
+        query = select(all_places).where(all_places.c.id.in_(matching))
+    places: list[_Place] = []
+    for rows in (await session.execute(query)).partitions(_ROWS):
+        await take_turn()
+        places += [_Place(id_, project, Column(status), n - 1) for id_, project, status, n in rows if id_ in matching]
+    return _by_column(places, columns)
 
 
 async def _matching(
     session: AsyncSession, seen: ColumnElement[bool], asks: ColumnElement[bool], wanted: BoardFilter
-) -> set[str] | None:
-    """Return the ids of matching tasks; None means all match."""
+) -> set[str]:
+    """Return the ids of matching tasks."""
     found: set[str] | None = None
     if words := has_words(wanted.words):
         found = set(await session.scalars(select(Task.id).where(seen, *words)))
@@ -182,12 +273,12 @@ async def _matching(
         }
         known = {
             id_
-            for id_, facts in (await _facts(session, seen)).items()
+            for id_, facts in (await _facts(session, _may_match(seen, wanted.show))).items()
             if (wanted.agent is None or wanted.agent in facts.agents)
             and (wanted.show is None or tests[wanted.show](facts))
         }
         found = known if found is None else found & known
-    return found
+    return found if found is not None else set(await session.scalars(select(Task.id).where(seen)))
 
 
 def has_words(text: str) -> list[ColumnElement[bool]]:
@@ -216,6 +307,18 @@ async def _asked(session: AsyncSession, asks: ColumnElement[bool]) -> set[str]:
     return set(await session.scalars(query.where(Ask.status == AskStatus.PENDING, asks)))
 
 
+def _may_match(seen: ColumnElement[bool], show: Show | None) -> ColumnElement[bool]:
+    """Return a condition for tasks that `show` may include, so that most of a large board is not read."""
+    at_work = Task.id.in_(select(Attempt.task_id).where(Attempt.status.in_(_AT_WORK)))
+    if show == Show.RUNNING:
+        return and_(seen, at_work)
+    if show == Show.FAILED:
+        return and_(seen, or_(Task.error.is_not(None), Task.status == Column.IN_PROGRESS))
+    if show == Show.NEEDS_YOU:
+        return and_(seen, or_(at_work, Task.status == Column.IN_REVIEW))
+    return seen
+
+
 async def _facts(session: AsyncSession, seen: ColumnElement[bool]) -> dict[str, _Facts]:
     of_board = Project.id.in_(select(Task.project_id).where(seen))
     defaults = {
@@ -225,23 +328,26 @@ async def _facts(session: AsyncSession, seen: ColumnElement[bool]) -> dict[str, 
     query = select(Task.id, Task.project_id, Task.status, Task.agent, Task.attempts, Task.error).where(seen)
     found: dict[str, _Facts] = {}
     chosen: dict[str, str] = {}
-    for id_, project, status, agent, wanted, error in await session.execute(query):
-        agents = {one["agent"] for one in wanted or [] if one.get("agent")}
-        found[id_] = _Facts(Column(status), agents, bool(error))
-        takes_default = not wanted or any(not one.get("agent") for one in wanted)
-        if takes_default and (default := agent or defaults.get(project)):
-            chosen[id_] = default
+    for rows in (await session.execute(query)).partitions(_ROWS):
+        await take_turn()
+        for id_, project, status, agent, wanted, error in rows:
+            agents = {one["agent"] for one in wanted or [] if one.get("agent")}
+            found[id_] = _Facts(Column(status), agents, bool(error))
+            takes_default = not wanted or any(not one.get("agent") for one in wanted)
+            if takes_default and (default := agent or defaults.get(project)):
+                chosen[id_] = default
     attempts = select(Attempt.task_id, Attempt.agent, Attempt.status, Attempt.session_id).join(
         Task, Task.id == Attempt.task_id
     )
-    for task_id, agent, status, session_id in await session.execute(
-        attempts.where(seen).order_by(Attempt.task_id, Attempt.number)
-    ):
-        if (facts := found.get(task_id)) is None:
-            continue  # it was created after the tasks were read
-        facts.attempts.append((agent, AttemptStatus(status), session_id))
-        facts.agents.add(agent)
-        chosen.pop(task_id, None)  # it was started with this agent
+    ordered = attempts.where(seen).order_by(Attempt.task_id, Attempt.number)
+    for tried in (await session.execute(ordered)).partitions(_ROWS):
+        await take_turn()
+        for task_id, agent, status, session_id in tried:
+            if (facts := found.get(task_id)) is None:
+                continue  # it was created after the tasks were read
+            facts.attempts.append((agent, AttemptStatus(status), session_id))
+            facts.agents.add(agent)
+            chosen.pop(task_id, None)  # it was started with this agent
     for id_, agent in chosen.items():
         found[id_].agents.add(agent)
     return found

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from datetime import UTC, date, datetime
+from typing import Any
 
 import pytest
+from sqlalchemy import select
 
 from sandyard.kit.ids import ordered_id
-from sandyard.platform.db.models import ModelCall
-from sandyard.platform.domain.models.ledger import Ledger, calls_of
+from sandyard.platform.db.models import ModelCall, ModelProvider, Session
+from sandyard.platform.domain.models import ledger as ledgers
+from sandyard.platform.domain.models.ledger import OTHER_MODELS, Ledger, calls_of
+from sandyard.platform.domain.users.tokens import instant
 from tests.unit.platform.world import World
 
 pytestmark = pytest.mark.both_databases
@@ -75,3 +79,30 @@ async def test_adds_up_rows_with_huge_numbers(world: World) -> None:
     assert (models[1][1].tokens, models[1][1].cost_usd) == (11, 0.000005)
     days, _ = await ledger.by_day()
     assert [one.spent for one in days] == [spent for _, spent in models]
+
+
+async def test_bounds_model_names_of_a_day(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledgers, "MODELS_PER_DAY", 3)
+    owner, other = (await world.person("owner")).principal, (await world.person("other")).principal
+    project, now = await world.projects.create(owner, "website"), instant(world.clock)
+    rows = {"title": "s", "template": "base", "created_at": now, "updated_at": now}
+    provider = {"name": "p", "kind": "openai", "base_url": "https://models.example", "hint": ""}
+    inside = Session(id="ses_1", owner_id=owner.user_id, project_id=project.id, **rows)
+    outside = [Session(id=f"ses_{who.user_id}", owner_id=who.user_id, **rows) for who in (owner, other)]
+    async with world.database.transaction() as tx:
+        tx.add(ModelProvider(id="prv_1", created_at=now, updated_at=now, **provider), inside, *outside)
+
+    async def record(ledger: Ledger, session: Session, name: str | None, **options: Any) -> str | None:
+        call_id = await ledger.open("prv_1", session, None, name, **options)
+        async with world.database.reading() as reading:
+            return await reading.scalar(select(ModelCall.model).where(ModelCall.id == call_id))
+
+    for session in (inside, *outside):
+        ledger = Ledger(world.database, world.clock)
+        assert [await record(ledger, session, name) for name in "aba"] == ["a", "b", "a"]
+        ledger = Ledger(world.database, world.clock)  # as after a restart
+        assert [await record(ledger, session, name) for name in "cdea"] == ["c", OTHER_MODELS, OTHER_MODELS, "a"]
+        assert await record(ledger, session, "listed", configured=True) == "listed"
+        assert await record(ledger, session, None) is None
+    await world.clock.advance(86400)
+    assert await record(ledger, inside, "e") == "e"

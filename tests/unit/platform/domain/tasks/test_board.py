@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
-from sqlalchemy import inspect
+from sqlalchemy import event, inspect
 
 from sandyard.kit.errors import ConflictError, ForbiddenError, InvalidInputError, NotFoundError
 from sandyard.platform.db.database import DatabaseUnavailableError, Transaction
-from sandyard.platform.db.models import Project
+from sandyard.platform.db.models import Project, Task
 from sandyard.platform.domain import paging
 from sandyard.platform.domain.paging import PageRequest
-from sandyard.platform.domain.tasks import placing, releasing
+from sandyard.platform.domain.tasks import columns, placing, releasing
 from sandyard.platform.domain.tasks.columns import MAX_WORDS, SEARCHED_CHARACTERS, BoardFilter, has_words
 from sandyard.platform.domain.tasks.errors import (
     ColumnFullError,
@@ -24,6 +25,7 @@ from sandyard.platform.domain.tasks.errors import (
 )
 from sandyard.platform.domain.tasks.fields import TaskFields
 from sandyard.platform.domain.tasks.model import AttemptStatus, Column
+from sandyard.platform.domain.users.tokens import instant
 from tests.unit.platform.domain.tasks.desk import Desk
 
 pytestmark = pytest.mark.both_databases
@@ -151,6 +153,43 @@ async def test_board_does_not_load_descriptions(desk: Desk) -> None:
     board = await desk.tasks.board(desk.me, BoardFilter(), limit=10)
     (card,) = [card for column in board.columns for card in column.cards]
     assert "description" in inspect(card.task).unloaded
+
+
+async def test_board_reads_only_what_it_shows(desk_anywhere: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    desk, read = desk_anywhere, list[int]()
+    monkeypatch.setattr(columns, "RANGES_AT_ONCE", 2)
+    projects = [desk.project, *[await desk.world.projects.create(desk.me, name) for name in "abc"]]
+    now = instant(desk.world.clock)
+    card = {"description": "", "title": "x", "priority": 0, "created_at": now, "updated_at": now}
+    rows = [
+        Task(id=f"tsk_{at}{n:03}", project_id=project.id, status=column, position=n // 3, **card)
+        for at, (project, count) in enumerate(zip(projects, (40, 0, 7, 23), strict=True))
+        for n in range(count)
+        for column in ([BACKLOG] if n % 2 else [DONE])
+    ]
+    async with desk.world.database.transaction() as tx:
+        tx.add(*rows)
+
+    def note(_connection: object, cursor: Any, *_: object) -> None:
+        read.append(len(cursor._rows))
+
+    for column in (BACKLOG, DONE, IN_REVIEW):
+        of_projects = [sorted(r.id for r in rows if (r.project_id, r.status) == (p.id, column)) for p in projects]
+        in_turns = sorted(
+            (n, p.id, id_) for p, ids in zip(projects, of_projects, strict=True) for n, id_ in enumerate(ids)
+        )
+        expected, found = [id_ for _, _, id_ in in_turns], list[str]()
+        reads = desk.world.database._reads
+        assert reads is not None
+        event.listen(reads.sync_engine, "after_cursor_execute", note)
+        for offset in range(0, len(expected) + 3, 3):
+            page = await desk.tasks.board(desk.me, BoardFilter(), only=column, offset=offset, limit=3)
+            (shown,) = page.columns
+            found += [card.task.id for card in shown.cards]
+            assert (shown.total, shown.matching) == (len(expected), len(expected))
+        event.remove(reads.sync_engine, "after_cursor_execute", note)
+        assert found == expected
+    assert max(read) <= 12  # the counts by project and column
 
 
 async def test_allowed_moves(desk: Desk) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from sandyard.kit.secret import Secret
 from sandyard.platform.db.models import Project, Task
+from sandyard.platform.domain.forge import issues
 from sandyard.platform.domain.forge.access import Access
 from sandyard.platform.domain.forge.deliveries import LabelledIssue
 from sandyard.platform.domain.forge.issues import IssueFollower
@@ -158,7 +159,8 @@ class Polled(Hub):
 
 
 @pytest.fixture
-async def polled(desk: Desk) -> AsyncIterator[Polled]:
+async def polled(desk_anywhere: Desk) -> AsyncIterator[Polled]:
+    desk = desk_anywhere
     with Scripted(desk.world.clock) as api:
         settings = {"tasks": {"issueLabel": "sandyard"}, "forge": {"kind": "github", "apiUrl": api.url}}
         desk.project = await desk.world.projects.update(
@@ -173,7 +175,13 @@ async def polled(desk: Desk) -> AsyncIterator[Polled]:
         await made.access.close()
 
 
-async def test_polls_issues_without_webhook(polled: Polled) -> None:
+@pytest.mark.both_databases
+async def test_polls_issues_without_webhook(polled: Polled, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(issues, "_ROWS", 1)
+    for name in "abc":
+        await polled.desk.world.projects.create(
+            polled.desk.me, name, repository=f"https://127.0.0.1/acme/{name}.git"
+        )  # read in other batches; without a label it is not polled
     await polled.look(1, 2)
     assert [task.source["number"] for task in await polled.tasks()] == [1, 2]
     (asked,) = polled.api.asked
