@@ -21,7 +21,8 @@ READ_BYTES = 16 << 10
 """Maximum size of one read: that of a TLS record."""
 HEAD_BYTES = 64 << 10
 """Maximum size of a response's head, together with the interim responses before it."""
-INTERIM_RESPONSES = 20
+HEAD_LINES, INTERIM_RESPONSES = 500, 20
+_HEAD_READ_BYTES = 4 << 10
 _INTERIM = re.compile(rb"\nHTTP/\d\.\d 1")
 _INTERIM_LENGTH = len(b"\nHTTP/1.1 1")
 
@@ -64,11 +65,11 @@ class _PacedStream(httpcore.AsyncNetworkStream):
 
     async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:  # noqa: ASYNC109 - the interface has it
         head = _RECEIVED_HEAD.get()
-        if head is not None:
-            timeout = head.remaining_seconds()
-        data = await self._inner.read(min(max_bytes, READ_BYTES), timeout)
-        if head is not None:
-            head.check(data)
+        if head is None:
+            data = await self._inner.read(min(max_bytes, READ_BYTES), timeout)
+        else:
+            data = await self._inner.read(min(max_bytes, _HEAD_READ_BYTES), head.remaining_seconds())
+            head.add(data)
         await take_turn()
         return data
 
@@ -95,7 +96,7 @@ class _Head:
 
     def __init__(self, seconds: float | None) -> None:
         self._deadline = None if seconds is None else time.monotonic() + seconds
-        self._size = self._interim = 0
+        self._size = self._lines = self._interim = 0
         self._end = b""
 
     def remaining_seconds(self) -> float | None:
@@ -107,11 +108,12 @@ class _Head:
             raise httpcore.ReadTimeout("The server did not send the head of its response in time.")
         return remaining
 
-    def check(self, data: bytes) -> None:
-        """Raise RemoteProtocolError if the head is too large with this data."""
-        if self._size >= HEAD_BYTES:
+    def add(self, data: bytes) -> None:
+        """Raise RemoteProtocolError if the head is too large. Only what came before `data` is measured, because this may be the body."""
+        if self._size >= HEAD_BYTES or self._lines >= HEAD_LINES:
             raise httpcore.RemoteProtocolError("The head of the response is too large.")
         self._size += len(data)
+        self._lines += data.count(b"\n")
         recent = self._end + data
         self._interim += len(_INTERIM.findall(recent))
         self._end = recent[1 - _INTERIM_LENGTH :]

@@ -12,7 +12,7 @@ import pytest
 from sandyard.kit import paced_http
 from sandyard.kit.destinations import Destinations
 from sandyard.kit.guarded_http import GuardedTransport
-from sandyard.kit.paced_http import HEAD_BYTES, INTERIM_RESPONSES, READ_BYTES
+from sandyard.kit.paced_http import INTERIM_RESPONSES, READ_BYTES
 from sandyard.kit.shared_http import open_shared_client
 
 INTERIM = b"HTTP/1.1 103 \r\n\r\n"
@@ -66,10 +66,16 @@ async def test_accepts_some_interim_responses(client: httpx.AsyncClient) -> None
 
 
 async def test_refuses_large_head(client: httpx.AsyncClient) -> None:
-    head = b"HTTP/1.1 200 OK\r\n" + b"a: b\r\n" * (HEAD_BYTES // 6 + READ_BYTES)
-    async with serving(sending(head)) as url:
-        with pytest.raises(httpx.RemoteProtocolError, match="too large"):
-            await client.get(url)
+    for lines in (b"a:b\r\n" * 5000, (b"a: " + b"b" * 1000 + b"\r\n") * 90):
+        async with serving(sending(ANSWER.replace(b"\r\n\r\n", b"\r\n" + lines + b"\r\n"))) as url:
+            with pytest.raises(httpx.RemoteProtocolError, match="too large"):
+                await client.get(url)
+
+
+async def test_accepts_body_of_many_lines(client: httpx.AsyncClient) -> None:
+    body = b"\n" * (1 << 20)
+    async with serving(sending(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(body) + body)) as url:
+        assert (await client.get(url)).content == body
 
 
 async def test_whole_head_must_arrive_in_time(client: httpx.AsyncClient) -> None:

@@ -122,4 +122,4 @@ def graphql_words(said: Mapping[str, Any]) -> tuple[str, str]:
     if not isinstance(errors, list) or not errors:
         return "", ""
     first = errors[0] if isinstance(errors[0], dict) else {}
-    return str(first.get("type") or "UNKNOWN")[:60], "; ".join(_details(errors))[:_WORDS]
+    return str(first.get("type") or "UNKNOWN")[:60], "; ".join(_details(errors, None))[:_WORDS]
