@@ -8,6 +8,7 @@ import httpx
 
 from sandyard.kit.cookies import discard_cookies
 from sandyard.kit.destinations import Destinations, is_proxied
+from sandyard.kit.paced_http import limit_responses, pace_reads
 
 
 class GuardedTransport(httpx.AsyncBaseTransport):
@@ -22,8 +23,7 @@ class GuardedTransport(httpx.AsyncBaseTransport):
         reuse: bool = True,
     ) -> None:
         """With `reuse` False, every request gets its own connection. Connections are pooled by address, and several names at one address
-        must
-        not share a connection, because each connection was verified for its own name."""
+        must not share a connection, because each connection was verified for its own name."""
         self._destinations = destinations
         self._trust = trust
         self._reuse = reuse
@@ -34,7 +34,7 @@ class GuardedTransport(httpx.AsyncBaseTransport):
         url = request.url
         self._destinations.check_name(url.host)
         if is_proxied(url.scheme, url.host):
-            self._proxied = self._proxied or discard_cookies(httpx.AsyncClient(verify=self._verify()))
+            self._proxied = self._proxied or self._open_proxied()
             return await self._proxied.send(request, stream=True)
         self._direct = direct = self._direct or self._open()
         try:
@@ -63,7 +63,10 @@ class GuardedTransport(httpx.AsyncBaseTransport):
     def _open(self) -> httpx.AsyncHTTPTransport:
         kept = 20 if self._reuse else 0
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=kept)
-        return httpx.AsyncHTTPTransport(verify=self._verify(), limits=limits)
+        return pace_reads(httpx.AsyncHTTPTransport(verify=self._verify(), limits=limits))
+
+    def _open_proxied(self) -> httpx.AsyncClient:
+        return limit_responses(discard_cookies(httpx.AsyncClient(verify=self._verify())))
 
     def _verify(self) -> ssl.SSLContext | bool:
         return self._trust if self._trust is not None else True

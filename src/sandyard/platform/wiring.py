@@ -136,7 +136,9 @@ def _create_services(
     )
     connections = Connections(destinations, timeout_s=settings.model_timeout_s)
     mcp = McpGateway(McpServers(database, projects, vault, clock, connections), Capabilities(vault))
-    models = Models(database, lifecycle, projects, vault, settings=settings, clock=clock, mcp=mcp)
+    models = Models(
+        database, lifecycle, projects, vault, settings=settings, clock=clock, destinations=destinations, mcp=mcp
+    )
     stack.push_async_callback(models.close)
     credentials = Credentials(database, projects, vault, clock)
     host_git = Git(

@@ -3,6 +3,7 @@ block everybody."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
 
@@ -23,6 +24,7 @@ from sandyard.platform.domain.models import faults, gateway, trying
 from sandyard.platform.domain.models.apis import Asked
 from sandyard.platform.domain.models.counting import Counter
 from sandyard.platform.domain.models.model import Tokens
+from sandyard.platform.domain.models.redaction import Redactor
 from sandyard.platform.domain.models.tunnel import Room, Tunnel, TunnelError
 from sandyard.platform.domain.preparing import jsonc
 from sandyard.platform.domain.remote.line import Line, SshError
@@ -38,7 +40,7 @@ def flood(**fields: object) -> bytes:
 
 def _count(event: str) -> Tokens:
     counter = Counter(ModelApi.OPENAI, "text/event-stream" if event else "application/json")
-    counter.feed(event.encode() + flood(usage={"input_tokens": 1}))
+    asyncio.run(counter.feed(event.encode() + flood(usage={"input_tokens": 1})))
     return counter.result()
 
 
@@ -48,7 +50,7 @@ ENTRY_POINTS: dict[str, Callable[[], object]] = {
     "command": lambda: Ended.parse(flood(reason="exited").decode()),
     "agent": lambda: wire.parse(flood(method="session/update")),
     "forge error": lambda: words(flood(message="no")),
-    "provider error": lambda: faults._quote(flood(error="no").decode())[:20],
+    "provider error": lambda: faults._quote(flood(error="no").decode(), Redactor())[:20],
     "models": lambda: trying._listed(flood(data=[{"id": "m"}])),
     "mcp server": lambda: probe._message(flood(id=1), 1),
     "stream": lambda: _count("data: "),

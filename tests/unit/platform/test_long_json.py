@@ -23,11 +23,11 @@ def test_accepts_request_with_long_context() -> None:
     assert _parsed(body, Asked("/v1/chat/completions", "", counted=True), ModelApi.OPENAI_CHAT) == ("m", body, [])
 
 
-def test_accepts_event_that_repeats_whole_answer() -> None:
+async def test_accepts_event_that_repeats_whole_answer() -> None:
     tools = [{"type": "function", "name": f"t{number}", "parameters": {"type": "object"}} for number in range(500)]
     response = {"output": [{"text": CODE}], "tools": tools, "usage": {"input_tokens": 5, "output_tokens": 6}}
     counter = Counter(ModelApi.OPENAI, "text/event-stream")
-    counter.feed(b"data: " + json.dumps({"type": "response.completed", "response": response}).encode() + b"\n\n")
+    await counter.feed(b"data: " + json.dumps({"type": "response.completed", "response": response}).encode() + b"\n\n")
     assert counter.result() == Tokens(5, 6)
 
 

@@ -24,6 +24,7 @@ import httpx
 
 from sandyard.kit.errors import ForbiddenError, UnreachableError
 from sandyard.kit.names import Address, look_up
+from sandyard.kit.paced_http import PacedBackend, pace_reads
 
 CONNECT_S, READ_S = 15.0, 60.0
 _TRANSLATED = (ipaddress.IPv6Network("64:ff9b::/96"), ipaddress.IPv6Network("64:ff9b:1::/48"))
@@ -89,7 +90,7 @@ class Doors(httpx.AsyncBaseTransport):
 
     def __init__(self, reach: Reach) -> None:
         self._reach = reach
-        self._plain = httpcore.AsyncConnectionPool(network_backend=_Checked(reach), max_connections=16)
+        self._plain = httpcore.AsyncConnectionPool(network_backend=PacedBackend(_Checked(reach)), max_connections=16)
         self._secure: httpcore.AsyncConnectionPool | None = None
         self._proxied: dict[str, httpx.AsyncHTTPTransport] = {}
 
@@ -107,7 +108,7 @@ class Doors(httpx.AsyncBaseTransport):
             with contextlib.suppress(ValueError):
                 self._reach.check(host, request.url.port, [ipaddress.ip_address(host.strip("[]"))])
             if proxy not in self._proxied:
-                self._proxied[proxy] = httpx.AsyncHTTPTransport(verify=self._context, proxy=proxy)
+                self._proxied[proxy] = pace_reads(httpx.AsyncHTTPTransport(verify=self._context, proxy=proxy))
             return await self._proxied[proxy].handle_async_request(request)
         assert isinstance(request.stream, httpx.AsyncByteStream)
         url = httpcore.URL(
@@ -129,7 +130,7 @@ class Doors(httpx.AsyncBaseTransport):
             return self._plain
         if self._secure is None:
             self._secure = httpcore.AsyncConnectionPool(
-                ssl_context=self._context, network_backend=_Checked(self._reach), max_connections=16
+                ssl_context=self._context, network_backend=PacedBackend(_Checked(self._reach)), max_connections=16
             )
         return self._secure
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Boolean, Index, Integer, LargeBinary, String, Text
+from sqlalchemy import Boolean, Index, Integer, LargeBinary, String, Text, false
 from sqlalchemy.orm import Mapped, mapped_column
 
 from sandyard.platform.db.base import Base, Id, LongText, Name, Word, belongs_to, may_refer_to
@@ -110,6 +110,9 @@ class ModelProvider(Base):
     name: Mapped[str] = mapped_column(String(100))
     kind: Mapped[Word]  # anthropic, openai, openai_chat, gemini
     base_url: Mapped[str] = mapped_column(String(1000))
+    named_by_admin: Mapped[bool] = mapped_column(
+        default=False, server_default=false()
+    )  # an administrator has set the address
     key: Mapped[bytes | None] = mapped_column(LargeBinary)  # encrypted; None: not needed
     hint: Mapped[str] = mapped_column(String(100))  # the part of the key that may be shown
     models: Mapped[list[str]] = mapped_column(Json, default=list)  # the first is the default

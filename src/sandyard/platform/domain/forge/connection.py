@@ -19,6 +19,8 @@ from sandyard.kit.clock import Clock
 from sandyard.kit.destinations import Destinations, PrivateAddressError
 from sandyard.kit.guarded_http import GuardedTransport
 from sandyard.kit.logging import get_logger
+from sandyard.kit.paced_http import limit_responses
+from sandyard.kit.pacing import take_turn
 from sandyard.kit.secret import Secret
 from sandyard.platform.domain.forge.budget import CORE, Pace, retry_after
 from sandyard.platform.domain.forge.errors import ForgeForbiddenError, ForgeUnreachableError
@@ -150,14 +152,14 @@ class Connection:
                 if method == "GET" and found.etag:
                     self._remembered.put(self._key, url, found)
                 return await asyncio.to_thread(_answer, found)
-            said = words(response.content) if _GITHUBS in response.headers else ""
+            said = words(response.content, token) if _GITHUBS in response.headers else ""
             if self.pace.limited(response.status_code, response.headers, said, rounds):
                 rounds += 1
                 continue
             if response.status_code == 401 and token and not renewed and self._tokens.rejected(token):
                 renewed = True
                 continue
-            error = refusal(response.status_code, response.headers, _masked(said, token))
+            error = refusal(response.status_code, response.headers, said)
             if not isinstance(error, ForgeUnreachableError):
                 raise error
             faults += 1
@@ -223,7 +225,7 @@ class _Client(GitHub[UnauthAuthStrategy]):
     @asynccontextmanager
     async def get_async_client(self) -> AsyncGenerator[httpx.AsyncClient, None]:
         if self._kept is None:
-            made = await self._create_async_client()
+            made = limit_responses(await self._create_async_client())
             if self._kept is None:
                 self._kept = made
         yield self._kept
@@ -249,6 +251,7 @@ class _Bounded(httpx.AsyncByteStream):
     async def __aiter__(self) -> AsyncIterator[bytes]:
         size = 0
         async for chunk in self._stream:
+            await take_turn()
             size += len(chunk)
             if size > _ANSWER_LIMIT:
                 raise ForgeUnreachableError("The forge's response is too large to be one of GitHub's.")
@@ -286,7 +289,3 @@ def _linked_pages(link: str) -> dict[str, int]:
         if name == "rel" and page.isascii() and page.isdigit() and len(page) <= 6:
             pages[relation.partition(";")[0].strip().strip('"')] = int(page)
     return pages
-
-
-def _masked(said: str, token: Secret | None) -> str:
-    return said.replace(token.reveal(), "***") if token else said

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sandyard.kit import bounded_json
+from sandyard.kit.secret import Secret
 from sandyard.platform.domain.forge.errors import (
     ForgeError,
     ForgeForbiddenError,
@@ -22,38 +23,44 @@ _LARGEST, _VALUES = 1 << 20, 10_000
 _NEEDED = "'Contents: read and write' and 'Pull requests: read and write'"
 
 
-def words(content: bytes) -> str:
-    """Return GitHub's message on one line; empty if there is none. Anything but JSON comes from another server and is not shown."""
+def words(content: bytes, token: Secret | None = None) -> str:
+    """Return GitHub's message on one line, without the token; empty if there is none. Anything
+    but JSON comes from another server and is not shown."""
     try:
         said = bounded_json.parse(content, largest=_LARGEST, values=_VALUES)
     except ValueError:
         return ""
     if not isinstance(said, dict):
         return ""
-    found = [_text(said.get("message")), *_details(said.get("errors"))]
+    found = [_text(said.get("message"), token), *_details(said.get("errors"), token)]
     if found[0].lower() in ("validation failed", "") and len(found) > 1:
         found = found[1:]
     return "; ".join(dict.fromkeys(part for part in found if part))[:_WORDS]
 
 
-def _details(errors: Any) -> list[str]:
+def _details(errors: Any, token: Secret | None) -> list[str]:
     if isinstance(errors, str):
-        return [_text(errors)]
+        return [_text(errors, token)]
     found = []
     for error in errors[:10] if isinstance(errors, list) else []:
         if not isinstance(error, dict):
-            found.append(_text(error))
+            found.append(_text(error, token))
         elif error.get("message"):
-            found.append(_text(error["message"]))
+            found.append(_text(error["message"], token))
         else:
-            parts = [_text(error.get(name)) for name in ("field", "code", "value")]
+            parts = [_text(error.get(name), token) for name in ("field", "code", "value")]
             found.append(" ".join(part for part in parts if part))
     return found
 
 
-def _text(value: Any) -> str:
-    """Return the text without a final full stop, which only some of GitHub's messages have."""
-    return " ".join(value.split()).rstrip(".")[:_WORDS] if isinstance(value, str) else ""
+def _text(value: Any, token: Secret | None) -> str:
+    """Return the text without the token and without a final full stop, which only some of GitHub's messages have."""
+    if not isinstance(value, str):
+        return ""
+    text = (
+        value.replace(token.reveal(), "***") if token else value
+    )  # before it is cut, which could leave a part of the token
+    return " ".join(text.split()).rstrip(".")[:_WORDS]
 
 
 def refusal(status: int, headers: Mapping[str, str], said: str) -> ForgeError:
@@ -115,4 +122,4 @@ def graphql_words(said: Mapping[str, Any]) -> tuple[str, str]:
     if not isinstance(errors, list) or not errors:
         return "", ""
     first = errors[0] if isinstance(errors[0], dict) else {}
-    return str(first.get("type") or "UNKNOWN")[:60], "; ".join(_details(errors))[:_WORDS]
+    return str(first.get("type") or "UNKNOWN")[:60], "; ".join(_details(errors, None))[:_WORDS]

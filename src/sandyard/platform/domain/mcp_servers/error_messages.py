@@ -6,10 +6,12 @@ import httpx
 
 from sandyard.kit.connection_faults import describe_unreachable
 from sandyard.kit.errors import SandyardError
+from sandyard.platform.domain.models.redaction import Redactor
 
 
-def refusal_of_answer(name: str, response: httpx.Response, *, keyed: bool) -> str | None:
-    """Return why the response is an error, or None if it is not. `keyed`: the request had configured headers."""
+def refusal_of_answer(name: str, response: httpx.Response, *, keyed: bool, redactor: Redactor) -> str | None:
+    """Return why the response is an error, or None if it is not. `keyed`: the request had configured headers, which `redactor` removes
+    from the message."""
     status = response.status_code
     if response.is_success:
         return None
@@ -20,7 +22,7 @@ def refusal_of_answer(name: str, response: httpx.Response, *, keyed: bool) -> st
             else f"The MCP server {name} requires authentication ({status}). Add a header, such as Authorization."
         )
     if response.is_redirect:
-        where = str(response.headers.get("location", ""))[:200]
+        where = redactor.text(str(response.headers.get("location", "")))[:200]
         return f"The MCP server {name} redirects to another URL ({where}). Redirects are not followed. Check that URL and use it instead."
     if status == 404:
         return f"The MCP server {name} was not found at this URL (404)."

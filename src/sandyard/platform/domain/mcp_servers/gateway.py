@@ -127,7 +127,7 @@ class McpGateway:
     ) -> bool:
         """Stream the response to the agent. Returns whether it is complete."""
         if response.status_code in (401, 403) or response.is_redirect:
-            sentence = redactor.text(refusal_of_answer(row.name, response, keyed=keyed) or "")
+            sentence = redactor.text(refusal_of_answer(row.name, response, keyed=keyed, redactor=redactor) or "")
             log.info("mcp_server_refused", server=row.id, status=response.status_code)
             self._note(place, row, sentence)
             raise _Refused(502 if response.is_redirect else 403, sentence)

@@ -14,12 +14,13 @@ import httpx
 from sandyard import __version__
 from sandyard.kit import bounded_json
 from sandyard.kit.errors import SandyardError
+from sandyard.kit.event_stream import EventStream
 from sandyard.kit.pacing import take_turn
 from sandyard.kit.secret import Secret
 from sandyard.kit.text import storable
 from sandyard.platform.domain.mcp_servers.error_messages import refusal_of_answer, refusal_of_error
 from sandyard.platform.domain.mcp_servers.model import Probe
-from sandyard.platform.domain.models.redaction import redactor_of_headers
+from sandyard.platform.domain.models.redaction import Redactor, redactor_of_headers
 
 VERSION = "2025-06-18"
 """The protocol version offered. A server that uses another version says so, and that version is used."""
@@ -31,6 +32,7 @@ _MOST, _VALUES = 4 << 20, 50_000
 _LONGEST = 600
 _SESSION, _VERSION = "mcp-session-id", "mcp-protocol-version"
 _HEADER_VALUE = re.compile(r"[!-~]{1,1000}")
+_ID = re.compile(rb'"id"')
 
 
 class _Failed(Exception):  # noqa: N818 - an answer, no error of ours
@@ -40,7 +42,7 @@ class _Failed(Exception):  # noqa: N818 - an answer, no error of ours
 async def probe(client: httpx.AsyncClient, name: str, url: str, headers: Mapping[str, Secret]) -> Probe:
     began = time.monotonic()
     redactor = redactor_of_headers(headers.values())
-    conversation = _Conversation(client, name, url, headers)
+    conversation = _Conversation(client, name, url, headers, redactor)
     try:
         async with asyncio.timeout(WHOLE_S):
             server, tools = await conversation.run()
@@ -68,7 +70,9 @@ def _count(tools: list[str]) -> str:
 
 
 class _Conversation:
-    def __init__(self, client: httpx.AsyncClient, name: str, url: str, headers: Mapping[str, Secret]) -> None:
+    def __init__(
+        self, client: httpx.AsyncClient, name: str, url: str, headers: Mapping[str, Secret], redactor: Redactor
+    ) -> None:
         self._client = client
         self._name = name
         self._url = url
@@ -78,6 +82,7 @@ class _Conversation:
             **{name: value.reveal() for name, value in headers.items()},
         }
         self._keyed = bool(headers)
+        self._redactor = redactor
         self._number = 0
 
     async def run(self) -> tuple[str | None, list[str]]:
@@ -127,13 +132,15 @@ class _Conversation:
         if answer is None:
             raise _Failed(f"{self._name} responds, but not like an MCP server. Check that the URL is its MCP endpoint.")
         if isinstance(error := answer.get("error"), dict):
-            raise _Failed(f"{self._name} rejected {method}: {str(error.get('message'))[:300]}")
+            message = self._redactor.text(str(error.get("message")))[:300]
+            raise _Failed(f"{self._name} rejected {method}: {message}")
         result = answer.get("result")
         return result if isinstance(result, dict) else {}
 
     async def _send(self, message: dict[str, Any], number: int | None = None) -> dict[str, Any] | None:
         async with self._client.stream("POST", self._url, json=message, headers=self._headers) as response:
-            if (refused := refusal_of_answer(self._name, response, keyed=self._keyed)) is not None:
+            refused = refusal_of_answer(self._name, response, keyed=self._keyed, redactor=self._redactor)
+            if refused is not None:
                 raise _Failed(refused)
             if session := response.headers.get(_SESSION):
                 self._headers[_SESSION] = self._checked("session id", session)
@@ -151,25 +158,22 @@ class _Conversation:
 async def _read_answer(response: httpx.Response, number: int) -> dict[str, Any] | None:
     """Return the message with this id from JSON or an event stream."""
     streamed = response.headers.get("content-type", "").partition(";")[0].strip() == "text/event-stream"
-    held, searched, data, size = bytearray(), 0, list[bytes](), 0
+    events, whole, size = EventStream(_ID, largest=_MOST), bytearray(), 0
     async for chunk in response.aiter_bytes():
         await take_turn()
         size += len(chunk)
         if size > _MOST:
             return None
-        held += chunk
-        while streamed and (end := held.find(b"\n", searched)) >= 0:
-            line = bytes(held[:end]).rstrip(b"\r")
-            del held[: end + 1]
-            searched = 0
-            if line.startswith(b"data:"):
-                data.append(line[5:].strip())
-            elif not line:
-                if (told := _message(b"\n".join(data), number)) is not None:
-                    return told
-                data.clear()
-        searched = len(held)
-    return _message(b"\n".join(data) if streamed else bytes(held), number)
+        if not streamed:
+            whole += chunk
+            continue
+        for data in events.feed(chunk):
+            await take_turn()
+            if (told := _message(data, number)) is not None:
+                return told
+    if not streamed:
+        return _message(bytes(whole), number)
+    return next((told for data in events.rest() if (told := _message(data, number)) is not None), None)
 
 
 def _message(data: bytes, number: int) -> dict[str, Any] | None:

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from sandyard.kit.bounded_json import count_values
+from sandyard.kit.event_stream import EventStream
+from sandyard.kit.pacing import take_turn
 from sandyard.platform.domain.agents.model import ModelApi
 from sandyard.platform.domain.models.model import MOST_TOKENS, Tokens
 
@@ -28,10 +30,8 @@ class Counter:
     def __init__(self, kind: ModelApi, content_type: str) -> None:
         self._kind = kind
         self._events = content_type.strip().lower().startswith("text/event-stream")
-        self._held = bytearray()
-        self._searched = 0
-        self._data: list[bytes] = []
-        self._data_size = 0
+        self._stream = EventStream(_SIGN, largest=LARGEST)
+        self._held = bytearray()  # a response in one piece
         self._overflown = False
         self._found: dict[str, int] = {}
         self._values = 0  # JSON values in parsed events
@@ -44,23 +44,25 @@ class Counter:
         """Minimum number of tokens of the response so far, if none are reported: one per event, or one per four bytes."""
         return min(self._told if self._events else self._told // BYTES_OF_A_TOKEN, MOST_TOKENS)
 
-    def feed(self, chunk: bytes) -> None:
-        self._told += chunk.count(b"data:") if self._events else len(chunk)
-        if self._overflown and not self._events:
-            return
-        self._held += chunk
+    async def feed(self, chunk: bytes) -> None:
         if self._events:
-            for line in self._lines():
-                self._take(line)
+            self._told += chunk.count(b"data:")
+            for data in self._stream.feed(chunk):
+                await take_turn()
+                self._read(data)
+            return
+        self._told += len(chunk)
+        if not self._overflown:
+            self._held += chunk
         if len(self._held) > LARGEST:
             self._held.clear()
-            self._searched, self._overflown = 0, True
+            self._overflown = True
 
     def result(self) -> Tokens:
         """Return all that is known at the end, or where it broke off."""
         if self._events:
-            self._take(bytes(self._held).rstrip(b"\r"))
-            self._take(b"")
+            for data in self._stream.rest():
+                self._read(data)
         elif not self._overflown:
             self._read(bytes(self._held))
         self._held.clear()
@@ -70,34 +72,6 @@ class Counter:
         if self._kind is ModelApi.ANTHROPIC and taken is not None:
             taken = min(taken + (read or 0) + (written or 0), MOST_TOKENS)  # reported separately there
         return Tokens(taken, found.get("output"), read, written)
-
-    def _lines(self) -> Iterator[bytes]:
-        start = 0
-        while (end := self._held.find(b"\n", max(start, self._searched))) >= 0:
-            yield bytes(self._held[start:end]).rstrip(b"\r")
-            start = end + 1
-        del self._held[:start]
-        self._searched = len(self._held)
-
-    def _take(self, line: bytes) -> None:
-        if self._overflown:  # the rest of a line whose beginning was dropped
-            self._overflown = False
-            self._clear_data()
-        elif line.startswith(b"data:"):
-            self._data_size += len(line)
-            if self._data_size <= LARGEST:
-                self._data.append(line[5:].strip())
-            return
-        elif line:
-            return
-        data = b"\n".join(self._data)
-        self._clear_data()
-        if data:
-            self._read(data)
-
-    def _clear_data(self) -> None:
-        self._data.clear()
-        self._data_size = 0
 
     def _read(self, data: bytes) -> None:
         if not _SIGN.search(data):

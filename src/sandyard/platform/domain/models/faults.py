@@ -11,6 +11,7 @@ from sandyard.kit import bounded_json
 from sandyard.kit.connection_faults import describe_unreachable
 from sandyard.kit.errors import ConflictError
 from sandyard.platform.domain.models.presets import all_presets, preset_at
+from sandyard.platform.domain.models.redaction import Redactor
 
 LONGEST_QUOTE = 300
 _LARGEST, _VALUES = 1 << 20, 1000
@@ -80,10 +81,10 @@ def label_of(name: str, base_url: str) -> str:
     return preset.title if name.lower() in (preset.name, preset.title.lower()) else f"{preset.title} ({name})"
 
 
-def fault_of_answer(label: str, status: int, body: str, *, model: str | None, keyed: bool) -> Fault:
-    """Return the fault of an error response or redirect. `keyed`: a key was sent."""
+def fault_of_answer(label: str, status: int, body: str, *, model: str | None, keyed: bool, redactor: Redactor) -> Fault:
+    """Return the fault of an error response or redirect. `keyed`: a key was sent. `redactor` removes it from the provider's message."""
     cause, final = _cause(status, body.lower(), model)
-    return Fault(cause, _sentence(cause, label, status, _quote(body), model, keyed=keyed), final)
+    return Fault(cause, _sentence(cause, label, status, _quote(body, redactor), model, keyed=keyed), final)
 
 
 def fault_of_error(label: str, base_url: str, error: Exception, *, late: bool) -> Fault:
@@ -136,8 +137,8 @@ def _sentence(cause: Cause, label: str, status: int, quote: str, model: str | No
     return f"{said} ({status}).{quote}"
 
 
-def _quote(body: str) -> str:
-    """Return the provider's own message, if any."""
+def _quote(body: str, redactor: Redactor) -> str:
+    """Return the provider's own message, if any. Redacted before it is cut, which could leave a part of a secret."""
     try:
         told: Any = bounded_json.parse(body, largest=_LARGEST, values=_VALUES)
         told = told[0] if isinstance(told, list) and told else told
@@ -145,5 +146,5 @@ def _quote(body: str) -> str:
         words = error.get("message", "") if isinstance(error, dict) else error
     except ValueError:
         words = body
-    text = " ".join(str(words).split())
+    text = " ".join(redactor.text(str(words)).split())
     return f" It said: {text[:LONGEST_QUOTE]}" if text else ""

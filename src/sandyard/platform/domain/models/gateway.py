@@ -13,20 +13,20 @@ from typing import Any
 import httpx
 
 from sandyard.kit import bounded_json
-from sandyard.kit.encodings import COMPRESSIONS
+from sandyard.kit.destinations import Destinations, PrivateAddressError
 from sandyard.kit.errors import SandyardError
 from sandyard.kit.logging import get_logger
 from sandyard.kit.pacing import take_turn
 from sandyard.kit.secret import Secret
-from sandyard.kit.shared_http import open_shared_client
 from sandyard.kit.tasks import TaskSet
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import ModelProvider, Project, Session
 from sandyard.platform.domain.agents.model import ModelApi
-from sandyard.platform.domain.models import addresses, apis
+from sandyard.platform.domain.models import apis
 from sandyard.platform.domain.models.apis import Asked
 from sandyard.platform.domain.models.budgets import Budgets
 from sandyard.platform.domain.models.capability import Capabilities
+from sandyard.platform.domain.models.clients import Clients
 from sandyard.platform.domain.models.counting import BYTES_OF_A_TOKEN, Counter
 from sandyard.platform.domain.models.faults import Fault, fault_of_answer, fault_of_error, label_of
 from sandyard.platform.domain.models.hosted import hosted_tools, refused_tools
@@ -41,7 +41,6 @@ from sandyard.platform.domain.projects.service import owner_is_in_project
 
 log = get_logger(__name__)
 
-CONNECT_S, WRITE_S = 15.0, 120.0
 NOTE_S = 10.0
 """How often the usage of a response in progress is recorded, so that it is counted if the platform dies."""
 TOKENS_PER_SECOND = 30
@@ -126,6 +125,7 @@ class Gateway:
         budgets: Budgets,
         ledger: Ledger,
         *,
+        destinations: Destinations,
         timeout_s: float,
         over_budget: Callable[[str, str], Coroutine[Any, Any, None]],
         note_fault: Callable[[str, Fault | None, float], None],
@@ -145,24 +145,15 @@ class Gateway:
         self._note_fault = note_fault
         self._refused = refused
         self._tasks = TaskSet("models")
-        timeout = httpx.Timeout(timeout_s, connect=CONNECT_S, write=WRITE_S, pool=None)
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=50)
-        trust = httpx.create_ssl_context()  # shared, because loading the machine's CA certificates is slow
-        self._far, self._near = (
-            open_shared_client(
-                encodings=COMPRESSIONS, timeout=timeout, limits=limits, verify=trust, trust_env=trust_env
-            )
-            for trust_env in (True, False)
-        )
+        self._clients = Clients(destinations, timeout_s=timeout_s)
 
     async def close(self) -> None:
         await self._tasks.wait(2)
         await self._tasks.cancel()
-        await self._far.aclose()
-        await self._near.aclose()
+        await self._clients.close()
 
-    def client_for(self, base_url: str) -> httpx.AsyncClient:
-        return self._near if addresses.is_local(base_url) else self._far
+    def client_for(self, provider: ModelProvider) -> httpx.AsyncClient:
+        return self._clients.client_for(provider.base_url, named_by_admin=provider.named_by_admin)
 
     async def serve(self, place: Place, asking: Asking, answer: Answering) -> None:
         """Serve a request. Always responds, unless cancelled."""
@@ -336,9 +327,9 @@ class Gateway:
             outcome.tokens = _at_least(Tokens(), call, 0)  # in case the agent disconnects before the response starts
             response = await self._send_upstream(call, key)
             outcome.tokens = Tokens()
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, PrivateAddressError) as error:
             late = isinstance(error, httpx.TimeoutException)
-            if not isinstance(error, httpx.ReadTimeout):
+            if not isinstance(error, (httpx.ReadTimeout, httpx.DecodingError)):
                 outcome.sent, outcome.tokens = False, Tokens()
             outcome.error = redactor.text(f"The provider could not be reached: {type(error).__name__}: {error}")
             log.warning("model_provider_unreachable", provider=call.provider.id, reason=type(error).__name__)
@@ -348,7 +339,7 @@ class Gateway:
                 call.kind,
                 504 if late else 502,
                 "provider_unreachable",
-                f"{call.label} {'did not respond in time' if late else 'could not be reached'}.",
+                f"{call.label} {_reason(error)}.",
             ) from None
         try:
             complete = await self._stream_response(call, response, answer, outcome, redactor)
@@ -381,6 +372,7 @@ class Gateway:
                     first.decode(errors="replace"),
                     model=call.model,
                     keyed=call.provider.key is not None,
+                    redactor=redactor,
                 )
                 self._note(call, fault, outcome.began, redactor)
                 chunks = _continue_with(first, chunks)
@@ -389,7 +381,7 @@ class Gateway:
             )
             async for chunk in chunks:
                 await take_turn()
-                counter.feed(chunk)
+                await counter.feed(chunk)
                 clean = redactor.feed(chunk)
                 if said is not None:
                     said.add(clean)
@@ -425,7 +417,7 @@ class Gateway:
             self._tasks.spawn(self._refused(call.turn_id, fault))
 
     async def _send_upstream(self, call: _Call, key: Secret | None) -> httpx.Response:
-        client, asking = self.client_for(call.provider.base_url), call.asking
+        client, asking = self.client_for(call.provider), call.asking
         headers = apis.upward(call.kind, asking.headers, key)
         if asking.body:
             headers.append(("content-length", str(len(asking.body))))
@@ -453,6 +445,15 @@ class Gateway:
                 error.code,
                 f"The key of {call.provider.name} cannot be decrypted. Ask an administrator.",
             ) from None
+
+
+def _reason(error: Exception) -> str:
+    """Return why there is no response, without the provider's address, which the agent does not know."""
+    if isinstance(error, httpx.TimeoutException):
+        return "did not respond in time"
+    if isinstance(error, httpx.DecodingError):
+        return "sent a compressed response, which was not requested"
+    return "could not be reached"
 
 
 async def _read_some(chunks: AsyncIterator[bytes]) -> bytes:

@@ -84,6 +84,7 @@ class Providers:
             name=_name(name),
             kind=kind.value,
             base_url=await addresses.clean(caller, where),
+            named_by_admin=caller.is_admin,
             key=None,
             hint="",
             models=_models(models or ()),
@@ -128,13 +129,13 @@ class Providers:
         if key is not UNCHANGED:
             await self._seal(sealed, key)
         if check is not None:
-            await self._check_change(provider_id, check, where=where, key=key, models=models)
+            await self._check_change(caller, provider_id, check, where=where, key=key, models=models)
         async with self._database.transaction() as tx:
             row = await tx.session.get(ModelProvider, provider_id)
             if row is None:
                 raise _unknown(provider_id)
             _require_same_server(row, where, key)
-            row.base_url = where or row.base_url
+            _move(row, where, caller)
             if key is not UNCHANGED:
                 row.key, row.hint = sealed.key, sealed.hint
             if name is not None:
@@ -149,7 +150,14 @@ class Providers:
         return info(row)
 
     async def _check_change(
-        self, provider_id: str, check: Check, *, where: str | None, key: Secret | None, models: Sequence[str] | None
+        self,
+        caller: Principal,
+        provider_id: str,
+        check: Check,
+        *,
+        where: str | None,
+        key: Secret | None,
+        models: Sequence[str] | None,
     ) -> None:
         """Check a copy of the row with the changes."""
         async with self._database.reading() as session:
@@ -159,7 +167,7 @@ class Providers:
             session.expunge(row)
         _require_same_server(row, where, key)
         shown = await self.reveal(row) if key is UNCHANGED else key
-        row.base_url = where or row.base_url
+        _move(row, where, caller)
         row.models = row.models if models is None else _models(models)
         await check(row, shown)
 
@@ -296,6 +304,12 @@ def _require_same_server(row: ModelProvider, where: str | None, key: Secret | No
     before, after = addresses.server(row.base_url), addresses.server(where or row.base_url)
     if row.key is not None and key is UNCHANGED and before != after:
         raise ConflictError(f"The key was entered for {before}. Enter the key for {after}.")
+
+
+def _move(row: ModelProvider, where: str | None, caller: Principal) -> None:
+    """Set a new address. An administrator who sets the same one again approves it."""
+    if where is not None and (where != row.base_url or caller.is_admin):
+        row.base_url, row.named_by_admin = where, caller.is_admin
 
 
 def _tell(tx: Transaction, kind: str, row: ModelProvider, owner_id: str | None) -> None:

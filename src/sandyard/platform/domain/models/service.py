@@ -12,6 +12,7 @@ from datetime import datetime
 from typing import Protocol
 
 from sandyard.kit.clock import Clock
+from sandyard.kit.destinations import Destinations
 from sandyard.kit.errors import SandyardError
 from sandyard.kit.logging import get_logger
 from sandyard.kit.secret import Secret
@@ -71,9 +72,11 @@ class Models:
         *,
         settings: PlatformSettings,
         clock: Clock,
+        destinations: Destinations,
         mcp: TunnelGateway | None = None,
     ) -> None:
-        """`mcp`: serves requests for MCP servers; it is closed with the models."""
+        """`destinations`: where providers may be whose address was not set by an administrator.
+        `mcp`: serves requests for MCP servers; it is closed with the models."""
         self._database = database
         self._lifecycle = lifecycle
         self._settings = settings
@@ -87,6 +90,7 @@ class Models:
             self._capabilities,
             self._budgets,
             self._ledger,
+            destinations=destinations,
             timeout_s=settings.model_timeout_s,
             over_budget=self._tell,
             note_fault=self._note_fault,
@@ -257,11 +261,11 @@ class Models:
     async def test(self, caller: Principal, provider_id: str) -> Verdict:
         """Send the provider a tiny request with its real key. Requires permission to change it."""
         row = await self.providers.require_change(caller, provider_id)
-        return await tried(self._gateway.client_for(row.base_url), row, await self.providers.reveal(row))
+        return await tried(self._gateway.client_for(row), row, await self.providers.reveal(row))
 
     async def check_provider(self, row: ModelProvider, key: Secret | None) -> Sequence[str]:
         """Return the provider's models, if requested. Raises ProviderTestFailedError if it does not work."""
-        verdict = await tried(self._gateway.client_for(row.base_url), row, key)
+        verdict = await tried(self._gateway.client_for(row), row, key)
         if not verdict.ok:
             raise ProviderTestFailedError(Cause(verdict.cause or Cause.ERROR), verdict.detail)
         if verdict.model is None and not verdict.models and row.kind == ModelApi.OPENAI_CHAT:

@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 
 from sandyard.kit import bounded_json
+from sandyard.kit.destinations import PrivateAddressError
 from sandyard.kit.pacing import take_turn
 from sandyard.kit.secret import Secret
 from sandyard.kit.text import storable
@@ -35,6 +36,7 @@ async def tried(client: httpx.AsyncClient, provider: ModelProvider, key: Secret 
     headers = [*apis.key_headers(kind, key), ("accept-encoding", "identity")]
     if kind is ModelApi.ANTHROPIC:
         headers.append(("anthropic-version", "2023-06-01"))
+    redactor = Redactor(key)
     began, listed = time.monotonic(), list[str]()
     fault: Fault | None = None
     try:
@@ -48,19 +50,21 @@ async def tried(client: httpx.AsyncClient, provider: ModelProvider, key: Secret 
             said = await _beginning(response)
             if not response.is_success:
                 text = said.decode(errors="replace")
-                fault = fault_of_answer(label, response.status_code, text, model=model, keyed=key is not None)
+                fault = fault_of_answer(
+                    label, response.status_code, text, model=model, keyed=key is not None, redactor=redactor
+                )
             elif said.lstrip()[:1] not in (b"{", b"["):
                 fault = Fault(
                     Cause.ADDRESS, f"{label} responds, but not with JSON. Check that its address is that of the API."
                 )
             elif model is None:
                 listed = _listed(said)
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
+    except (httpx.HTTPError, httpx.InvalidURL, PrivateAddressError) as error:
         late = isinstance(error, httpx.TimeoutException)
         fault = fault_of_error(label, provider.base_url, error, late=late)
     took = round((time.monotonic() - began) * 1000)
     if fault is not None:
-        detail = storable(Redactor(key).text(fault.sentence))[:_LONGEST]
+        detail = storable(redactor.text(fault.sentence))[:_LONGEST]
         return Verdict(False, detail, model, took, cause=fault.cause)
     detail = f"{label} works: the model {model} answered." if model else _works(label, listed, keyed=key is not None)
     return Verdict(True, storable(detail)[:_LONGEST], model, took, models=tuple(listed))

@@ -13,6 +13,7 @@ import httpx
 from sandyard.kit.clock import Clock
 from sandyard.kit.cookies import discard_cookies
 from sandyard.kit.listen import is_loopback
+from sandyard.kit.paced_http import limit_responses
 from sandyard.kit.vault import Vault
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import Sandbox
@@ -63,7 +64,7 @@ class Previews:
             verify=not (settings.e2b_sandbox_url or "").startswith("http:"),
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=100),
         )
-        self.http = discard_cookies(client)  # browsers keep them
+        self.http = limit_responses(discard_cookies(client))  # browsers keep cookies
         self._looks: dict[str, tuple[float, asyncio.Task[list[Listener]]]] = {}
         self._connections: Counter[str] = Counter()
         self._closed: dict[Place, tuple[float, float]] = {}

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import select
 
+from sandyard.kit.destinations import Destinations
 from sandyard.platform.db.database import DatabaseUnavailableError
 from sandyard.platform.db.models import ModelCall, Sandbox
 from sandyard.platform.domain.agents.model import ModelApi
@@ -373,6 +374,7 @@ async def test_another_process_takes_over(yard: Yard, upstream: Upstream) -> Non
         vault,
         settings=services.settings,
         clock=services.clock,
+        destinations=Destinations(),
     )
     try:
         endpoint = await second.endpoint(scene.session, scene.sandbox, Speaker(), None)

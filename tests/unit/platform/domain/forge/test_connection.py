@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import json
 from collections.abc import AsyncIterator, Iterator, Mapping
 
 import pytest
@@ -23,6 +24,7 @@ from sandyard.platform.domain.forge.errors import (
     ForgeUnauthorizedError,
     ForgeUnreachableError,
 )
+from sandyard.platform.domain.forge.refusals import words
 from sandyard.platform.domain.forge.remembered import Remembered
 from tests.unit.platform.domain.forge.clocks import HurriedClock
 from tests.unit.platform.domain.forge.scripted import Scripted
@@ -451,3 +453,11 @@ async def test_graphql_path_on_enterprise_server(line: Connection, api: Scripted
     api.answer(body={"data": {}})
     await line.graphql("query { viewer { login } }", {}, max_wait_s=0)
     assert (api.asked[0].method, api.asked[0].path) == ("POST", "/graphql")
+
+
+def test_token_is_masked_before_message_is_cut() -> None:
+    """A cut through the token would leave its beginning."""
+    token = "ghp_planted0123456789"
+    for start in range(600 - len(token) - 5, 601):
+        content = json.dumps({"message": "m" * start + token, "errors": ["n" * start + token]}).encode()
+        assert "ghp_" not in words(content, Secret(token))

@@ -6,21 +6,25 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
+import time
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+import httpx
 import pytest
 
 from sandyard.kit.errors import NotFoundError
 from sandyard.kit.secret import Secret
 from sandyard.platform.db.models import Session
+from sandyard.platform.domain.mcp_servers.error_messages import refusal_of_answer
 from sandyard.platform.domain.mcp_servers.gateway import McpGateway
 from sandyard.platform.domain.mcp_servers.model import SERVER_FAILED, McpServerInfo, McpTestFailedError
 from sandyard.platform.domain.mcp_servers.service import ID, McpServerDraft, McpServers
 from sandyard.platform.domain.models import guest_tunnel
 from sandyard.platform.domain.models.capability import Capabilities
 from sandyard.platform.domain.models.gateway import Place
+from sandyard.platform.domain.models.redaction import redactor_of_headers
 from sandyard.platform.domain.models.tunnel import Asking
 from sandyard.platform.domain.sandboxes.model import utc_now
 from tests.unit.platform.domain.models.upstream import Handler, Reply, Seen, Upstream
@@ -485,3 +489,33 @@ async def test_does_not_store_server_that_fails_test(desk: Desk) -> None:
         wanted = McpServerDraft(name="new", url="http://127.0.0.1:9/mcp")
         await desk.servers.create(ROOT, desk.server.project_id, wanted, test=True)
     assert len(await desk.servers.list(ROOT, desk.server.project_id)) == 1
+
+
+def test_key_is_redacted_before_url_is_cut() -> None:
+    """A cut through the key would leave its beginning."""
+    redactor = redactor_of_headers([Secret(f"Bearer {KEY}")])
+    for start in range(200 - len(KEY) - 5, 201):
+        response = httpx.Response(302, headers={"location": "p" * start + KEY})
+        assert "mcp-planted" not in (refusal_of_answer("issues", response, keyed=True, redactor=redactor) or "")
+
+
+async def test_key_is_redacted_before_error_message_is_cut(desk: Desk) -> None:
+    for start in (300 - len(KEY) // 2, 300 - len(KEY) + 1):
+        error = {"jsonrpc": "2.0", "id": 1, "error": {"code": -1, "message": "m" * start + KEY}}
+        desk.upstream.handler = answering(200, json.dumps(error).encode())
+        found = await desk.servers.test(ROOT, desk.server.project_id, desk.server.id)
+        assert not found.ok
+        assert "mcp-planted" not in found.detail
+
+
+async def test_empty_lines_of_server_are_skipped(desk: Desk) -> None:
+    async def handler(seen: Seen, reply: Reply) -> None:
+        await reply.stream()
+        await reply.chunk(b"\n" * (3 << 20))
+        await reply.event({"jsonrpc": "2.0", "id": seen.json.get("id"), "result": {}})
+        await reply.end()
+
+    desk.upstream.handler = handler
+    began = time.process_time()
+    assert (await desk.servers.test(ROOT, desk.server.project_id, desk.server.id)).ok
+    assert time.process_time() - began < 3

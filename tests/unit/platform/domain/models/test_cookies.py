@@ -10,6 +10,7 @@ import pytest
 from sandyard.kit.cookies import discard_cookies
 from sandyard.kit.destinations import Destinations
 from sandyard.kit.guarded_http import GuardedTransport
+from sandyard.platform.db.models import ModelProvider
 from sandyard.platform.domain.models.gateway import Gateway
 from tests.unit.platform.domain.models import upstream as scripted
 from tests.unit.platform.domain.models.upstream import Reply, Seen, Upstream
@@ -35,10 +36,18 @@ async def test_client_discards_cookies() -> None:
 async def test_model_gateway_discards_cookies() -> None:
     """Providers of two projects may be on one host, each with its own key."""
     parts = [mock.Mock() for _ in range(5)]
-    gateway = Gateway(*parts, timeout_s=5, over_budget=mock.Mock(), note_fault=mock.Mock(), refused=mock.Mock())
+    gateway = Gateway(
+        *parts,
+        destinations=Destinations(),
+        timeout_s=5,
+        over_budget=mock.Mock(),
+        note_fault=mock.Mock(),
+        refused=mock.Mock(),
+    )
     async with scripted.opened() as upstream:
         upstream.handler = setting
-        for client in (gateway.client_for(upstream.url), gateway.client_for("https://models.example.org")):
+        for url in (upstream.url, "https://models.example.org"):
+            client = gateway.client_for(ModelProvider(base_url=url, named_by_admin=True))
             upstream.seen.clear()
             assert await ask_twice(client, upstream, upstream.url) == [None, None]
     await gateway.close()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from typing import Any
 
 import pytest
 
+from sandyard.kit.pacing import PIECES
 from sandyard.kit.secret import Secret
 from sandyard.platform.domain.agents.model import ModelApi
 from sandyard.platform.domain.models import counting
@@ -67,26 +69,26 @@ STREAMS = [
 
 @pytest.mark.parametrize("size", [1, 7, 100_000])
 @pytest.mark.parametrize(("kind", "stream", "tokens"), STREAMS)
-def test_counts_streams(kind: ModelApi, stream: bytes, tokens: Tokens, size: int) -> None:
+async def test_counts_streams(kind: ModelApi, stream: bytes, tokens: Tokens, size: int) -> None:
     for text in (stream, stream.replace(b"\n", b"\r\n"), stream.removesuffix(b"\n\n")):
         counter = Counter(kind, "text/event-stream; charset=utf-8")
         for start in range(0, len(text), size):
-            counter.feed(text[start : start + size])
+            await counter.feed(text[start : start + size])
         assert counter.result() == tokens
 
 
-def test_counts_complete_answers() -> None:
-    def counted(kind: ModelApi, body: Any) -> Tokens:
+async def test_counts_complete_answers() -> None:
+    async def counted(kind: ModelApi, body: Any) -> Tokens:
         counter = Counter(kind, "application/json")
-        counter.feed(body if isinstance(body, bytes) else json.dumps(body).encode())
+        await counter.feed(body if isinstance(body, bytes) else json.dumps(body).encode())
         return counter.result()
 
     usage = {"input_tokens": 3, "output_tokens": 4}
-    assert counted(ModelApi.ANTHROPIC, {"usage": usage}) == Tokens(3, 4)
-    assert counted(ModelApi.OPENAI, {"usage": usage}) == Tokens(3, 4)
-    assert counted(ModelApi.OPENAI_CHAT, {"usage": {"prompt_tokens": 5}}) == Tokens(5)
+    assert await counted(ModelApi.ANTHROPIC, {"usage": usage}) == Tokens(3, 4)
+    assert await counted(ModelApi.OPENAI, {"usage": usage}) == Tokens(3, 4)
+    assert await counted(ModelApi.OPENAI_CHAT, {"usage": {"prompt_tokens": 5}}) == Tokens(5)
     pieces = [{"usageMetadata": {"promptTokenCount": 1}}, {"usageMetadata": {"candidatesTokenCount": 2}}]
-    assert counted(ModelApi.GEMINI, pieces) == Tokens(1, 2)
+    assert await counted(ModelApi.GEMINI, pieces) == Tokens(1, 2)
     for nonsense in (
         b"",
         b"hello",
@@ -94,15 +96,15 @@ def test_counts_complete_answers() -> None:
         b'{"usage": {"input_tokens": -1, "output_tokens": true}}',
         b"[" * 9999,
     ):
-        assert counted(ModelApi.OPENAI, nonsense) == Tokens()
+        assert await counted(ModelApi.OPENAI, nonsense) == Tokens()
 
 
-def test_drops_large_events(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_drops_large_events(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(counting, "LARGEST", 1000)
     counter = Counter(ModelApi.OPENAI_CHAT, "text/event-stream")
-    counter.feed(b"data: " + b"x" * 5000)
-    assert len(counter._held) <= 1000
-    counter.feed(b'"usage"\n\n' + CHAT)
+    await counter.feed(b"data: " + b"x" * 5000)
+    assert len(counter._stream._held) <= 1000
+    await counter.feed(b'"usage"\n\n' + CHAT)
     assert counter.result() == Tokens(8, 2)
 
 
@@ -134,14 +136,36 @@ def test_redacts_key_in_pieces(size: int) -> None:
     assert len(out) == len(text)
 
 
-def test_does_not_store_empty_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_does_not_store_empty_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(counting, "LARGEST", 256 << 10)
     counter = Counter(ModelApi.OPENAI, "text/event-stream")
     for _ in range(20):
-        counter.feed(b"data:\n" * (counting.LARGEST // 60))
-    assert len(counter._data) <= counting.LARGEST // len(b"data:")
-    counter.feed(b"\n" + RESPONSES)
+        await counter.feed(b"data:\n" * (counting.LARGEST // 60))
+    assert len(counter._stream._held) <= counting.LARGEST
+    await counter.feed(b"\n" + RESPONSES)
     assert counter.result().output is not None, "later events are counted"
+
+
+async def test_many_events_delay_nobody() -> None:
+    """Lines and events without usage are skipped, and those with usage are read in turns."""
+    counter = Counter(ModelApi.OPENAI_CHAT, "text/event-stream")
+    began = time.process_time()
+    for line in (b"\n", b"data:\n\n", b'data: {"usage": null}\n\n'):
+        await counter.feed(line * ((4 << 20) // len(line)))
+    assert time.process_time() - began < 1, "4 MiB of empty lines took 20 seconds"
+    others = 0
+
+    async def count() -> None:
+        nonlocal others
+        while True:
+            await asyncio.sleep(0)
+            others += 1
+
+    counting_others = asyncio.ensure_future(count())
+    await counter.feed(CHAT * 100)
+    counting_others.cancel()
+    assert others >= 100 // PIECES - 1
+    assert counter.result() == Tokens(8, 2)
 
 
 @pytest.mark.parametrize(

@@ -8,14 +8,17 @@ from typing import Any
 import httpx
 import pytest
 
+from sandyard.kit.secret import Secret
 from sandyard.platform.domain.models.faults import (
     FAULT_CODES,
+    LONGEST_QUOTE,
     Cause,
     ProviderTestFailedError,
     fault_of_answer,
     fault_of_error,
     label_of,
 )
+from sandyard.platform.domain.models.redaction import Redactor
 
 ANTHROPIC = {"type": "error", "error": {"type": "authentication_error", "message": "invalid x-api-key"}}
 GEMINI = {
@@ -70,7 +73,7 @@ NOTHING = {"error": {"message": "no"}}
     ],
 )
 def test_cause_of_fault(status: int, body: dict[str, Any], cause: Cause, *, final: bool) -> None:
-    fault = fault_of_answer("Anthropic", status, json.dumps(body), model="m", keyed=True)
+    fault = fault_of_answer("Anthropic", status, json.dumps(body), model="m", keyed=True, redactor=Redactor())
     assert (fault.cause, fault.final) == (cause, final)
     if cause is Cause.QUOTA:
         assert fault.sentence.startswith("Your Anthropic account has no quota left. Add credit with the provider, ")
@@ -107,10 +110,19 @@ def test_missing_answer_is_explained_without_library_names(error: Exception, sen
     assert str(ProviderTestFailedError(fault.cause, fault.sentence)) == f"{fault.sentence} Nothing was saved."
 
 
+def test_key_is_redacted_before_message_is_cut() -> None:
+    """A cut through the key would leave its beginning."""
+    key = "sk-planted-0123456789abcdef"
+    for start in range(LONGEST_QUOTE - len(key) - 5, LONGEST_QUOTE + 1):
+        body = json.dumps({"error": {"message": "m" * start + key}})
+        fault = fault_of_answer("P", 400, body, model="m", keyed=True, redactor=Redactor(Secret(key)))
+        assert "sk-" not in fault.sentence
+
+
 def test_message_of_fault() -> None:
-    fault = fault_of_answer("Anthropic", 401, json.dumps(ANTHROPIC), model=None, keyed=True)
+    fault = fault_of_answer("Anthropic", 401, json.dumps(ANTHROPIC), model=None, keyed=True, redactor=Redactor())
     assert fault.sentence == "Anthropic rejected the API key (401). It said: invalid x-api-key"
-    keyless = fault_of_answer("Anthropic", 401, "", model=None, keyed=False)
+    keyless = fault_of_answer("Anthropic", 401, "", model=None, keyed=False, redactor=Redactor())
     assert keyless.sentence == "Anthropic requires an API key (401)."
     assert label_of("anthropic", "https://api.anthropic.com") == "Anthropic"
     assert label_of("work", "https://api.anthropic.com") == "Anthropic (work)"

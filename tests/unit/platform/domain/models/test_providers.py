@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import ipaddress
 
+import httpx
 import pytest
 from sqlalchemy import select
 
+from sandyard.kit.destinations import Destinations, PrivateAddressError
 from sandyard.kit.errors import ConflictError, ForbiddenError, InvalidInputError, NotFoundError
 from sandyard.kit.names import Address
 from sandyard.kit.secret import Secret
 from sandyard.platform.db.models import ModelProvider
 from sandyard.platform.domain.agents.model import ModelApi
 from sandyard.platform.domain.models.apis import Asked, address, asked, upward
+from sandyard.platform.domain.models.clients import Clients
 from sandyard.platform.domain.models.model import NoModelError, Price
 from sandyard.platform.domain.models.providers import Providers
 from sandyard.platform.domain.models.service import chosen_from
+from sandyard.platform.domain.models.trying import tried
 from sandyard.platform.domain.paging import PageRequest
 from tests.unit.platform.domain.models.people import KEY, Speaker
 from tests.unit.platform.world import ROOT, World
@@ -182,3 +186,36 @@ def test_drops_query_parameters_that_change_answer() -> None:
     assert asked(ModelApi.GEMINI, "GET", "/v1/models/gemini-2.5-pro", "") is not None
     headers = [("x-goog-fieldmask", "a"), ("x-http-method-override", "DELETE"), ("x-mine", "1")]
     assert [name for name, _ in upward(ModelApi.GEMINI, headers, None)] == ["x-mine", "accept-encoding"]
+
+
+async def test_address_set_by_member_is_checked_at_every_request(
+    world: World, providers: Providers, names: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The name may resolve to another address by then."""
+    for proxy in ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(proxy, raising=False)
+    owner = (await world.person("owner")).principal
+    project = await world.projects.create(owner, "website")
+    url = "https://models.example.org"
+    own = await providers.create(owner, name="own", project_id=project.id, base_url=url, **CHAT)
+    names["models.example.org"] = "127.0.0.1"
+    clients = Clients(Destinations(), timeout_s=5)
+
+    async def client_for_own() -> httpx.AsyncClient:
+        row = await providers.find(own.id, project.id)
+        assert row is not None
+        return clients.client_for(row.base_url, named_by_admin=row.named_by_admin)
+
+    with pytest.raises(PrivateAddressError):
+        await (await client_for_own()).get(url)
+    row = await providers.find(own.id, project.id)
+    assert row is not None
+    verdict = await tried(await client_for_own(), row, None)
+    assert not verdict.ok
+    assert "private network" in verdict.detail
+    await providers.update(ROOT, own.id, base_url=url)  # an administrator approves the address
+    assert await client_for_own() is clients.client_for(url, named_by_admin=True)
+    names["models.example.org"] = "93.184.215.14"
+    await providers.update(owner, own.id, base_url=f"{url}/v2")
+    assert await client_for_own() is clients.client_for(url, named_by_admin=False)
+    await clients.close()

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from sandyard.kit.destinations import Destinations
 from sandyard.kit.secret import Secret
 from sandyard.platform.db.models import Session
 from sandyard.platform.domain.agents.model import ModelApi
@@ -166,7 +167,7 @@ async def test_sent_request_takes_no_memory(world: World, upstream: Upstream) ->
     )
     capabilities, ledger = Capabilities(world.vault), Ledger(world.database, clock)
     gateway = Gateway(
-        world.database, providers, capabilities, Budgets(world.database, ledger, clock), ledger,
+        world.database, providers, capabilities, Budgets(world.database, ledger, clock), ledger, destinations=Destinations(),
         timeout_s=60, over_budget=nothing, note_fault=lambda *_: None, refused=nothing,
     )  # fmt: skip
 

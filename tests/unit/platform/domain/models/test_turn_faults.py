@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 from collections.abc import AsyncIterator, Iterable
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ import pytest
 from sqlalchemy import select
 
 from sandyard.kit.clock import SystemClock
+from sandyard.kit.destinations import Destinations
 from sandyard.kit.secret import Secret
 from sandyard.platform.db.models import ModelCall, Session, Turn
 from sandyard.platform.domain.agents.model import ModelApi
@@ -72,7 +74,7 @@ async def agent(world: World, upstream: Upstream) -> AsyncIterator[Agent]:
         turn = Turn(id="t", session_id="s", number=1, origin="person", status="running", usage={}, queued_at=now)
         tx.add(turn)
     lifecycle: Any = SimpleNamespace(woken=[], ended=[])
-    frame: Any = {"settings": world.settings, "clock": SystemClock()}
+    frame: Any = {"settings": world.settings, "clock": SystemClock(), "destinations": Destinations()}
     models = Models(world.database, lifecycle, world.projects, world.vault, **frame)
     provider = await models.providers.create(
         ROOT,
@@ -131,6 +133,18 @@ async def test_request_fails_beside_answered_one(agent: Agent, upstream: Upstrea
         await asked[name]
     assert agent.fault is None or not agent.fault.alone
     assert (agent.fault is None) == (last == "one")
+
+
+async def test_compressed_answer_is_a_fault(agent: Agent, upstream: Upstream) -> None:
+    """Nobody asked for it, and a few bytes could become gigabytes."""
+
+    async def compress(seen: Seen, reply: Reply) -> None:
+        await reply.whole(gzip.compress(b"{}"), content_encoding="gzip")
+
+    upstream.handler = compress
+    assert await agent.ask("one") == 502
+    assert agent.fault is not None
+    assert "compressed" in agent.fault.sentence
 
 
 async def test_redirect_is_a_fault(agent: Agent, upstream: Upstream) -> None:

@@ -1,0 +1,65 @@
+"""Find events in a stream of server-sent events."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+_LINES = 10_000
+"""Maximum number of lines in an event. Longer ones are ignored."""
+
+
+class EventStream:
+    """Finds the events that match a pattern, and holds at most one incomplete event.
+
+    All other events are skipped without running any Python code for them, because a stream may contain millions of empty lines.
+    """
+
+    def __init__(self, pattern: re.Pattern[bytes], *, largest: int) -> None:
+        """An event of more than `largest` bytes is ignored."""
+        self._pattern = pattern
+        self._largest = largest
+        self._held = bytearray()
+        self._searched = 0
+        self._skipping = False  # the rest of an event whose beginning was dropped
+
+    def feed(self, chunk: bytes) -> Iterator[bytes]:
+        """Return the data of each event that matches and is complete with this chunk."""
+        self._held += chunk
+        since = max(0, self._searched - 2)
+        end = max(self._held.rfind(b"\n\n", since), self._held.rfind(b"\n\r\n", since) + 1) + 2
+        complete = b""
+        if end > 2:
+            complete = bytes(self._held[:end]).replace(b"\r\n", b"\n")
+            del self._held[:end]
+            if self._skipping:
+                self._skipping = False
+                complete = complete.partition(b"\n\n")[2]
+        if len(self._held) > self._largest:
+            self._held.clear()
+            self._skipping = True
+        self._searched = len(self._held)
+        return self._find(complete)
+
+    def rest(self) -> Iterator[bytes]:
+        """Return the data of the last event, if it matches and the stream ended without an empty line."""
+        held = b"" if self._skipping else bytes(self._held).replace(b"\r\n", b"\n")
+        self._held.clear()
+        return self._find(held)
+
+    def _find(self, events: bytes) -> Iterator[bytes]:
+        position = 0
+        while (found := self._pattern.search(events, position)) is not None:
+            before = events.rfind(b"\n\n", position, found.start())
+            start = position if before < 0 else before + 2
+            end = events.find(b"\n\n", found.start())
+            end = len(events) if end < 0 else end
+            if data := _data(events[start:end]):
+                yield data
+            position = end + 2
+
+
+def _data(event: bytes) -> bytes:
+    if event.count(b"\n") > _LINES:
+        return b""
+    return b"\n".join(line[5:].strip() for line in event.split(b"\n") if line.startswith(b"data:"))
