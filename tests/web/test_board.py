@@ -423,7 +423,7 @@ def test_the_queue_and_what_is_stopped_retried_and_deleted(page: Page, new_board
     waiting = page.get_by_role("dialog").get_by_role("listitem")
     expect(waiting).to_have_count(2)
     expect(waiting.nth(0)).to_contain_text(re.compile("Position 1.*Second", re.DOTALL))
-    expect(waiting.nth(1)).to_contain_text(re.compile("Position 2.*Third.*runs 1 at once", re.DOTALL))
+    expect(waiting.nth(1)).to_contain_text(re.compile("Position 2.*Third.*limit of 1 parallel attempts", re.DOTALL))
     accessible(page)
     page.keyboard.press("Escape")
 

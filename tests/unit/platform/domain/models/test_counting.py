@@ -212,7 +212,7 @@ def test_lines_pass_at_once_and_small_pieces_are_cheap() -> None:
     assert time.process_time() - began < 5, "a search for every beginning of every value would take a minute"
 
 
-def test_limits_what_a_provider_reports() -> None:
+async def test_limits_what_a_provider_reports() -> None:
     """With the highest price too, a row must be storable."""
     dear = Price(input=100_000, output=100_000)
     for kind, usage in (
@@ -225,7 +225,7 @@ def test_limits_what_a_provider_reports() -> None:
         ),
     ):
         counter = Counter(kind, "application/json")
-        counter.feed(json.dumps({"usage": usage}).encode())
+        await counter.feed(json.dumps({"usage": usage}).encode())
         tokens = counter.result()
         assert (tokens.input, tokens.output) == (MOST_TOKENS, MOST_TOKENS)
         assert max(tokens.cache_read or 0, tokens.cache_write or 0) <= MOST_TOKENS
