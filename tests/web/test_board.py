@@ -468,10 +468,8 @@ def test_the_queue_and_what_is_stopped_retried_and_deleted(page: Page, new_board
     confirm(page, "Delete")
     expect(card(page, "Third")).to_have_count(0)
     assert board.yard.client.get(f"/tasks/{third}").status_code == 404
-    expect(card(column(page, "In review"), "Second")).to_be_visible(
-        timeout=SLOW_MS
-    )  # told to go on, the demo agent makes a note
-    expect(card(page, "First")).to_contain_text("Agent working", timeout=SLOW_MS)
+    for name in ("Second", "First"):  # told to continue, the demo agent writes a note
+        expect(card(column(page, "In review"), name)).to_be_visible(timeout=SLOW_MS)
     assert len(board.get(first)["attempts"]) == 1, "it goes on with the work it has done"
 
 
