@@ -47,7 +47,7 @@ withSandbox('rules are shown as they were given', { network: { rules } }, async 
   assert.ok(!(await sandbox.getInfo()).network?.rules)
   await sandbox.updateNetwork({ rules })
   assert.deepEqual((await sandbox.getInfo()).network?.rules, rules)
-  await assert.rejects(sandbox.updateNetwork({ rules: { '10.0.0.0/8': [{ transform: { headers: header } }] } }), /no address/)
+  await assert.rejects(sandbox.updateNetwork({ rules: { '10.0.0.0/8': [{ transform: { headers: header } }] } }), /without an address or port/)
   const { stdout } = await sandbox.commands.run('env; cat /etc/ssl/certs/ca-certificates.crt | tail -30')
   assert.match(stdout, /SSL_CERT_FILE=/)
   assert.ok(!stdout.includes('PRIVATE KEY'))

@@ -32,5 +32,5 @@ withSandbox('input through the handle', async (sandbox) => {
 
 test('identities are not given out', async () => {
   const aws = Secret.iamToken({ audience: 'sts.amazonaws.com', tokenType: 'JWT-SVID' })
-  await assert.rejects(Sandbox.create({ iam: { tokens: { aws } } }), /Workload identity is not available/)
+  await assert.rejects(Sandbox.create({ iam: { tokens: { aws } } }), /Workload identity is not supported/)
 })
