@@ -3,9 +3,9 @@ import { afterEach, beforeEach, describe, expect, it, vi } from "vitest";
 import type { PlatformEvent } from "@/api/types";
 
 const read = vi.hoisted(() => vi.fn());
-vi.mock("@/api/client", () => ({ api: { GET: read }, got: (answer: unknown) => answer }));
+vi.mock("@/api/client", () => ({ api: { GET: read }, unwrap: (response: unknown) => response }));
 
-import { Refresher, stale } from "./refresh";
+import { Refresher, staleKeys } from "./refresh";
 
 const event = (kind: string, taskId = "tsk_1") => ({ kind, taskId, sandboxId: "sbx_1" }) as PlatformEvent;
 const asked = () => read.mock.calls.map(([, { params }]) => params.path.task_id);
@@ -66,8 +66,8 @@ describe("Refresher", () => {
   });
 });
 
-describe("stale", () => {
+describe("staleKeys", () => {
   it("limits git operations to the event's sandbox", () => {
-    expect(stale(event("git.operation"))).toContainEqual(["operations", { sandboxId: "sbx_1" }]);
+    expect(staleKeys(event("git.operation"))).toContainEqual(["operations", { sandboxId: "sbx_1" }]);
   });
 });

@@ -1,15 +1,14 @@
 /** The empty and loading states of the board. */
-import { useQuery } from "@tanstack/react-query";
 import { Link } from "@tanstack/react-router";
 import { KanbanSquare, Plus } from "lucide-react";
-import { projects } from "@/api/queries";
+import { useProjects } from "@/api/queries/projects";
+import { COLUMN_ORDER } from "@/lib/card-order";
 import { Kbd } from "@/ui/badge";
 import { Button } from "@/ui/button";
 import { Empty, Skeleton } from "@/ui/states";
-import { ORDER } from "./order";
 
 export function First({ onCreate }: { onCreate: () => void }) {
-  const known = useQuery(projects);
+  const known = useProjects();
   if (known.data?.length === 0) {
     return (
       <Empty
@@ -56,7 +55,7 @@ export function Waiting() {
       aria-label="Loading board"
       className="flex min-h-0 flex-1 gap-2.5 overflow-hidden px-3 pb-3 sm:px-4"
     >
-      {ORDER.slice(0, 4).map((column) => (
+      {COLUMN_ORDER.slice(0, 4).map((column) => (
         <div
           key={column}
           className="flex w-[86vw] shrink-0 flex-col gap-2 rounded-lg border bg-sunken p-2 sm:w-auto sm:flex-1"

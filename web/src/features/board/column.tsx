@@ -8,7 +8,7 @@ import { countStopped } from "@/features/tasks/card-facts";
 import { COLUMNS } from "@/lib/status";
 import { Badge, Dot } from "@/ui/badge";
 import { Button, IconButton } from "@/ui/button";
-import type { Follow } from "./actions";
+import type { FollowedCard } from "./actions";
 import { Card } from "./card";
 import { useDrop } from "./use-drop";
 import { type BoardView, cardProps } from "./view";
@@ -34,7 +34,7 @@ export interface ColumnProps {
   closed: boolean;
   /** Register a function that focuses a card of this column. */
   register: (column: Name, focus: ((index: number) => void) | null) => void;
-  follow: Follow;
+  follow: FollowedCard;
 }
 
 export const BoardColumn = memo(function BoardColumn(props: ColumnProps) {

@@ -79,9 +79,9 @@ export function FeedbackDialog({
         hint={isCoarse() ? shown.hint : `${shown.hint} Press Ctrl+Enter to send.`}
         error={missing && empty ? "Write what the agent should do." : undefined}
       >
-        {(wear) => (
+        {(control) => (
           <Textarea
-            {...wear}
+            {...control}
             rows={comments.length ? 3 : 6}
             maxLength={MOST}
             value={words}

@@ -3,7 +3,7 @@ import { Search, SlidersHorizontal, X } from "lucide-react";
 import { useEffect, useRef, useState } from "react";
 import type { Project } from "@/api/types";
 import { agentTitle } from "@/features/tasks/card-facts";
-import type { BoardSearch } from "@/routes";
+import type { BoardSearch } from "@/lib/search-params";
 import { IconButton } from "@/ui/button";
 import { Input, Select } from "@/ui/field";
 import { Popover } from "@/ui/menu";

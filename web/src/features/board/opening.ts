@@ -1,13 +1,13 @@
 /** The column that a board shows first on a screen that fits only one. Pure. */
 import type { Column, TaskCard } from "@/api/types";
 import { hasFailed, needsPerson } from "@/features/tasks/card-facts";
-import { ORDER } from "./order";
+import { COLUMN_ORDER } from "@/lib/card-order";
 
 /** Return the first column that needs a user (answer, retry or review), else the one with work in progress, else the first with cards. */
 export function firstColumn(cards: readonly TaskCard[], asked: ReadonlySet<string>): Column | undefined {
   const wants = (task: TaskCard) => task.status === "in_review" || hasFailed(task) || needsPerson(task, asked);
   const first = (fits: (task: TaskCard) => boolean) =>
-    ORDER.find((column) => cards.some((task) => task.status === column && fits(task)));
+    COLUMN_ORDER.find((column) => cards.some((task) => task.status === column && fits(task)));
   return first((task) => task.status !== "cancelled" && wants(task)) ?? first(isInProgress) ?? first(() => true);
 }
 

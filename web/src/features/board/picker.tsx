@@ -3,8 +3,8 @@ import { type RefObject, useEffect, useState } from "react";
 import type { Count } from "@/api/board-data";
 import type { Column } from "@/api/types";
 import { countStopped } from "@/features/tasks/card-facts";
+import { COLUMN_ORDER, type Columns } from "@/lib/card-order";
 import { COLUMNS } from "@/lib/status";
-import { type Columns, ORDER } from "./order";
 
 export function showColumn(board: HTMLElement | null, column: Column): void {
   board?.querySelector(`[data-column="${column}"]`)?.scrollIntoView({ inline: "center", block: "nearest" });
@@ -42,7 +42,7 @@ export function ColumnPicker({
   };
   return (
     <nav aria-label="Columns" className="flex shrink-0 gap-1 overflow-x-auto px-3 pb-2 sm:hidden">
-      {ORDER.map((column) => (
+      {COLUMN_ORDER.map((column) => (
         <button
           key={column}
           type="button"

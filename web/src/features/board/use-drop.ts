@@ -1,9 +1,9 @@
 import { dropTargetForElements } from "@atlaskit/pragmatic-drag-and-drop/adapter/element-adapter";
 import { type RefObject, useEffect, useRef, useState } from "react";
 import type { Column, TaskCard } from "@/api/types";
+import { gapAt, gapOf, placeInGap } from "@/lib/card-order";
 import { useActions } from "./actions";
 import { AutoScroll } from "./auto-scroll";
-import { gapAt, gapOf, landing } from "./order";
 
 interface Place {
   /** The gap between the shown cards in which the card will appear. */
@@ -42,14 +42,14 @@ export function useDrop(
       if (!card) return null;
       if (!items || !scroller.current) return { gap: 0, at: null };
       const top = scroller.current.getBoundingClientRect().top - scroller.current.scrollTop;
-      const at = landing(shown, card, gapAt(y - top, items()));
+      const at = placeInGap(shown, card, gapAt(y - top, items()));
       return { gap: gapOf(shown, card, at, column), at };
     };
-    const look = () => {
+    const update = () => {
       const next = locate();
       setPlace((known) => (known?.gap === next?.gap && known?.at === next?.at ? known : next));
     };
-    const scrolling = scroller.current ? new AutoScroll(scroller.current, "y", look) : undefined;
+    const scrolling = scroller.current ? new AutoScroll(scroller.current, "y", update) : undefined;
     const end = () => {
       scrolling?.stop();
       setPlace(null);
@@ -61,7 +61,7 @@ export function useDrop(
         ({ clientY: y } = location.current.input);
         id = source.data.id;
         scrolling?.point(location.current.input.clientX, y);
-        look();
+        update();
       },
       onDragLeave: end,
       onDrop: ({ location, source }) => {

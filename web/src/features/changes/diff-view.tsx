@@ -10,7 +10,7 @@ import { IconButton } from "@/ui/button";
 import { Sheet } from "@/ui/dialog";
 import { Popover } from "@/ui/menu";
 import { Empty } from "@/ui/states";
-import { failed } from "@/ui/toast";
+import { showError } from "@/ui/toast";
 import { type CommentStore, quoteOf } from "./comments";
 import { Counts } from "./diff-file";
 import { DiffList, type Draft, type ListHandle } from "./diff-list";
@@ -187,7 +187,7 @@ function useLoaded(diff: Diff, onLoad: DiffViewProps["onLoad"]) {
       const found = await onLoad?.(file);
       if (found) setLoaded((now) => new Map(now).set(file, found));
     } catch (error) {
-      failed("Could not load the file's changes")(error);
+      showError("Could not load the file's changes")(error);
     } finally {
       setLoading((now) => new Set([...now].filter((path) => path !== file.path)));
     }

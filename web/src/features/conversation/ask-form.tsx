@@ -137,11 +137,11 @@ function One({
       hint={field.hint || undefined}
       error={error}
     >
-      {(wear) => {
+      {(control) => {
         if (field.type === "choice") {
           return (
             <Select
-              {...wear}
+              {...control}
               value={text}
               placeholder="Choose"
               onChange={onChange}
@@ -150,11 +150,11 @@ function One({
           );
         }
         if (field.type === "long")
-          return <Textarea {...wear} rows={2} value={text} onChange={(event) => onChange(event.target.value)} />;
+          return <Textarea {...control} rows={2} value={text} onChange={(event) => onChange(event.target.value)} />;
         const numeric = field.type === "number" || field.type === "integer";
         return (
           <Input
-            {...wear}
+            {...control}
             inputMode={numeric ? "decimal" : undefined}
             value={text}
             onChange={(event) => onChange(event.target.value)}

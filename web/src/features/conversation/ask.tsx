@@ -1,15 +1,14 @@
-import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
 import { Link } from "@tanstack/react-router";
 import { CircleCheck, CircleHelp, CircleX, ShieldQuestion } from "lucide-react";
 import { useState } from "react";
 import type { Schemas } from "@/api/client";
-import { api, got } from "@/api/client";
-import { session as sessionQuery } from "@/api/queries";
+import { useAnswerAsk } from "@/api/queries/conversation";
+import { useSession } from "@/api/queries/sessions";
 import type { Ask } from "@/api/types";
 import { roughly } from "@/lib/format";
 import { Button } from "@/ui/button";
 import { Ago, useNow } from "@/ui/time";
-import { failed } from "@/ui/toast";
+import { showError } from "@/ui/toast";
 import { AllowButton } from "./allow";
 import { AskForm } from "./ask-form";
 import { Fold } from "./fold";
@@ -37,32 +36,21 @@ export function AskRow({ ask }: { ask: Ask }) {
   return ask.status === "pending" ? <Pending ask={ask} /> : <Settled ask={ask} />;
 }
 
-export function useAnswer(ask: Ask | undefined) {
-  const client = useQueryClient();
-  return useMutation({
-    mutationFn: (body: Schemas["Answer"]) =>
-      got(api.POST("/api/v1/asks/{ask_id}/answer", { params: { path: { ask_id: ask?.id ?? "" } }, body })),
-    onSuccess: (done) => {
-      client.setQueriesData<Ask[]>({ queryKey: ["asks"] }, (known) =>
-        known?.map((one) => (one.id === done.id ? done : one)),
-      );
-    },
-    onError: failed("Could not send the answer"),
-    onSettled: () => client.invalidateQueries({ queryKey: ["asks"] }),
-  });
-}
+/** Answer a question or permission request, and report an error. */
+export const useAnswer = () => useAnswerAsk({ onError: showError("Could not send the answer") });
 
 function Pending({ ask }: { ask: Ask }) {
-  const answer = useAnswer(ask);
-  const [refused, refuse] = useState<string | null>(null);
+  const answer = useAnswer();
+  const send = (given: Schemas["Answer"]) => answer.mutate({ askId: ask.id, answer: given });
+  const [rejectionOption, setRejectionOption] = useState<string | null>(null);
   const platform = words(ask.detail.by) !== "";
   const form = ask.kind === "question" && !platform;
   const options = optionsOf(ask);
   const call = ask.detail.toolCall ? withoutRepeats(toolCallOf(record(ask.detail.toolCall)), ask.title) : null;
   const Icon = ask.kind === "permission" ? ShieldQuestion : CircleHelp;
   const busy = answer.isPending || answer.isSuccess;
-  const pressed = (body: Schemas["Answer"]) =>
-    busy && answer.variables?.optionId === body.optionId && answer.variables?.decision === body.decision;
+  const isSending = (body: Schemas["Answer"]) =>
+    busy && answer.variables?.answer.optionId === body.optionId && answer.variables.answer.decision === body.decision;
   return (
     <section
       aria-label={ask.title}
@@ -94,14 +82,14 @@ function Pending({ ask }: { ask: Ask }) {
             schema={ask.detail.form}
             title={ask.title}
             busy={busy}
-            onAnswer={(content) => answer.mutate({ content })}
-            onDecline={() => answer.mutate({ decision: "reject" })}
+            onAnswer={(content) => send({ content })}
+            onDecline={() => send({ decision: "reject" })}
           />
-        ) : refused !== null ? (
+        ) : rejectionOption !== null ? (
           <Refusal
             busy={busy}
-            onRefuse={(message) => answer.mutate({ optionId: refused, ...(message && { message }) })}
-            onCancel={() => refuse(null)}
+            onRefuse={(message) => send({ optionId: rejectionOption, ...(message && { message }) })}
+            onCancel={() => setRejectionOption(null)}
           />
         ) : (
           <div className="flex flex-wrap gap-2">
@@ -113,9 +101,9 @@ function Pending({ ask }: { ask: Ask }) {
                 <Button
                   key={one.id}
                   look={no ? "danger" : one.kind === "allow_once" ? "primary" : "plain"}
-                  busy={pressed(body)}
+                  busy={isSending(body)}
                   disabled={busy}
-                  onClick={() => (asksWhy ? refuse(one.id) : answer.mutate(body))}
+                  onClick={() => (asksWhy ? setRejectionOption(one.id) : send(body))}
                   className="!h-auto min-h-8 max-w-full py-1 text-left [overflow-wrap:anywhere] !whitespace-normal"
                 >
                   <span className="min-w-0">{one.name}</span>
@@ -123,7 +111,7 @@ function Pending({ ask }: { ask: Ask }) {
               );
             })}
             {!options.length && (
-              <Button look="danger" busy={busy} onClick={() => answer.mutate({ decision: "reject" })}>
+              <Button look="danger" busy={busy} onClick={() => send({ decision: "reject" })}>
                 Deny
               </Button>
             )}
@@ -137,7 +125,7 @@ function Pending({ ask }: { ask: Ask }) {
 /** Why the user is asked, with a link to the setting that controls it. */
 function Reason({ ask }: { ask: Ask }) {
   const reason = words(ask.detail.reason);
-  const projectId = useQuery({ ...sessionQuery(ask.sessionId), enabled: reason !== "" }).data?.projectId;
+  const projectId = useSession(ask.sessionId, { enabled: reason !== "" }).data?.projectId;
   if (!reason) return null;
   return (
     <p className="text-xs text-soft">

@@ -1,7 +1,7 @@
-import { useQuery } from "@tanstack/react-query";
 import { createContext, useContext, useMemo } from "react";
-import { me, users } from "@/api/queries";
-import { members } from "./queries";
+import { useCurrentUser } from "@/api/queries/account";
+import { useMembers } from "@/api/queries/projects";
+import { useUsers } from "@/api/queries/users";
 
 type Name = (userId: string | null) => string;
 
@@ -12,11 +12,10 @@ export const PeopleProvider = People.Provider;
 export const useName = (): Name => useContext(People);
 
 export function useNames(projectId: string | null | undefined): Name {
-  const self = useQuery(me).data?.user;
+  const self = useCurrentUser();
   const admin = self?.role === "admin";
-  const everybody = useQuery({ ...users, enabled: admin }).data;
-  const others = useQuery({
-    ...members(projectId ?? ""),
+  const everybody = useUsers({ enabled: admin }).data;
+  const others = useMembers(projectId ?? "", {
     enabled: Boolean(projectId) && self !== undefined && !admin,
   }).data;
   return useMemo(() => {

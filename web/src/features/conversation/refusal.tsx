@@ -28,9 +28,9 @@ export function Refusal({
         label="What should the agent do instead?"
         hint="Sent to the agent with the denial. Without a message, some agents stop."
       >
-        {(wear) => (
+        {(control) => (
           <Textarea
-            {...wear}
+            {...control}
             rows={2}
             autoFocus
             maxLength={MOST}

@@ -1,6 +1,6 @@
 import { useEffect, useMemo, useSyncExternalStore } from "react";
+import { readMessages } from "@/api/queries/conversation";
 import { useEvents } from "@/live/context";
-import { readMessages } from "./queries";
 import { Reader, type Reading } from "./reader";
 
 /** Return a session's messages and keep them up to date from events. */

@@ -7,8 +7,9 @@
 import { ApiError } from "@/api/client";
 import type { Command } from "@/api/types";
 import { Backoff } from "@/lib/backoff";
+import { decodeBase64 } from "@/lib/base64";
 import { frames } from "@/live/frames";
-import { beginning, decode, type Frame, Intake } from "./log-intake";
+import { beginning, type Frame, Intake } from "./log-intake";
 import type { LogStore } from "./log-store";
 
 export type StreamState = "connecting" | "live" | "interrupted" | "over" | "failed";
@@ -65,7 +66,7 @@ export class CommandStream {
       }
       if (event !== "output") continue;
       const frame = JSON.parse(data) as Frame;
-      const text = this.intake.take(frame.stream, frame.offset, decode(frame.data));
+      const text = this.intake.take(frame.stream, frame.offset, decodeBase64(frame.data));
       if (text === null) return false;
       this.store.append(frame.stream, text);
     }

@@ -1,15 +1,15 @@
-import { useMutation } from "@tanstack/react-query";
 import { CircleCheck, CircleX, PlugZap } from "lucide-react";
-import { ApiError, api, got, type Schemas } from "@/api/client";
+import { hasCode, type Schemas } from "@/api/client";
+import { useTestConnection } from "@/api/queries/projects";
 import { Button } from "@/ui/button";
-import { failed } from "@/ui/toast";
+import { showError } from "@/ui/toast";
 
-type Tested = Schemas["Tested"];
+type ConnectionReport = Schemas["Tested"];
 
 /** Return the findings of a failed connection test; null if the error has another cause. */
-export function findingsOf(error: unknown): Tested["findings"] | null {
-  if (!(error instanceof ApiError) || error.code !== "connection_test_failed") return null;
-  const found = (error.problem as { findings?: Tested["findings"] }).findings;
+export function findingsOf(error: unknown): ConnectionReport["findings"] | null {
+  if (!hasCode(error, "connection_test_failed")) return null;
+  const found = (error.problem as { findings?: ConnectionReport["findings"] }).findings;
   return Array.isArray(found) ? found : [];
 }
 
@@ -21,40 +21,32 @@ export function findingAt(error: unknown, field: string): string | undefined {
   return findingsOf(error)?.find((finding) => !finding.ok && finding.field === field)?.detail;
 }
 
-export function useConnectionTest(projectId: string) {
-  return useMutation({
-    mutationFn: () =>
-      got(api.POST("/api/v1/projects/{project_id}/test", { params: { path: { project_id: projectId } } })),
-    onError: failed("Could not test the connection"),
-  });
-}
-
 /** Test the repository and its forge without changing anything. */
 export function ConnectionTest({ projectId }: { projectId: string }) {
-  const test = useConnectionTest(projectId);
+  const test = useTestConnection({ onError: showError("Could not test the connection") });
   return (
     <div className="flex flex-col gap-3 p-4" aria-live="polite">
       <div className="flex flex-wrap items-center gap-2">
-        <Button onClick={() => test.mutate()} busy={test.isPending}>
+        <Button onClick={() => test.mutate(projectId)} busy={test.isPending}>
           <PlugZap className="size-3.5" aria-hidden /> Test connection
         </Button>
         <span className="text-xs text-soft">Checks read, push and API access. Nothing is changed.</span>
       </div>
-      {test.data && <Findings tested={test.data} />}
+      {test.data && <Findings report={test.data} />}
     </div>
   );
 }
 
-export function Findings({ tested }: { tested: Tested }) {
+function Findings({ report }: { report: ConnectionReport }) {
   return (
     <div className="flex flex-col gap-2">
-      <FindingList findings={tested.findings} />
-      {tested.budget && <RateBudget budget={tested.budget} />}
+      <FindingList findings={report.findings} />
+      {report.budget && <RateBudget budget={report.budget} />}
     </div>
   );
 }
 
-export function FindingList({ findings }: { findings: Tested["findings"] }) {
+export function FindingList({ findings }: { findings: ConnectionReport["findings"] }) {
   return (
     <ul className="divide-y rounded-md border" aria-label="Test results">
       {findings.map((finding) => (
@@ -79,7 +71,7 @@ function titleOf(what: string): string {
   return words.charAt(0).toUpperCase() + words.slice(1);
 }
 
-function RateBudget({ budget }: { budget: NonNullable<Tested["budget"]> }) {
+function RateBudget({ budget }: { budget: NonNullable<ConnectionReport["budget"]> }) {
   const left = budget.limit ? Math.round((100 * budget.remaining) / budget.limit) : 0;
   return (
     <div className="text-xs text-soft">

@@ -1,15 +1,14 @@
-import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
-import { api, got } from "@/api/client";
-import { me, project as oneProject } from "@/api/queries";
+import { useCurrentUser } from "@/api/queries/account";
+import { useUpdateProject } from "@/api/queries/projects";
 import type { Project } from "@/api/types";
-import { merged } from "@/lib/merge";
-import { fault } from "@/lib/problems";
+import { mergeChanges } from "@/lib/merge";
+import { fieldError } from "@/lib/problems";
 import { type Draft, useDraft } from "@/ui/form";
 import { toast } from "@/ui/toast";
 import { findingsOf } from "./findings";
 import type { Part, Settings } from "./settings";
 
-interface Written {
+interface ProjectDraft {
   name: string;
   repository: string;
   baseBranch: string;
@@ -18,15 +17,15 @@ interface Written {
 
 export interface ProjectForm {
   project: Project;
-  draft: Draft<Written>;
+  draft: Draft<ProjectDraft>;
   settings: Settings;
   /** Change some fields of one part of the settings. */
   edit: <K extends Part>(part: K, patch: Partial<Settings[K]>) => void;
   /** Return the platform's error for a field of the settings (`agent.stuckMinutes`) or of the project (`/name`). */
-  fault: (field: string) => string | undefined;
+  errorAt: (field: string) => string | undefined;
   /** Props for `Form`. */
   form: {
-    draft: Draft<Written>;
+    draft: Draft<ProjectDraft>;
     onSave: () => void;
     /** Set after a failed connection test. */
     onForce: (() => void) | undefined;
@@ -36,17 +35,17 @@ export interface ProjectForm {
   };
 }
 
-const written = (project: Project): Written => ({
+const draftOf = (project: Project): ProjectDraft => ({
   name: project.name,
   repository: project.repository ?? "",
   baseBranch: project.baseBranch ?? "",
   settings: project.settings as Settings,
 });
 
-/** Return why the caller may not change the project; undefined if they may. */
+/** Return why the user may not change the project; undefined if they may. */
 export function useFrozen(project: Project): string | undefined {
-  const caller = useQuery(me).data?.user;
-  if (!caller || caller.role === "admin" || caller.id === project.ownerId) return undefined;
+  const user = useCurrentUser();
+  if (!user || user.role === "admin" || user.id === project.ownerId) return undefined;
   return "You are a member of this project. Only its owner and administrators can change this.";
 }
 
@@ -58,42 +57,39 @@ export function useProjectForm(
   project: Project,
   { test = () => false }: { test?: (before: Settings, now: Settings) => boolean } = {},
 ): ProjectForm {
-  const client = useQueryClient();
-  const stored = written(project);
+  const stored = draftOf(project);
   const draft = useDraft(stored);
   const frozen = useFrozen(project);
-  const save = useMutation({
-    mutationFn: async (forced: boolean) => {
-      const mine = draft.value;
-      const path = { params: { path: { project_id: project.id } } };
-      const now = written(await got(api.GET("/api/v1/projects/{project_id}", path)));
-      const body = {
-        ...(mine.name !== stored.name && { name: mine.name }),
-        ...(mine.repository !== stored.repository && { repository: mine.repository.trim() || null }),
-        ...(mine.baseBranch !== stored.baseBranch && { baseBranch: mine.baseBranch.trim() || null }),
-        settings: merged(stored.settings, mine.settings, now.settings),
-      };
-      const query = { test: !forced && test(stored.settings, mine.settings) };
-      return got(api.PATCH("/api/v1/projects/{project_id}", { params: { ...path.params, query }, body }));
-    },
+  const save = useUpdateProject({
     onSuccess: (saved) => {
-      client.setQueryData(oneProject(project.id).queryKey, saved);
-      void client.invalidateQueries({ queryKey: ["projects"] });
-      draft.take(written(saved));
+      draft.replace(draftOf(saved));
       toast.success("Saved");
     },
   });
+  const submit = (force: boolean) => {
+    const mine = draft.value;
+    save.mutate({
+      id: project.id,
+      test: !force && test(stored.settings, mine.settings),
+      changes: (current) => ({
+        ...(mine.name !== stored.name && { name: mine.name }),
+        ...(mine.repository !== stored.repository && { repository: mine.repository.trim() || null }),
+        ...(mine.baseBranch !== stored.baseBranch && { baseBranch: mine.baseBranch.trim() || null }),
+        settings: mergeChanges(stored.settings, mine.settings, draftOf(current).settings),
+      }),
+    });
+  };
   return {
     project,
     draft,
     settings: draft.value.settings,
     edit: (part, patch) =>
       draft.set({ settings: { ...draft.value.settings, [part]: { ...draft.value.settings[part], ...patch } } }),
-    fault: (field) => fault(save.error, field.startsWith("/") ? field.slice(1) : `settings.${field}`),
+    errorAt: (field) => fieldError(save.error, field.startsWith("/") ? field.slice(1) : `settings.${field}`),
     form: {
       draft,
-      onSave: () => save.mutate(false),
-      onForce: findingsOf(save.error) ? () => save.mutate(true) : undefined,
+      onSave: () => submit(false),
+      onForce: findingsOf(save.error) ? () => submit(true) : undefined,
       busy: save.isPending,
       error: save.error,
       frozen,

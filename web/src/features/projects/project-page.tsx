@@ -1,6 +1,5 @@
-import { useQuery } from "@tanstack/react-query";
 import { getRouteApi, Link } from "@tanstack/react-router";
-import { project as oneProject } from "@/api/queries";
+import { useProject } from "@/api/queries/projects";
 import type { Project } from "@/api/types";
 import { McpServers } from "@/features/mcp/servers";
 import { Providers } from "@/features/models/providers";
@@ -41,25 +40,25 @@ const route = getRouteApi("/inside/projects/$projectId");
 export function ProjectPage() {
   const { projectId } = route.useParams();
   const { tab, from } = route.useSearch();
-  const query = useQuery(oneProject(projectId));
+  const query = useProject(projectId);
   const shown = TABS.find((one) => one.id === tab)?.id ?? "general";
   return (
     <Page
       title={query.data?.name ?? "Project"}
       actions={
-        from === "welcome" ? <BackToWelcome project={projectId} /> : query.data && <Places project={query.data} />
+        from === "welcome" ? <BackToWelcome project={projectId} /> : query.data && <ProjectLinks project={query.data} />
       }
     >
       <SideTabs tabs={TABS} value={shown} label="Project settings">
         <Loaded query={query}>
-          {(project) => <Shown key={`${project.id}:${shown}`} tab={shown} project={project} />}
+          {(project) => <SettingsTab key={`${project.id}:${shown}`} tab={shown} project={project} />}
         </Loaded>
       </SideTabs>
     </Page>
   );
 }
 
-function Places({ project }: { project: Project }) {
+function ProjectLinks({ project }: { project: Project }) {
   const link = "text-[13px] text-accent underline underline-offset-2";
   return (
     <>
@@ -77,7 +76,7 @@ function Places({ project }: { project: Project }) {
   );
 }
 
-function Shown({ tab, project }: { tab: string; project: Project }) {
+function SettingsTab({ tab, project }: { tab: string; project: Project }) {
   const frozen = useFrozen(project);
   return (
     <>

@@ -1,6 +1,6 @@
 import { describe, expect, it } from "vitest";
 import type { Project, PullRequest } from "@/api/types";
-import { detailOf, forgeOf, helpFor, mergeBar, names, runWord } from "./forge";
+import { detailOf, forgeOf, helpFor, mergeBar, runWord, splitNames } from "./forge";
 
 const project = (repository: string, forge: object = { kind: "auto" }) =>
   ({ repository, settings: { forge } }) as unknown as Project;
@@ -72,6 +72,6 @@ describe("words", () => {
     expect(helpFor("internal")).toBeNull();
   });
   it("splits names", () => {
-    expect(names(" bug, good first issue,,bug\nx")).toEqual(["bug", "good first issue", "x"]);
+    expect(splitNames(" bug, good first issue,,bug\nx")).toEqual(["bug", "good first issue", "x"]);
   });
 });

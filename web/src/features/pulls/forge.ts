@@ -1,5 +1,5 @@
 /** Parse the untyped `detail` of a pull request, and determine the kind of forge of a project. Pure. */
-import type { Attempt, Project, PullRequest, PullSummary } from "@/api/types";
+import type { Attempt, MergeMethod, Project, PullRequest, PullSummary } from "@/api/types";
 import type { Word } from "@/lib/status";
 
 export interface Run {
@@ -104,8 +104,7 @@ export function forgeOf(project: Project): "github" | "plain" {
   return apiUrl || host?.toLowerCase() === "github.com" ? "github" : "plain";
 }
 
-export type Method = "squash" | "merge" | "rebase";
-export const METHODS: Record<Method, string> = {
+export const METHODS: Record<MergeMethod, string> = {
   squash: "Squash into one commit",
   merge: "Merge commit",
   rebase: "Rebase the commits",
@@ -136,7 +135,7 @@ export function helpFor(code: string): "credential" | "again" | "refresh" | null
 }
 
 /** Split names separated by commas or newlines, without duplicates. */
-export function names(given: string): string[] {
+export function splitNames(given: string): string[] {
   return [
     ...new Set(
       given

@@ -1,6 +1,5 @@
-import { useQuery } from "@tanstack/react-query";
 import { Link } from "@tanstack/react-router";
-import { api, got } from "@/api/client";
+import { useHealth } from "@/api/queries/platform";
 import { duration } from "@/lib/format";
 import type { Word } from "@/lib/status";
 import { Section } from "@/shell/page";
@@ -15,7 +14,7 @@ const BREAKER: Record<string, Word> = {
 };
 
 export function About() {
-  const query = useQuery({ queryKey: ["health"], queryFn: () => got(api.GET("/health")), staleTime: 0 });
+  const query = useHealth();
   return (
     <Section
       title="About"

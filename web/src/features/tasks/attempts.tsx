@@ -1,20 +1,18 @@
-import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
 import { Link } from "@tanstack/react-router";
 import { Check, CircleHelp, GitBranch, X } from "lucide-react";
-import { api, got } from "@/api/client";
+import { useCommandTail } from "@/api/queries/commands";
+import { usePickAttempt } from "@/api/queries/tasks";
 import type { Attempt, Task } from "@/api/types";
 import { Output } from "@/features/conversation/ansi";
 import { cost, count, plural } from "@/lib/format";
 import { Button } from "@/ui/button";
 import { Confirm } from "@/ui/dialog";
 import { Status } from "@/ui/status";
-import { failed } from "@/ui/toast";
+import { showError } from "@/ui/toast";
 import { Written } from "@/ui/written";
 import { attemptWord, atWork, doingNow } from "./card-facts";
 import { PullBadge } from "./header";
 import { Worked } from "./worked";
-
-const TAIL = 4000;
 
 /** The attempts of a task side by side, to pick one. Archived attempts of an earlier start come last. */
 export function AttemptsPanel({ task }: { task: Task }) {
@@ -37,20 +35,9 @@ export function AttemptsPanel({ task }: { task: Task }) {
 }
 
 function AttemptColumn({ task, attempt }: { task: Task; attempt: Attempt }) {
-  const client = useQueryClient();
   const others = task.attempts.filter((one) => one.id !== attempt.id);
   const busy = others.filter(atWork);
-  const pick = useMutation({
-    mutationFn: () =>
-      got(
-        api.POST("/api/v1/tasks/{task_id}/pick", {
-          params: { path: { task_id: task.id } },
-          body: { attemptId: attempt.id },
-        }),
-      ),
-    onSuccess: (card) => client.setQueryData(["task", task.id], card),
-    onError: failed("Could not pick the attempt"),
-  });
+  const pick = usePickAttempt({ onError: showError("Could not pick the attempt") });
   const search = (tab: string) => ({ tab, attempt: attempt.number });
   const tokens = attempt.spent.inputTokens + attempt.spent.outputTokens;
   return (
@@ -122,7 +109,7 @@ function AttemptColumn({ task, attempt }: { task: Task; attempt: Attempt }) {
             }
             title={`Pick attempt ${attempt.number}?`}
             action="Pick"
-            onConfirm={() => pick.mutateAsync()}
+            onConfirm={() => pick.mutateAsync({ id: task.id, attemptId: attempt.id })}
           >
             Its work is pushed and becomes the pull request.{" "}
             {others.length > 0 && "The other attempts are archived; their branches and conversations are kept."}
@@ -184,31 +171,7 @@ function Verified({ attempt }: { attempt: Attempt }) {
 function CheckOutput({ attempt }: { attempt: Attempt }) {
   const id = attempt.verification?.commandId;
   const command = typeof id === "string" ? id : "";
-  const query = useQuery({
-    queryKey: ["commands", attempt.sandboxId, "tail", command],
-    enabled: command !== "",
-    staleTime: Number.POSITIVE_INFINITY, // The command has ended.
-    queryFn: async () => {
-      const path = { command_id: command };
-      const row = await got(api.GET("/api/v1/commands/{command_id}", { params: { path } }));
-      const tail = async (stream: "stdout" | "stderr", size: number) => {
-        if (!size) return "";
-        const offset = Math.max(0, size - TAIL);
-        return (
-          (
-            await got(
-              api.GET("/api/v1/commands/{command_id}/output", {
-                params: { path, query: { stream, offset, limit: TAIL } },
-              }),
-            )
-          ).text ?? ""
-        );
-      };
-      return [await tail("stdout", row.stdoutBytes), await tail("stderr", row.stderrBytes)]
-        .filter((one) => one.trim())
-        .join("\n");
-    },
-  });
+  const query = useCommandTail(attempt.sandboxId, command);
   if (!command) return null;
   const name = typeof attempt.verification?.command === "string" ? attempt.verification.command : "the check";
   return (

@@ -1,12 +1,11 @@
 /** Warnings in the dialogs that end a task: what happens to work outside its branch. */
-import { useQuery } from "@tanstack/react-query";
-import { projects } from "@/api/queries";
+import { useProjects } from "@/api/queries/projects";
 import { useComments } from "@/features/changes/comments";
 import { plural } from "@/lib/format";
 
 /** What happens to the sandbox, according to the project's settings. */
 export function SandboxFate({ projectId }: { projectId: string }) {
-  const project = useQuery(projects).data?.find((one) => one.id === projectId);
+  const project = useProjects().data?.find((one) => one.id === projectId);
   return project?.settings.tasks?.finished === "pause"
     ? "Its sandbox is paused."
     : "Its sandbox is deleted, including running programs and files ignored by git.";

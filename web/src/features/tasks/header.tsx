@@ -1,9 +1,9 @@
-import { useQuery } from "@tanstack/react-query";
 import { Link } from "@tanstack/react-router";
 import clsx from "clsx";
 import { ArrowRight, CircleAlert, GitPullRequest, Pencil, Square } from "lucide-react";
 import { useEffect, useRef, useState } from "react";
-import { pendingAsks, projects } from "@/api/queries";
+import { usePendingAsks } from "@/api/queries/conversation";
+import { useProjects } from "@/api/queries/projects";
 import type { Attempt, PullSummary, Task } from "@/api/types";
 import { AllowRefused } from "@/features/conversation/allow";
 import { ProviderHelp } from "@/features/models/provider-help";
@@ -30,7 +30,7 @@ import {
 import { NextSteps } from "./next-steps";
 import { RaiseBudget } from "./raise-budget";
 import { StepLine } from "./steps";
-import { useTaskVerbs } from "./use-task";
+import { useTaskActions } from "./use-task-actions";
 import { Worked } from "./worked";
 
 export function TaskHeader({
@@ -42,10 +42,10 @@ export function TaskHeader({
   attempt: Attempt | undefined;
   onAttempt: (number: number) => void;
 }) {
-  const asks = useQuery(pendingAsks);
+  const asks = usePendingAsks();
   const asked = new Set(asks.data?.map((one) => one.sessionId));
   const word = running(task) && needsPerson(task, asked) ? TURNS.waiting : wordFor(task);
-  const { retry } = useTaskVerbs(task);
+  const { retry } = useTaskActions();
   const spent = spentOn(task);
   const clock = clockOf(task);
   const failure = task.error ?? (attempt?.status === "failed" ? attempt.error : null);
@@ -123,7 +123,7 @@ export function TaskHeader({
             code={attempt?.errorCode}
             agent={attempt?.agent}
             projectId={task.projectId}
-            onAdded={() => retry.mutate()}
+            onAdded={() => retry.mutate({ id: task.id })}
           />
         </div>
       )}
@@ -155,7 +155,7 @@ function ToQuestion({ task, asked }: { task: Task; asked: ReadonlySet<string> })
 }
 
 function ProjectName({ id }: { id: string }) {
-  const project = useQuery(projects).data?.find((one) => one.id === id);
+  const project = useProjects().data?.find((one) => one.id === id);
   if (!project) return null;
   return (
     <Link to="/board" search={{ project: id }} className="max-w-40 truncate underline-offset-2 hover:underline">
@@ -215,7 +215,7 @@ export function PullBadge({ pull }: { pull: PullSummary }) {
 
 function EditableTitle({ task }: { task: Task }) {
   const [draft, setDraft] = useState<string | null>(null);
-  const { change } = useTaskVerbs(task);
+  const { update } = useTaskActions();
   const field = useRef<HTMLInputElement>(null);
   const editing = draft !== null;
   useEffect(() => {
@@ -224,7 +224,7 @@ function EditableTitle({ task }: { task: Task }) {
   const save = () => {
     const title = draft?.trim();
     if (!title || title === task.title) setDraft(null);
-    else if (!change.isPending) change.mutate({ title }, { onSuccess: () => setDraft(null) });
+    else if (!update.isPending) update.mutate({ id: task.id, title }, { onSuccess: () => setDraft(null) });
   };
   if (draft !== null) {
     return (
@@ -240,7 +240,7 @@ function EditableTitle({ task }: { task: Task }) {
           aria-label="Title"
           maxLength={300}
           value={draft}
-          disabled={change.isPending}
+          disabled={update.isPending}
           onChange={(event) => setDraft(event.target.value)}
           onBlur={save}
           onKeyDown={(event) => event.key === "Escape" && setDraft(null)}

@@ -1,6 +1,5 @@
-import { useQuery } from "@tanstack/react-query";
 import { useState } from "react";
-import { tasks } from "@/api/queries";
+import { useTasks } from "@/api/queries/tasks";
 import { plural } from "@/lib/format";
 import { COLUMNS } from "@/lib/status";
 import { Badge } from "@/ui/badge";
@@ -25,7 +24,7 @@ export function NeedsPicker({
   error: string | undefined;
 }) {
   const [words, setWords] = useState("");
-  const known = useQuery({ ...tasks(projectId), enabled: Boolean(projectId) });
+  const known = useTasks(projectId, { enabled: Boolean(projectId) });
   return (
     <fieldset className="flex flex-col gap-1">
       <legend className="mb-1 text-[13px] font-medium">

@@ -2,7 +2,7 @@ import { Box } from "lucide-react";
 import { lazy, Suspense } from "react";
 import type { Attempt, Session, Task } from "@/api/types";
 import { Empty, Loading } from "@/ui/states";
-import { lacksSandbox } from "../conversation/prompting";
+import { lacksSandbox } from "../conversation/prompt-options";
 import { Boundary } from "./boundary";
 
 const ConversationPanel = lazy(() =>

@@ -1,16 +1,14 @@
-import { useQuery, useQueryClient } from "@tanstack/react-query";
 import { Link } from "@tanstack/react-router";
 import { Columns2, Hourglass } from "lucide-react";
-import { useEffect } from "react";
 import { ApiError } from "@/api/client";
-import { session as sessionQuery } from "@/api/queries";
+import { usePrefetchChanges } from "@/api/queries/git";
+import { useSession } from "@/api/queries/sessions";
 import type { Attempt, Session, Task } from "@/api/types";
-import { checkout, diff } from "@/features/changes/queries";
-import { useShownPreview } from "@/features/previews/shown";
+import { useOpenPreview } from "@/features/previews/open-preview";
 import { doingNow } from "@/features/tasks/card-facts";
 import { strip } from "@/lib/ansi";
+import type { WorkSearch } from "@/lib/search-params";
 import { useStored } from "@/lib/stored";
-import type { WorkSearch } from "@/routes";
 import { IconButton } from "@/ui/button";
 import { Empty, ErrorState, Loading } from "@/ui/states";
 import { type Tab, TabBar } from "@/ui/tabs";
@@ -27,7 +25,7 @@ export interface WorkspaceProps {
 
 /** An agent's work in tabs or, on a wide screen, the conversation beside one of the tabs. */
 export function Workspace({ sessionId, task, attempt, search, onSearch }: WorkspaceProps) {
-  const query = useQuery(sessionQuery(sessionId));
+  const query = useSession(sessionId);
   if (query.data) return <Tabs work={{ session: query.data, task, attempt }} search={search} onSearch={onSearch} />;
   if (query.isPending && !query.error) return <Loading lines={6} />;
   if (query.error instanceof ApiError && query.error.status === 404 && attempt)
@@ -93,22 +91,12 @@ function tabsOf({ session, task }: Work): Tab[] {
   ];
 }
 
-/** Fetch the changes while the code of their panel is still loading. */
-function usePrefetchedChanges(sandboxId: string | null): void {
-  const client = useQueryClient();
-  useEffect(() => {
-    if (!sandboxId) return;
-    void client.prefetchQuery(checkout(sandboxId));
-    void client.prefetchQuery(diff(sandboxId, "base"));
-  }, [client, sandboxId]);
-}
-
 function Tabs({
   work,
   search,
   onSearch,
 }: { work: Work & { session: Session } } & Pick<WorkspaceProps, "search" | "onSearch">) {
-  const preview = useShownPreview();
+  const preview = useOpenPreview();
   const wide = useWide();
   const [split, setSplit] = useStored("workspace.split", true);
   const all = tabsOf(work);
@@ -117,7 +105,7 @@ function Tabs({
   const chosen =
     tabs.find((tab) => tab.id === search.tab) ??
     (tabs[beside ? tabs.findIndex((tab) => tab.id === "changes" || tab.id === "files") : 0] as Tab);
-  usePrefetchedChanges(chosen.id === "changes" ? work.session.sandboxId : null);
+  usePrefetchChanges(chosen.id === "changes" ? work.session.sandboxId : null);
   const panel = (id: string) => (
     <Panel id={id} work={work} at={search.at} onAt={(at) => onSearch({ tab: id, at }, true)} />
   );
