@@ -5,8 +5,8 @@ import { type ComponentType, Fragment, type KeyboardEvent, useEffect, useId, use
 import { useIsAdmin } from "@/api/queries/account";
 import { useProjects } from "@/api/queries/projects";
 import { useTaskSearch } from "@/api/queries/tasks";
-import { COLUMNS } from "@/lib/status";
 import { useTheme } from "@/lib/theme";
+import { COLUMNS } from "@/model/status-labels";
 import { PAGE_TABS, PAGES, PROJECT_TABS } from "./pages";
 import { type Entry, markedEntry, matchEntries, stepFrom } from "./palette-entries";
 

@@ -5,8 +5,8 @@
 import { useBlocker } from "@tanstack/react-router";
 import clsx from "clsx";
 import { type FormEvent, type ReactNode, useEffect, useRef, useState } from "react";
+import { formError } from "@/api/errors";
 import { mergeChanges } from "@/lib/merge";
-import { formError } from "@/lib/problems";
 import { Button } from "./button";
 import { Confirm } from "./dialog";
 

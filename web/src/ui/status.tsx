@@ -1,4 +1,4 @@
-import type { Word } from "@/lib/status";
+import type { Word } from "@/model/status-labels";
 import { Badge, Dot } from "./badge";
 
 /** A status badge: a dot, which pulses while work is in progress, and a word. */

@@ -1,7 +1,7 @@
 /** The cards of boards, which are loaded in part, and the cache of all cards. */
 import { type QueryClient, queryOptions, useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
 import { useCallback } from "react";
-import { moveCard } from "@/lib/card-order";
+import { moveCard } from "@/api/card-order";
 import { type BoardData, type BoardFilters, type CardChange, changeBoard, mergePages } from "../board-data";
 import { api, type Schemas, unwrap } from "../client";
 import { keys, MOVE_CARD } from "../keys";

@@ -1,12 +1,12 @@
 import type { Schemas } from "@/api/client";
+import { fieldError } from "@/api/errors";
 import { useSaveAgent } from "@/api/queries/agents";
 import type { Agent } from "@/api/types";
-import { fieldError } from "@/lib/problems";
+import { asLine, asLines, envsOf, wordOf } from "@/lib/env-lines";
 import { Checkbox, Field, Input, Textarea } from "@/ui/field";
 import { SubmitForm, useFormState } from "@/ui/form";
 import { ListInput, NumberInput } from "@/ui/inputs";
 import { toast } from "@/ui/toast";
-import { asLine, asLines, envsOf, wordOf } from "./envs";
 
 const APIS: { value: Schemas["ModelApi"]; label: string }[] = [
   { value: "anthropic", label: "Anthropic Messages" },

@@ -3,11 +3,11 @@ import { useDeleteAgent } from "@/api/queries/agents";
 import type { Agent } from "@/api/types";
 import { AddKey } from "@/features/models/provider-help";
 import { duration } from "@/lib/format";
+import { needsKey } from "@/model/agent-facts";
 import { Badge } from "@/ui/badge";
 import { Button, IconButton } from "@/ui/button";
 import { Confirm } from "@/ui/dialog";
 import { showError } from "@/ui/toast";
-import { needsKey } from "./ready";
 import type { StepName, TestProgress } from "./test-progress";
 import { useAgentTest } from "./use-agent-test";
 

@@ -5,9 +5,9 @@ import { useIsAdmin } from "@/api/queries/account";
 import { auditExportUrl, useAuditLog } from "@/api/queries/platform";
 import { useUsers } from "@/api/queries/users";
 import type { AuditSearch } from "@/lib/search-params";
-import { Page } from "@/shell/page";
 import { Button } from "@/ui/button";
 import { Field, Input, Select } from "@/ui/field";
+import { Page } from "@/ui/page";
 import { Empty, Loaded } from "@/ui/states";
 import { Entry } from "./entry";
 

@@ -2,8 +2,8 @@ import { createContext, type RefObject, useCallback, useContext, useMemo, useRef
 import { type Move, useMoveCard } from "@/api/queries/board";
 import { useRetryTask, useStopTask, useUpdateTask } from "@/api/queries/tasks";
 import type { Column, TaskCard } from "@/api/types";
-import { running } from "@/features/tasks/card-facts";
-import { COLUMNS } from "@/lib/status";
+import { COLUMNS } from "@/model/status-labels";
+import { running } from "@/model/task-facts";
 import { showError } from "@/ui/toast";
 
 /** The actions of a card. The object is stable, so that cards do not re-render because of it. */

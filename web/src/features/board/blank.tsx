@@ -1,8 +1,8 @@
 /** The empty and loading states of the board. */
 import { Link } from "@tanstack/react-router";
 import { KanbanSquare, Plus } from "lucide-react";
+import { COLUMN_ORDER } from "@/api/card-order";
 import { useProjects } from "@/api/queries/projects";
-import { COLUMN_ORDER } from "@/lib/card-order";
 import { Kbd } from "@/ui/badge";
 import { Button } from "@/ui/button";
 import { Empty, Skeleton } from "@/ui/states";

@@ -2,13 +2,13 @@ import { useEffect } from "react";
 import type { Move } from "@/api/queries/board";
 import { useDeleteTask, useTask } from "@/api/queries/tasks";
 import type { TaskCard } from "@/api/types";
+import { FeedbackDialog } from "@/features/conversation/feedback-dialog";
 import { CancelTask } from "@/features/tasks/cancel-task";
-import { leading } from "@/features/tasks/card-facts";
 import { EditTaskDialog } from "@/features/tasks/new-task";
+import { leading } from "@/model/task-facts";
 import { Confirm } from "@/ui/dialog";
 import { showError } from "@/ui/toast";
 import type { CardDialog } from "./actions";
-import { FeedbackDialog } from "./feedback";
 
 /** The dialogs opened from cards. */
 export function CardDialogs({

@@ -1,11 +1,11 @@
 import { useNavigate } from "@tanstack/react-router";
 import { ArrowRight, Ban, Clock, Ellipsis, ExternalLink, Pencil, Play, RotateCw, Square, Trash2 } from "lucide-react";
 import { useRef } from "react";
+import { TARGET_COLUMNS } from "@/api/card-order";
 import type { TaskCard } from "@/api/types";
-import { hasFailed, running } from "@/features/tasks/card-facts";
 import { useRetryLabel } from "@/features/tasks/use-task-actions";
-import { TARGET_COLUMNS } from "@/lib/card-order";
-import { COLUMNS } from "@/lib/status";
+import { COLUMNS } from "@/model/status-labels";
+import { hasFailed, running } from "@/model/task-facts";
 import { Menu, MenuItem, MenuLine, MenuTitle } from "@/ui/menu";
 import { useActions } from "./actions";
 

@@ -16,6 +16,11 @@ import {
 } from "lucide-react";
 import { type MouseEvent, memo, type ReactNode, useEffect, useRef, useState } from "react";
 import type { Sandbox, TaskCard } from "@/api/types";
+import { WorkTime } from "@/features/attempts/work-time";
+import { plainText } from "@/lib/fences";
+import { cost, plural } from "@/lib/format";
+import { safeHref } from "@/lib/links";
+import { CHECKS, PULLS, SANDBOXES } from "@/model/status-labels";
 import {
   clockOf,
   current,
@@ -26,12 +31,7 @@ import {
   spentOn,
   wasStopped,
   wordFor,
-} from "@/features/tasks/card-facts";
-import { Worked } from "@/features/tasks/worked";
-import { plainText } from "@/lib/fences";
-import { cost, plural } from "@/lib/format";
-import { safeHref } from "@/lib/links";
-import { CHECKS, PULLS, SANDBOXES } from "@/lib/status";
+} from "@/model/task-facts";
 import { Badge } from "@/ui/badge";
 import { Status } from "@/ui/status";
 import { Ago } from "@/ui/time";
@@ -179,7 +179,7 @@ function Facts({ task, project, agent, sandbox }: Pick<CardProps, "task" | "proj
   if (clock) {
     shown.push(
       <Fact key="clock" icon={<Clock className={SMALL} aria-hidden />} label="Elapsed">
-        <Worked attempt={clock} />
+        <WorkTime attempt={clock} />
       </Fact>,
     );
   }

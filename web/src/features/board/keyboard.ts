@@ -1,6 +1,7 @@
 /** Keyboard navigation between cards. */
+
+import { COLUMN_ORDER, type Columns } from "@/api/card-order";
 import type { Column, TaskCard } from "@/api/types";
-import { COLUMN_ORDER, type Columns } from "@/lib/card-order";
 
 export interface Spot {
   column: Column;

@@ -1,7 +1,8 @@
 /** The column that a board shows first on a screen that fits only one. Pure. */
+
+import { COLUMN_ORDER } from "@/api/card-order";
 import type { Column, TaskCard } from "@/api/types";
-import { hasFailed, needsPerson } from "@/features/tasks/card-facts";
-import { COLUMN_ORDER } from "@/lib/card-order";
+import { hasFailed, needsPerson } from "@/model/task-facts";
 
 /** Return the first column that needs a user (answer, retry or review), else the one with work in progress, else the first with cards. */
 export function firstColumn(cards: readonly TaskCard[], asked: ReadonlySet<string>): Column | undefined {

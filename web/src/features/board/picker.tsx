@@ -1,10 +1,10 @@
 import clsx from "clsx";
 import { type RefObject, useEffect, useState } from "react";
 import type { Count } from "@/api/board-data";
+import { COLUMN_ORDER, type Columns } from "@/api/card-order";
 import type { Column } from "@/api/types";
-import { countStopped } from "@/features/tasks/card-facts";
-import { COLUMN_ORDER, type Columns } from "@/lib/card-order";
-import { COLUMNS } from "@/lib/status";
+import { COLUMNS } from "@/model/status-labels";
+import { countStopped } from "@/model/task-facts";
 
 export function showColumn(board: HTMLElement | null, column: Column): void {
   board?.querySelector(`[data-column="${column}"]`)?.scrollIntoView({ inline: "center", block: "nearest" });

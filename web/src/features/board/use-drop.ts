@@ -1,7 +1,7 @@
 import { dropTargetForElements } from "@atlaskit/pragmatic-drag-and-drop/adapter/element-adapter";
 import { type RefObject, useEffect, useRef, useState } from "react";
+import { gapAt, gapOf, placeInGap } from "@/api/card-order";
 import type { Column, TaskCard } from "@/api/types";
-import { gapAt, gapOf, placeInGap } from "@/lib/card-order";
 import { useActions } from "./actions";
 import { AutoScroll } from "./auto-scroll";
 

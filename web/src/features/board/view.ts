@@ -6,7 +6,7 @@ import { useProjects } from "@/api/queries/projects";
 import { useSandboxStates } from "@/api/queries/sandboxes";
 import { useQueue } from "@/api/queries/tasks";
 import type { Agent, Project, Sandbox, TaskCard } from "@/api/types";
-import { agentOf, agentTitle, leading, needsPerson } from "@/features/tasks/card-facts";
+import { agentOf, agentTitle, leading, needsPerson } from "@/model/task-facts";
 import type { CardProps } from "./card";
 
 /** Data that cards show in addition to their own. */

@@ -1,7 +1,7 @@
 /** Syntax highlighting of a diff, computed lazily for what is in view: blocks of lines of one side, each block once. */
 import { useSyncExternalStore } from "react";
 import { highlight, type Token } from "@/lib/highlight";
-import type { Hunk, Side } from "./patch";
+import type { Hunk, Side } from "@/model/patch";
 
 const BLOCK = 300;
 const LONGEST_LINE = 2000;

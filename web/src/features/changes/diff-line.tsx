@@ -1,10 +1,10 @@
 /** The code lines of a diff, in unified or split view. */
 import clsx from "clsx";
 import { type MouseEvent, memo } from "react";
+import { anchorOf } from "@/features/conversation/comments";
 import type { Token } from "@/lib/highlight";
 import { isCoarse } from "@/lib/pointer";
-import { anchorOf } from "./comments";
-import type { Hunk, Line, Side } from "./patch";
+import type { Hunk, Line, Side } from "@/model/patch";
 import { changedWords, marked, type Span } from "./words";
 
 export type OnGutter = (side: Side, number: number, extend: boolean) => void;

@@ -11,15 +11,15 @@ import {
   useState,
 } from "react";
 import type { FileDiff } from "@/api/types";
+import type { CommentStore, Place } from "@/features/conversation/comments";
 import { languageOf } from "@/lib/highlight";
 import { isCoarse } from "@/lib/pointer";
+import type { Side } from "@/model/patch";
 import { coloursOf, useColours } from "./colours";
 import { Writing, Written } from "./comment-box";
-import type { CommentStore, Place } from "./comments";
 import { type Cursor, inPlace, placeOf, step } from "./cursor";
 import { FileHead, FileNote, HunkHead } from "./diff-file";
 import { type OnGutter, SplitLine, UnifiedLine } from "./diff-line";
-import type { Side } from "./patch";
 import type { Row } from "./rows";
 
 export interface Draft extends Place {

@@ -1,7 +1,7 @@
 /** Flatten a diff into a list of rows for the virtual list. Pure. */
 import type { FileDiff } from "@/api/types";
-import type { Comment, Place } from "./comments";
-import { type Hunk, type Line, type Patch, parsePatch } from "./patch";
+import type { Comment, Place } from "@/features/conversation/comments";
+import { type Hunk, type Line, type Patch, parsePatch } from "@/model/patch";
 
 export type Row =
   | { kind: "file"; key: string; file: number }

@@ -4,14 +4,14 @@ import { Send, Trash2 } from "lucide-react";
 import { useState } from "react";
 import { useSendPrompt } from "@/api/queries/conversation";
 import type { Attempt, FileDiff, Session, Task } from "@/api/types";
-import { FeedbackDialog } from "@/features/board/feedback";
+import type { CommentStore } from "@/features/conversation/comments";
+import { FeedbackDialog } from "@/features/conversation/feedback-dialog";
 import { promptOptions, promptTarget } from "@/features/conversation/prompt-options";
 import { StartSandbox } from "@/features/conversation/start-sandbox";
 import { plural } from "@/lib/format";
 import { Button, IconButton } from "@/ui/button";
 import { Confirm } from "@/ui/dialog";
 import { showError, toast } from "@/ui/toast";
-import type { CommentStore } from "./comments";
 
 export function SendComments({
   session,

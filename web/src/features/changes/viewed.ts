@@ -1,7 +1,7 @@
 /** Which files the user has marked as viewed. A mark is dropped when the file's diff changes. */
 import type { FileDiff } from "@/api/types";
 import { useStored } from "@/lib/stored";
-import { useSame } from "./same";
+import { useSame } from "@/lib/use-same";
 
 const known = new WeakMap<FileDiff, string>();
 

@@ -3,7 +3,7 @@ import { useMemo, useState } from "react";
 import { useSessionAsks, useTurns } from "@/api/queries/conversation";
 import { useSession } from "@/api/queries/sessions";
 import type { Ask, Attempt, Task, Turn } from "@/api/types";
-import { atWork } from "@/features/tasks/card-facts";
+import { atWork } from "@/model/task-facts";
 import { Empty, ErrorState, Loading } from "@/ui/states";
 import { Composer } from "./composer";
 import { Listing } from "./list";

@@ -1,7 +1,7 @@
 import { getRouteApi } from "@tanstack/react-router";
 import { useHelpDocument } from "@/api/queries/platform";
-import { Page } from "@/shell/page";
 import { Markdown } from "@/ui/markdown";
+import { Page } from "@/ui/page";
 import { SideTabs } from "@/ui/side-tabs";
 import { Loaded } from "@/ui/states";
 import { PAGES, withOwnLinks } from "./pages";

@@ -1,9 +1,9 @@
 import { Plus, X } from "lucide-react";
+import { fieldError } from "@/api/errors";
 import { useSaveMcpServer } from "@/api/queries/mcp-servers";
 import type { McpServer } from "@/api/types";
-import { asLine, asLines, envsOf, wordOf } from "@/features/agents/envs";
-import { findingsOf } from "@/features/projects/findings";
-import { fieldError } from "@/lib/problems";
+import { asLine, asLines, envsOf, wordOf } from "@/lib/env-lines";
+import { findingsOf } from "@/model/connection-test";
 import { Button, IconButton } from "@/ui/button";
 import { Field, Input, Select } from "@/ui/field";
 import { SubmitForm, useFormState } from "@/ui/form";

@@ -1,12 +1,12 @@
 import { type FormEvent, useState } from "react";
 import type { Schemas } from "@/api/client";
+import { fieldError, formError } from "@/api/errors";
 import { useCurrentUser } from "@/api/queries/account";
 import { useAddModelKey, useModelPresets } from "@/api/queries/models";
 import { useProject } from "@/api/queries/projects";
 import type { Agent } from "@/api/types";
-import { findingsOf } from "@/features/projects/findings";
 import { safeHref } from "@/lib/links";
-import { fieldError, formError } from "@/lib/problems";
+import { findingsOf } from "@/model/connection-test";
 import { Button } from "@/ui/button";
 import { Field, Input, Select } from "@/ui/field";
 import { SecretInput } from "@/ui/inputs";

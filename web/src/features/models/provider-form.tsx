@@ -1,9 +1,9 @@
 import { useState } from "react";
 import type { Schemas } from "@/api/client";
+import { fieldError } from "@/api/errors";
 import { useModelPresets, useSaveModelProvider } from "@/api/queries/models";
 import type { ModelProvider } from "@/api/types";
-import { findingsOf } from "@/features/projects/findings";
-import { fieldError } from "@/lib/problems";
+import { findingsOf } from "@/model/connection-test";
 import { Button } from "@/ui/button";
 import { Checkbox, Field, Input, Select } from "@/ui/field";
 import { SubmitForm, useFormState } from "@/ui/form";

@@ -1,7 +1,7 @@
 /** Labels and live output of commands. */
 import { useEffect, useState } from "react";
 import type { Command } from "@/api/types";
-import type { Word } from "@/lib/status";
+import type { Word } from "@/model/status-labels";
 import { LogStore } from "./log-store";
 import { CommandStream, type StreamState } from "./log-stream";
 

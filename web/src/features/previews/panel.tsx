@@ -1,11 +1,11 @@
 import { ExternalLink, RotateCw, X } from "lucide-react";
 import { useCallback, useEffect, useRef, useState } from "react";
 import { readShownPath, useCreatePreview, useOpenPreviewTab } from "@/api/queries/previews";
-import { useWide } from "@/features/workspace/use-wide";
 import { IconButton } from "@/ui/button";
 import { Sheet } from "@/ui/dialog";
 import { Input } from "@/ui/field";
 import { showError } from "@/ui/toast";
+import { useWide } from "@/ui/use-wide";
 import { type Address, parseAddress } from "./address";
 import { type OpenPreview, showPreview } from "./open-preview";
 

@@ -1,10 +1,10 @@
 import { Trash2 } from "lucide-react";
 import { useState } from "react";
 import type { Schemas } from "@/api/client";
+import { fieldError } from "@/api/errors";
 import { useCredentials, useRemoveCredential, useSaveCredentials } from "@/api/queries/projects";
 import type { Project } from "@/api/types";
-import { fieldError } from "@/lib/problems";
-import { Section } from "@/shell/page";
+import { findingsOf } from "@/model/connection-test";
 import { Badge } from "@/ui/badge";
 import { Button, IconButton } from "@/ui/button";
 import { CopyButton } from "@/ui/code";
@@ -12,10 +12,11 @@ import { Confirm, Dialog } from "@/ui/dialog";
 import { Field, Input, Textarea } from "@/ui/field";
 import { SubmitForm, useFormState } from "@/ui/form";
 import { SecretInput } from "@/ui/inputs";
+import { Section } from "@/ui/page";
 import { Loaded } from "@/ui/states";
 import { Ago } from "@/ui/time";
 import { showError, toast } from "@/ui/toast";
-import { ConnectionTest, FindingList, findingsOf } from "./findings";
+import { ConnectionTest, FindingList } from "./findings";
 import { useFrozen } from "./form";
 
 type Credential = Schemas["CredentialView"];

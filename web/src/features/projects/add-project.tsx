@@ -1,14 +1,15 @@
 import { useNavigate } from "@tanstack/react-router";
+import { fieldError, formError } from "@/api/errors";
 import { useIsAdmin } from "@/api/queries/account";
 import { useCreateProject } from "@/api/queries/projects";
-import { fieldError, formError } from "@/lib/problems";
+import { findingAt, findingsOf } from "@/model/connection-test";
 import { Button } from "@/ui/button";
 import { Dialog } from "@/ui/dialog";
 import { Field, Input } from "@/ui/field";
 import { SubmitForm, useFormState } from "@/ui/form";
 import { SecretInput } from "@/ui/inputs";
 import { toast } from "@/ui/toast";
-import { FindingList, findingAt, findingsOf } from "./findings";
+import { FindingList } from "./findings";
 import { suggestName } from "./names";
 import { SampleButton } from "./sample-button";
 

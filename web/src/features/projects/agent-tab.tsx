@@ -1,11 +1,11 @@
 import { useAgents } from "@/api/queries/agents";
 import type { Project } from "@/api/types";
-import { pickerTitle } from "@/features/agents/ready";
-import { agentTitle } from "@/features/tasks/card-facts";
-import { Section } from "@/shell/page";
+import { pickerTitle } from "@/model/agent-facts";
+import { agentTitle } from "@/model/task-facts";
 import { Field, Input, Select } from "@/ui/field";
 import { Fields, Form } from "@/ui/form";
 import { ListInput, NumberInput } from "@/ui/inputs";
+import { Section } from "@/ui/page";
 import { useProjectForm } from "./form";
 
 const PLATFORM = "default";

@@ -1,9 +1,9 @@
 import type { Project } from "@/api/types";
-import { COLUMNS } from "@/lib/status";
-import { Section } from "@/shell/page";
+import { COLUMNS } from "@/model/status-labels";
 import { Field, Input, Select } from "@/ui/field";
 import { Fields, Form } from "@/ui/form";
 import { NumberInput } from "@/ui/inputs";
+import { Section } from "@/ui/page";
 import { type ProjectForm, useProjectForm } from "./form";
 
 const LIMITED = ["backlog", "in_progress", "in_review"] as const;

@@ -1,25 +1,8 @@
 import { CircleCheck, CircleX, PlugZap } from "lucide-react";
-import { hasCode, type Schemas } from "@/api/client";
 import { useTestConnection } from "@/api/queries/projects";
+import type { ConnectionReport } from "@/model/connection-test";
 import { Button } from "@/ui/button";
 import { showError } from "@/ui/toast";
-
-type ConnectionReport = Schemas["Tested"];
-
-/** Return the findings of a failed connection test; null if the error has another cause. */
-export function findingsOf(error: unknown): ConnectionReport["findings"] | null {
-  if (!hasCode(error, "connection_test_failed")) return null;
-  const found = (error.problem as { findings?: ConnectionReport["findings"] }).findings;
-  return Array.isArray(found) ? found : [];
-}
-
-/**
- * Return the first failure of a connection test for one form field (`token`); undefined if there is none. Further failures of the field
- * often have the same cause.
- */
-export function findingAt(error: unknown, field: string): string | undefined {
-  return findingsOf(error)?.find((finding) => !finding.ok && finding.field === field)?.detail;
-}
 
 /** Test the repository and its forge without changing anything. */
 export function ConnectionTest({ projectId }: { projectId: string }) {

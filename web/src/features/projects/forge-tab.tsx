@@ -1,12 +1,12 @@
 import type { Project } from "@/api/types";
-import { Section } from "@/shell/page";
+import { findingsOf } from "@/model/connection-test";
+import type { Settings } from "@/model/project-settings";
 import { Field, Input, Select, Switch } from "@/ui/field";
 import { Fields, Form } from "@/ui/form";
 import { ListInput } from "@/ui/inputs";
-import { findingsOf } from "./findings";
+import { Section } from "@/ui/page";
 import { ForgeNote } from "./forge-note";
 import { type ProjectForm, useProjectForm } from "./form";
-import type { Settings } from "./settings";
 
 const MESSAGES = [
   { value: "conventional", label: "Conventional Commits", detail: "feat: …, fix(scope): …" },

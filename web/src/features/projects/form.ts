@@ -1,12 +1,12 @@
+import { fieldError } from "@/api/errors";
 import { useCurrentUser } from "@/api/queries/account";
 import { useUpdateProject } from "@/api/queries/projects";
 import type { Project } from "@/api/types";
 import { mergeChanges } from "@/lib/merge";
-import { fieldError } from "@/lib/problems";
+import { findingsOf } from "@/model/connection-test";
+import type { Part, Settings } from "@/model/project-settings";
 import { type Draft, useDraft } from "@/ui/form";
 import { toast } from "@/ui/toast";
-import { findingsOf } from "./findings";
-import type { Part, Settings } from "./settings";
 
 interface ProjectDraft {
   name: string;

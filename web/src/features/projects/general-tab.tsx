@@ -2,12 +2,12 @@ import { useNavigate } from "@tanstack/react-router";
 import type { ReactNode } from "react";
 import { useArchiveProject, useDeleteProject } from "@/api/queries/projects";
 import type { Project } from "@/api/types";
-import { Section } from "@/shell/page";
 import { Button } from "@/ui/button";
 import { Confirm } from "@/ui/dialog";
 import { Field, Input } from "@/ui/field";
 import { Fields, Form } from "@/ui/form";
 import { NumberInput } from "@/ui/inputs";
+import { Section } from "@/ui/page";
 import { showError, toast } from "@/ui/toast";
 import { useFrozen, useProjectForm } from "./form";
 

@@ -1,9 +1,9 @@
 import { useMe } from "@/api/queries/account";
 import type { Project } from "@/api/types";
-import { Section } from "@/shell/page";
 import { Checkbox, Field, Select } from "@/ui/field";
 import { Fields, Form } from "@/ui/form";
 import { ListInput } from "@/ui/inputs";
+import { Section } from "@/ui/page";
 import { useProjectForm } from "./form";
 
 const PLATFORM = "platform";

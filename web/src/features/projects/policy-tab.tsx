@@ -1,8 +1,8 @@
 import type { Project } from "@/api/types";
-import { Section } from "@/shell/page";
 import { Field } from "@/ui/field";
 import { Fields, Form } from "@/ui/form";
 import { ListInput } from "@/ui/inputs";
+import { Section } from "@/ui/page";
 import { useProjectForm } from "./form";
 
 export function PolicyTab({ project }: { project: Project }) {

@@ -1,9 +1,9 @@
 import { Link } from "@tanstack/react-router";
 import { ApiError } from "@/api/client";
 import { ErrorBanner } from "@/features/changes/operations";
+import { helpFor } from "@/model/forge";
 import { Button } from "@/ui/button";
 import { errorMessage } from "@/ui/states";
-import { helpFor } from "./forge";
 
 /** An error of the forge, with the action that may resolve it. */
 export function ForgeError({

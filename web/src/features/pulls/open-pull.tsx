@@ -6,11 +6,11 @@ import { useProject } from "@/api/queries/projects";
 import { useOpenPullRequest } from "@/api/queries/pull-requests";
 import { Operations } from "@/features/changes/operations";
 import { ForgeNote } from "@/features/projects/forge-note";
+import { forgeOf, splitNames } from "@/model/forge";
 import { Button } from "@/ui/button";
 import { Field, Input, Switch, Textarea } from "@/ui/field";
 import { Loaded } from "@/ui/states";
 import { toast } from "@/ui/toast";
-import { forgeOf, splitNames } from "./forge";
 import { ForgeError } from "./forge-error";
 
 export function OpenPull({ sandboxId, projectId }: { sandboxId: string; projectId: string }) {

@@ -2,11 +2,11 @@
 import { ExternalLink } from "lucide-react";
 import type { ReactNode } from "react";
 import { safeHref } from "@/lib/links";
-import { REVIEWS } from "@/lib/status";
+import { type Remark, type Run, runWord } from "@/model/forge";
+import { REVIEWS } from "@/model/status-labels";
 import { Badge, Dot } from "@/ui/badge";
 import { Markdown } from "@/ui/markdown";
 import { Ago } from "@/ui/time";
-import { type Remark, type Run, runWord } from "./forge";
 
 export function Out({ href, children }: { href: string | null; children: ReactNode }) {
   const safe = safeHref(href ?? undefined);

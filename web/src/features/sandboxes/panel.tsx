@@ -5,7 +5,7 @@ import { useSandbox } from "@/api/queries/sandboxes";
 import { useProvisionSandbox } from "@/api/queries/sessions";
 import type { Sandbox } from "@/api/types";
 import { duration } from "@/lib/format";
-import { SANDBOXES } from "@/lib/status";
+import { SANDBOXES } from "@/model/status-labels";
 import { Button } from "@/ui/button";
 import { CopyButton } from "@/ui/code";
 import { Confirm } from "@/ui/dialog";

@@ -2,10 +2,10 @@ import { ExternalLink, PanelRight } from "lucide-react";
 import { useOpenPreviewTab } from "@/api/queries/previews";
 import { usePorts } from "@/api/queries/sandboxes";
 import { showPreview } from "@/features/previews/open-preview";
-import { useWide } from "@/features/workspace/use-wide";
 import { Button } from "@/ui/button";
 import { Loaded } from "@/ui/states";
 import { showError } from "@/ui/toast";
+import { useWide } from "@/ui/use-wide";
 
 const POLL_MS = 5000;
 

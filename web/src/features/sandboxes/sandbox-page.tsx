@@ -1,8 +1,8 @@
 import { Link, useNavigate, useParams, useSearch } from "@tanstack/react-router";
 import { lazy, Suspense } from "react";
 import { useSandbox } from "@/api/queries/sandboxes";
-import { SANDBOXES } from "@/lib/status";
-import { useTitle } from "@/shell/page";
+import { SANDBOXES } from "@/model/status-labels";
+import { useTitle } from "@/ui/page";
 import { Loaded, Loading } from "@/ui/states";
 import { Status } from "@/ui/status";
 import { TabBar } from "@/ui/tabs";

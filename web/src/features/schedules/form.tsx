@@ -1,8 +1,8 @@
+import { fieldError } from "@/api/errors";
 import { useAgents } from "@/api/queries/agents";
 import { useSaveSchedule } from "@/api/queries/schedules";
 import type { Project, Schedule } from "@/api/types";
-import { pickerTitle } from "@/features/agents/ready";
-import { fieldError } from "@/lib/problems";
+import { pickerTitle } from "@/model/agent-facts";
 import { Button } from "@/ui/button";
 import { Field, Input, Select, Switch, Textarea } from "@/ui/field";
 import { SubmitForm, useFormState } from "@/ui/form";

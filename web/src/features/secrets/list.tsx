@@ -1,12 +1,12 @@
 import { KeyRound, Plus, Trash2 } from "lucide-react";
 import { useState } from "react";
+import { fieldError } from "@/api/errors";
 import { useDeleteSecret, useSaveSecret, useSecrets } from "@/api/queries/secrets";
-import { fieldError } from "@/lib/problems";
-import { Section } from "@/shell/page";
 import { Button, IconButton } from "@/ui/button";
 import { Confirm, Dialog } from "@/ui/dialog";
 import { Field, Input, Textarea } from "@/ui/field";
 import { SubmitForm } from "@/ui/form";
+import { Section } from "@/ui/page";
 import { Empty, Loaded } from "@/ui/states";
 import { Ago } from "@/ui/time";
 import { showError, toast } from "@/ui/toast";

@@ -1,9 +1,9 @@
 import { Link } from "@tanstack/react-router";
 import { useHealth } from "@/api/queries/platform";
 import { duration } from "@/lib/format";
-import type { Word } from "@/lib/status";
-import { Section } from "@/shell/page";
+import type { Word } from "@/model/status-labels";
 import { Button } from "@/ui/button";
+import { Section } from "@/ui/page";
 import { Loaded } from "@/ui/states";
 import { Status } from "@/ui/status";
 

@@ -1,8 +1,8 @@
 import { getRouteApi } from "@tanstack/react-router";
 import { useIsAdmin } from "@/api/queries/account";
 import { SecretList } from "@/features/secrets/list";
-import { BackToWelcome } from "@/features/welcome/back";
-import { Page } from "@/shell/page";
+import { BackToWelcome } from "@/ui/back-to-welcome";
+import { Page } from "@/ui/page";
 import { SideTabs } from "@/ui/side-tabs";
 import { About } from "./about";
 import { Appearance } from "./appearance";

@@ -1,16 +1,16 @@
 import { Plus } from "lucide-react";
 import { useState } from "react";
+import { fieldError } from "@/api/errors";
 import { useCurrentUser } from "@/api/queries/account";
 import { useCreateUser, useSetUserPassword, useUpdateUser, useUsers } from "@/api/queries/users";
 import type { User } from "@/api/types";
-import { fieldError } from "@/lib/problems";
-import { Section } from "@/shell/page";
 import { Badge } from "@/ui/badge";
 import { Button } from "@/ui/button";
 import { Confirm, Dialog } from "@/ui/dialog";
 import { Field, Input, Select } from "@/ui/field";
 import { SubmitForm, useFormState } from "@/ui/form";
 import { SecretInput } from "@/ui/inputs";
+import { Section } from "@/ui/page";
 import { Loaded } from "@/ui/states";
 import { Ago } from "@/ui/time";
 import { showError, toast } from "@/ui/toast";

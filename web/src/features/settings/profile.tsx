@@ -1,15 +1,15 @@
 import { useState } from "react";
+import { fieldError, formError } from "@/api/errors";
 import { useChangePassword, useMe } from "@/api/queries/account";
 import { useRenameMe } from "@/api/queries/users";
 import type { User } from "@/api/types";
-import { fieldError, formError } from "@/lib/problems";
-import { Section } from "@/shell/page";
 import { Badge } from "@/ui/badge";
 import { Button } from "@/ui/button";
 import { CopyButton } from "@/ui/code";
 import { Field, Input } from "@/ui/field";
 import { Fields, Form, FormError, useDraft } from "@/ui/form";
 import { SecretInput } from "@/ui/inputs";
+import { Section } from "@/ui/page";
 import { Loaded } from "@/ui/states";
 import { Ago } from "@/ui/time";
 import { toast } from "@/ui/toast";

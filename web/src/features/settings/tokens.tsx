@@ -1,16 +1,16 @@
 import { KeySquare, Plus } from "lucide-react";
 import { useState } from "react";
 import type { Schemas } from "@/api/client";
+import { fieldError } from "@/api/errors";
 import { useMe } from "@/api/queries/account";
 import { useCreateToken, useRevokeToken, useTokens } from "@/api/queries/users";
-import { fieldError } from "@/lib/problems";
-import { Section } from "@/shell/page";
 import { Badge } from "@/ui/badge";
 import { Button } from "@/ui/button";
 import { CopyButton } from "@/ui/code";
 import { Confirm, Dialog } from "@/ui/dialog";
 import { Field, Input, Select } from "@/ui/field";
 import { SubmitForm } from "@/ui/form";
+import { Section } from "@/ui/page";
 import { Empty, Loaded } from "@/ui/states";
 import { Ago } from "@/ui/time";
 import { showError } from "@/ui/toast";

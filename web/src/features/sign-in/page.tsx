@@ -2,9 +2,9 @@ import { useNavigate, useSearch } from "@tanstack/react-router";
 import { type FormEvent, useEffect, useRef, useState } from "react";
 import { ApiError } from "@/api/client";
 import { useReadMe, useSignIn } from "@/api/queries/account";
-import { useTitle } from "@/shell/page";
 import { Button } from "@/ui/button";
 import { Field, Input } from "@/ui/field";
+import { useTitle } from "@/ui/page";
 import { errorMessage } from "@/ui/states";
 import { localTarget, tokenIn } from "./address";
 

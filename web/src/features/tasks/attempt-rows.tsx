@@ -1,7 +1,7 @@
 import { Plus, X } from "lucide-react";
 import { useId } from "react";
 import type { Agent, Project } from "@/api/types";
-import { pickerTitle } from "@/features/agents/ready";
+import { pickerTitle } from "@/model/agent-facts";
 import { Button, IconButton } from "@/ui/button";
 import { Field, Input, Select } from "@/ui/field";
 import { MOST_ATTEMPTS, type Row } from "./task-form";

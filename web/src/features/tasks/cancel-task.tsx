@@ -1,6 +1,6 @@
 import type { TaskCard } from "@/api/types";
+import { SandboxFate } from "@/features/pulls/consequences";
 import { Confirm } from "@/ui/dialog";
-import { SandboxFate } from "./consequences";
 
 /** Confirm that a task is cancelled, and say what is kept. */
 export function CancelTask({

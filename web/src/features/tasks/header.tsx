@@ -1,21 +1,16 @@
 import { Link } from "@tanstack/react-router";
 import clsx from "clsx";
-import { ArrowRight, CircleAlert, GitPullRequest, Pencil, Square } from "lucide-react";
+import { ArrowRight, CircleAlert, Pencil, Square } from "lucide-react";
 import { useEffect, useRef, useState } from "react";
 import { usePendingAsks } from "@/api/queries/conversation";
 import { useProjects } from "@/api/queries/projects";
-import type { Attempt, PullSummary, Task } from "@/api/types";
+import type { Attempt, Task } from "@/api/types";
+import { WorkTime } from "@/features/attempts/work-time";
 import { AllowRefused } from "@/features/conversation/allow";
 import { ProviderHelp } from "@/features/models/provider-help";
+import { PullBadge } from "@/features/pulls/pull-badge";
 import { cost } from "@/lib/format";
-import { safeHref } from "@/lib/links";
-import { CHECKS, COLUMNS, PULLS, TURNS } from "@/lib/status";
-import { Badge } from "@/ui/badge";
-import { IconButton } from "@/ui/button";
-import { Input, Select } from "@/ui/field";
-import { Status } from "@/ui/status";
-import { Written } from "@/ui/written";
-import { TaskActions } from "./actions";
+import { COLUMNS, TURNS } from "@/model/status-labels";
 import {
   attemptWord,
   clockOf,
@@ -26,12 +21,16 @@ import {
   spentOn,
   wasStopped,
   wordFor,
-} from "./card-facts";
+} from "@/model/task-facts";
+import { IconButton } from "@/ui/button";
+import { Input, Select } from "@/ui/field";
+import { Status } from "@/ui/status";
+import { Written } from "@/ui/written";
+import { TaskActions } from "./actions";
 import { NextSteps } from "./next-steps";
 import { RaiseBudget } from "./raise-budget";
 import { StepLine } from "./steps";
 import { useTaskActions } from "./use-task-actions";
-import { Worked } from "./worked";
 
 export function TaskHeader({
   task,
@@ -73,7 +72,7 @@ export function TaskHeader({
         )}
         {clock && (
           <span className={clsx("tabular-nums", clock.workingSince && "min-w-[6ch]")} title="Working time">
-            <Worked attempt={clock} />
+            <WorkTime attempt={clock} />
           </span>
         )}
         {spent && (
@@ -185,31 +184,6 @@ function AttemptPicker({
         detail: `${one.agent}${one.model ? ` · ${one.model}` : ""} · ${attemptWord(one).text}`,
       }))}
     />
-  );
-}
-
-/** The pull request or branch. Links to the forge only for a pull request, because not every forge has a page for a branch. */
-export function PullBadge({ pull }: { pull: PullSummary }) {
-  const href = safeHref(pull.url || undefined);
-  const name = pull.number ? `#${pull.number}` : pull.headBranch;
-  const inside = (
-    <Badge
-      tone={PULLS[pull.state].tone}
-      title={`${pull.title}: ${PULLS[pull.state].text}${pull.checks !== "none" ? `, ${CHECKS[pull.checks].text}` : ""}`}
-    >
-      <GitPullRequest className="size-3 shrink-0" aria-hidden />
-      <span className="sr-only">{pull.number ? "Pull request" : "Branch"}</span>
-      <span className="truncate">
-        {name} {pull.draft ? "Draft" : PULLS[pull.state].text}
-      </span>
-    </Badge>
-  );
-  return href && pull.number ? (
-    <a href={href} target="_blank" rel="noreferrer noopener" className="max-w-64">
-      {inside}
-    </a>
-  ) : (
-    <span className="max-w-64">{inside}</span>
   );
 }
 

@@ -3,13 +3,13 @@ import { GitMerge } from "lucide-react";
 import { useProject } from "@/api/queries/projects";
 import { useMergePullRequest } from "@/api/queries/pull-requests";
 import type { PullSummary, Task } from "@/api/types";
-import { METHODS } from "@/features/pulls/forge";
+import { TaskDone, UnsentComments, useCancelLabel } from "@/features/pulls/consequences";
+import { METHODS } from "@/model/forge";
+import { leading } from "@/model/task-facts";
 import { Button } from "@/ui/button";
 import { Confirm } from "@/ui/dialog";
 import { errorMessage } from "@/ui/states";
 import { toast } from "@/ui/toast";
-import { leading } from "./card-facts";
-import { TaskDone, UnsentComments, useCancelLabel } from "./consequences";
 
 /** Merge a task's work with the project's merge method. The task is then done. */
 export function MergeButton({ task, pull }: { task: Task; pull: PullSummary }) {

@@ -1,7 +1,7 @@
 import { useState } from "react";
 import { useTasks } from "@/api/queries/tasks";
 import { plural } from "@/lib/format";
-import { COLUMNS } from "@/lib/status";
+import { COLUMNS } from "@/model/status-labels";
 import { Badge } from "@/ui/badge";
 import { Checkbox, Input } from "@/ui/field";
 import { Loaded } from "@/ui/states";

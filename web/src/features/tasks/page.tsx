@@ -6,13 +6,13 @@ import { useAgents } from "@/api/queries/agents";
 import { useTask, useTasks } from "@/api/queries/tasks";
 import type { Task } from "@/api/types";
 import { Workspace } from "@/features/workspace/workspace";
-import { useTitle } from "@/shell/page";
+import { agentTitle, leading } from "@/model/task-facts";
 import { Button } from "@/ui/button";
 import { Textarea } from "@/ui/field";
 import { Markdown } from "@/ui/markdown";
+import { useTitle } from "@/ui/page";
 import { Empty, Loaded } from "@/ui/states";
 import { StartButton } from "./actions";
-import { agentTitle, leading } from "./card-facts";
 import { TaskHeader } from "./header";
 import { useTaskActions } from "./use-task-actions";
 

@@ -1,6 +1,6 @@
 /** The progress of an attempt: its steps in order, from setup to pull request. Pure. */
 import type { Attempt } from "@/api/types";
-import { atWork, wasStopped } from "./card-facts";
+import { atWork, wasStopped } from "@/model/task-facts";
 
 export interface Progress {
   name: string;

@@ -1,15 +1,15 @@
-import { Link } from "@tanstack/react-router";
 import { CircleDollarSign } from "lucide-react";
 import { type FormEvent, useId, useState } from "react";
 import { useProjects } from "@/api/queries/projects";
 import { useUpdateTask } from "@/api/queries/tasks";
 import type { Task } from "@/api/types";
+import { BudgetLink } from "@/features/projects/budget-link";
 import { cost, count } from "@/lib/format";
+import { spentOn } from "@/model/task-facts";
 import { Button } from "@/ui/button";
 import { Dialog } from "@/ui/dialog";
 import { Field, Input } from "@/ui/field";
 import { errorMessage } from "@/ui/states";
-import { spentOn } from "./card-facts";
 import { useTaskActions } from "./use-task-actions";
 
 /** Raise the budget of a task that has spent it, and retry. If the project's monthly budget is spent, link to that setting instead. */
@@ -23,19 +23,6 @@ export function RaiseBudget({ task, sentence }: { task: Task; sentence: string }
       </Button>
       {open && <BudgetDialog task={task} onClose={() => setOpen(false)} />}
     </>
-  );
-}
-
-export function BudgetLink({ projectId }: { projectId: string }) {
-  return (
-    <Link
-      to="/projects/$projectId"
-      params={{ projectId }}
-      search={{ tab: "board" }}
-      className="inline-flex h-7 items-center gap-1 rounded-md border border-line-strong bg-surface px-2 text-xs font-medium hover:bg-hover"
-    >
-      <CircleDollarSign className="size-3.5" aria-hidden /> Raise the project's budget
-    </Link>
   );
 }
 

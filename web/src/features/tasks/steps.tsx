@@ -2,9 +2,9 @@ import clsx from "clsx";
 import { Check, Circle, LoaderCircle, Minus, Square, Wrench, X } from "lucide-react";
 import type { Attempt } from "@/api/types";
 import { duration } from "@/lib/format";
+import { doingNow } from "@/model/task-facts";
 import { Hint } from "@/ui/button";
 import { Elapsed } from "@/ui/time";
-import { doingNow } from "./card-facts";
 import { type Progress, progressOf } from "./progress";
 
 const WORDS = {

@@ -2,8 +2,8 @@ import { useAgents } from "@/api/queries/agents";
 import { useProjects } from "@/api/queries/projects";
 import { useDeleteTask, useMoveTask, useRetryTask, useStopTask, useUpdateTask } from "@/api/queries/tasks";
 import type { TaskCard } from "@/api/types";
+import { agentTitle, nextAgent } from "@/model/task-facts";
 import { showError } from "@/ui/toast";
-import { agentTitle, nextAgent } from "./card-facts";
 
 /** The actions on a task outside the board, which report their errors. */
 export function useTaskActions() {

@@ -3,7 +3,7 @@ import clsx from "clsx";
 import { useUsageDays } from "@/api/queries/platform";
 import type { Project } from "@/api/types";
 import { cost, count } from "@/lib/format";
-import { Section } from "@/shell/page";
+import { Section } from "@/ui/page";
 import { Loaded } from "@/ui/states";
 import { sumUsage } from "./sums";
 

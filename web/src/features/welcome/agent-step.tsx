@@ -1,8 +1,8 @@
 import clsx from "clsx";
 import { RadioGroup } from "radix-ui";
 import { useAgents } from "@/api/queries/agents";
-import { needsKey } from "@/features/agents/ready";
 import { KeyForm, KeyTitle } from "@/features/models/key-form";
+import { needsKey } from "@/model/agent-facts";
 import { Badge } from "@/ui/badge";
 import { Button } from "@/ui/button";
 import { Loaded } from "@/ui/states";

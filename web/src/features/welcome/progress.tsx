@@ -2,11 +2,11 @@ import { Link } from "@tanstack/react-router";
 import { CircleCheck, GitPullRequest } from "lucide-react";
 import { useTask } from "@/api/queries/tasks";
 import type { Task } from "@/api/types";
+import { WorkTime } from "@/features/attempts/work-time";
 import { ProviderHelp } from "@/features/models/provider-help";
-import { attemptWord, doingNow } from "@/features/tasks/card-facts";
 import { useTaskActions } from "@/features/tasks/use-task-actions";
-import { Worked } from "@/features/tasks/worked";
 import { safeHref } from "@/lib/links";
+import { attemptWord, doingNow } from "@/model/task-facts";
 import { Button } from "@/ui/button";
 import { Loaded } from "@/ui/states";
 import { Status } from "@/ui/status";
@@ -32,7 +32,7 @@ function TaskProgress({ task, onRestart }: { task: Task; onRestart: () => void }
       <div className="flex flex-wrap items-center gap-2">
         <h2 className="mr-auto font-semibold">{task.title}</h2>
         {attempt && <Status word={attemptWord(attempt)} />}
-        {attempt?.seconds != null && <Worked attempt={attempt} className="text-xs text-faint tabular-nums" />}
+        {attempt?.seconds != null && <WorkTime attempt={attempt} className="text-xs text-faint tabular-nums" />}
       </div>
       {pull ? (
         <p className="flex items-center gap-2 text-ok">

@@ -1,9 +1,9 @@
 import { FolderGit2, Sparkles } from "lucide-react";
 import { type FormEvent, useState } from "react";
+import { fieldError } from "@/api/errors";
 import { useCreateProject, useCreateSampleProject, useProjects } from "@/api/queries/projects";
 import type { Project } from "@/api/types";
-import { findingAt } from "@/features/projects/findings";
-import { fieldError } from "@/lib/problems";
+import { findingAt } from "@/model/connection-test";
 import { Button } from "@/ui/button";
 import { Field, Input } from "@/ui/field";
 import { errorMessage } from "@/ui/states";

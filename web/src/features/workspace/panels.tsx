@@ -15,7 +15,9 @@ const TerminalPanel = lazy(() => import("../terminal/panel").then((module) => ({
 const HistoryPanel = lazy(() => import("../history/panel").then((module) => ({ default: module.HistoryPanel })));
 const PullPanel = lazy(() => import("../pulls/panel").then((module) => ({ default: module.PullPanel })));
 const SandboxPanel = lazy(() => import("../sandboxes/panel").then((module) => ({ default: module.SandboxPanel })));
-const AttemptsPanel = lazy(() => import("../tasks/attempts").then((module) => ({ default: module.AttemptsPanel })));
+const AttemptsPanel = lazy(() =>
+  import("@/features/attempts/panel").then((module) => ({ default: module.AttemptsPanel })),
+);
 
 const WORKSPACE = "/home/user/workspace";
 const HOME = "/home/user";

@@ -5,15 +5,15 @@ import { usePrefetchChanges } from "@/api/queries/git";
 import { useSession } from "@/api/queries/sessions";
 import type { Attempt, Session, Task } from "@/api/types";
 import { useOpenPreview } from "@/features/previews/open-preview";
-import { doingNow } from "@/features/tasks/card-facts";
 import { strip } from "@/lib/ansi";
 import type { WorkSearch } from "@/lib/search-params";
 import { useStored } from "@/lib/stored";
+import { doingNow } from "@/model/task-facts";
 import { IconButton } from "@/ui/button";
 import { Empty, ErrorState, Loading } from "@/ui/states";
 import { type Tab, TabBar } from "@/ui/tabs";
+import { useWide } from "@/ui/use-wide";
 import { Panel, type Work } from "./panels";
-import { useWide } from "./use-wide";
 
 export interface WorkspaceProps {
   sessionId: string;

@@ -4,15 +4,15 @@ import { useCommandTail } from "@/api/queries/commands";
 import { usePickAttempt } from "@/api/queries/tasks";
 import type { Attempt, Task } from "@/api/types";
 import { Output } from "@/features/conversation/ansi";
+import { PullBadge } from "@/features/pulls/pull-badge";
 import { cost, count, plural } from "@/lib/format";
+import { attemptWord, atWork, doingNow } from "@/model/task-facts";
 import { Button } from "@/ui/button";
 import { Confirm } from "@/ui/dialog";
 import { Status } from "@/ui/status";
 import { showError } from "@/ui/toast";
 import { Written } from "@/ui/written";
-import { attemptWord, atWork, doingNow } from "./card-facts";
-import { PullBadge } from "./header";
-import { Worked } from "./worked";
+import { WorkTime } from "./work-time";
 
 /** The attempts of a task side by side, to pick one. Archived attempts of an earlier start come last. */
 export function AttemptsPanel({ task }: { task: Task }) {
@@ -77,7 +77,7 @@ function AttemptColumn({ task, attempt }: { task: Task; attempt: Attempt }) {
           </span>
         </Fact>
         <Fact name="Time">
-          <span className="tabular-nums">{attempt.seconds === null ? "–" : <Worked attempt={attempt} />}</span>
+          <span className="tabular-nums">{attempt.seconds === null ? "–" : <WorkTime attempt={attempt} />}</span>
         </Fact>
         {attempt.branch && (
           <Fact name="Branch">

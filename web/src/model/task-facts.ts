@@ -1,6 +1,6 @@
 /** The facts that a card shows about its task. */
 import type { Agent, Attempt, Project, TaskCard } from "@/api/types";
-import { ATTEMPTS, STEPS, type Word } from "@/lib/status";
+import { ATTEMPTS, STEPS, type Word } from "./status-labels";
 
 const STATUS_ORDER: readonly Attempt["status"][] = [
   "running",

@@ -1,5 +1,5 @@
 import { expect, it } from "vitest";
-import { asLine, asLines, envsOf, wordOf } from "./envs";
+import { asLine, asLines, envsOf, wordOf } from "./env-lines";
 
 it("parses what it formats, and reports invalid lines", () => {
   const envs = { OPENAI_BASE_URL: "{base_url}/v1", EMPTY: "", EQUAL: "a=b", LONG: "one\ntwo ", QUOTED: '"q"' };

@@ -1,6 +1,6 @@
 import { describe, expect, it } from "vitest";
 import type { Attempt, Task } from "@/api/types";
-import { clockOf, hasFailed, leading, needsPerson, roundOf, spentOn, toPick, wordFor } from "./card-facts";
+import { clockOf, hasFailed, leading, needsPerson, roundOf, spentOn, toPick, wordFor } from "./task-facts";
 
 const spent = {
   calls: 0,

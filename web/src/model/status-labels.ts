@@ -1,6 +1,8 @@
 /** Labels and colours of the platform's states. */
 import type { Schemas } from "@/api/client";
-import type { Tone } from "@/ui/badge";
+
+/** The colour of a label. */
+export type Tone = "ok" | "warn" | "bad" | "info" | "accent" | "idle";
 
 export interface Word {
   text: string;

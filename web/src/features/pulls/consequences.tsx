@@ -1,6 +1,6 @@
 /** Warnings in the dialogs that end a task: what happens to work outside its branch. */
 import { useProjects } from "@/api/queries/projects";
-import { useComments } from "@/features/changes/comments";
+import { useComments } from "@/features/conversation/comments";
 import { plural } from "@/lib/format";
 
 /** What happens to the sandbox, according to the project's settings. */

@@ -1,7 +1,7 @@
 import { describe, expect, it } from "vitest";
 import type { FileDiff } from "@/api/types";
+import { parsePatch } from "@/model/patch";
 import { type Comment, promptOf, quoteOf } from "./comments";
-import { parsePatch } from "./patch";
 
 const comment = (over: Partial<Comment>): Comment => ({
   id: "1",

@@ -1,6 +1,6 @@
 /** Parse the untyped `detail` of a pull request, and determine the kind of forge of a project. Pure. */
 import type { Attempt, MergeMethod, Project, PullRequest, PullSummary } from "@/api/types";
-import type { Word } from "@/lib/status";
+import type { Word } from "./status-labels";
 
 export interface Run {
   name: string;

@@ -1,5 +1,5 @@
 import type { Agent } from "@/api/types";
-import { agentTitle } from "@/features/tasks/card-facts";
+import { agentTitle } from "./task-facts";
 
 /** Return whether the agent needs a model but has no usable provider, shared or in this project. */
 export function needsKey(agent: Agent, projectId?: string | null): boolean {

@@ -3,7 +3,7 @@ import { precise } from "@/lib/format";
 import { Elapsed } from "@/ui/time";
 
 /** How long an attempt has worked, without the time between its rounds. The only duration shown for an attempt. */
-export function Worked({
+export function WorkTime({
   attempt,
   className,
 }: {

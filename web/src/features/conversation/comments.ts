@@ -2,8 +2,8 @@
 import type { FileDiff } from "@/api/types";
 import { languageOf } from "@/lib/highlight";
 import { useStored } from "@/lib/stored";
-import type { Line, Patch, Side } from "./patch";
-import { useSame } from "./same";
+import { useSame } from "@/lib/use-same";
+import type { Line, Patch, Side } from "@/model/patch";
 
 /** The position of a comment: lines `from` to `to` of the file before ("old") or after ("new") the change. */
 export interface Place {
