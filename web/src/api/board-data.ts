@@ -10,7 +10,7 @@ export interface BoardFilters {
   show: "needs-you" | "running" | "failed" | null;
 }
 
-export interface Count {
+export interface ColumnCount {
   /** Cards in the column. */
   total: number;
   /** Cards in the column that match the filters. */
@@ -22,12 +22,12 @@ export interface Count {
 export interface BoardData {
   /** The first cards of each column, in no particular order. */
   items: TaskCard[];
-  counts: Record<Column, Count>;
+  counts: Record<Column, ColumnCount>;
   /** Titles of the tasks that cards depend on, by id. */
   titles: Record<string, string>;
 }
 
-const EMPTY: Count = { total: 0, matching: 0, failed: 0 };
+const EMPTY: ColumnCount = { total: 0, matching: 0, failed: 0 };
 
 export const isFiltered = (filters: BoardFilters): boolean => Boolean(filters.q || filters.agent || filters.show);
 

@@ -18,19 +18,26 @@ export interface MutationCallbacks<Result, Variables> extends Pick<Options<Resul
   onSettled?: (variables: Variables) => unknown;
 }
 
-/** Return a mutation hook. Its cache updates start before the component's callbacks are called. */
+/** Combine the cache updates of a mutation with a component's callbacks. The updates start before the callbacks are called. */
+export function combineOptions<Result, Variables>(
+  { request, onSuccess, onSettled, ...retries }: MutationDefinition<Result, Variables>,
+  callbacks: MutationCallbacks<Result, Variables>,
+): Options<Result, Variables> {
+  return {
+    ...retries,
+    ...(callbacks.retry !== undefined && { retry: callbacks.retry }),
+    mutationFn: (variables, { client }) => request(variables, client),
+    onSuccess: (result, variables, _, { client }) =>
+      Promise.all([onSuccess?.(client, result, variables), callbacks.onSuccess?.(result, variables)]),
+    onError: (error, variables) => callbacks.onError?.(error, variables),
+    onSettled: (_, __, variables, ___, { client }) =>
+      Promise.all([onSettled?.(client, variables), callbacks.onSettled?.(variables)]),
+  };
+}
+
+/** Return a hook for the mutation. */
 export function defineMutation<Result, Variables = void>(definition: MutationDefinition<Result, Variables>) {
-  const { request, onSuccess, onSettled, ...retries } = definition;
   return function useDefinedMutation(callbacks: MutationCallbacks<Result, Variables> = {}) {
-    return useMutation<Result, Error, Variables>({
-      ...retries,
-      ...(callbacks.retry !== undefined && { retry: callbacks.retry }),
-      mutationFn: (variables, { client }) => request(variables, client),
-      onSuccess: (result, variables, _, { client }) =>
-        Promise.all([onSuccess?.(client, result, variables), callbacks.onSuccess?.(result, variables)]),
-      onError: (error, variables) => callbacks.onError?.(error, variables),
-      onSettled: (_, __, variables, ___, { client }) =>
-        Promise.all([onSettled?.(client, variables), callbacks.onSettled?.(variables)]),
-    });
+    return useMutation(combineOptions(definition, callbacks));
   };
 }

@@ -1,11 +1,11 @@
 /** Format arguments and variables as lines. Values that do not fit (line breaks, outer spaces, empty) are written as JSON strings. */
-export function asLine(word: string): string {
+export function formatWord(word: string): string {
   return word === "" || word.startsWith('"') || word !== word.trim() || /[\n\r]/.test(word)
     ? JSON.stringify(word)
     : word;
 }
 
-export function wordOf(line: string): string {
+export function parseWord(line: string): string {
   if (!line.startsWith('"')) return line;
   try {
     const word: unknown = JSON.parse(line);
@@ -16,17 +16,17 @@ export function wordOf(line: string): string {
 }
 
 /** Format variables as `NAME=value`. */
-export function asLines(envs: Record<string, string>): string[] {
-  return Object.entries(envs).map(([name, value]) => `${name}=${value === "" ? "" : asLine(value)}`);
+export function formatEnv(envs: Record<string, string>): string[] {
+  return Object.entries(envs).map(([name, value]) => `${name}=${value === "" ? "" : formatWord(value)}`);
 }
 
 /** Parse the lines. Return the variables, or an error message for the first invalid line. */
-export function envsOf(lines: string[]): Record<string, string> | string {
+export function parseEnv(lines: string[]): Record<string, string> | string {
   const envs: Record<string, string> = {};
   for (const line of lines) {
     const [, name, value] = /^([A-Za-z_][A-Za-z0-9_]*)=(.*)$/.exec(line) ?? [];
     if (name === undefined || value === undefined) return `“${line}” is not a variable. Write NAME=value.`;
-    envs[name] = wordOf(value);
+    envs[name] = parseWord(value);
   }
   return envs;
 }

@@ -14,7 +14,7 @@ export function LiveProvider({ children }: { children: ReactNode }) {
   useEffect(() => {
     const made = new Feed(client.getQueryData(meQuery.queryKey)?.lastEvent ?? 0); // read before all other queries
     const refresher = new Refresher(client);
-    made.listen({ event: (event) => refresher.see(event), reset: () => refresher.reset() });
+    made.listen({ event: (event) => refresher.handleEvent(event), reset: () => refresher.reset() });
     made.start();
     setFeed(made);
     return () => made.stop();

@@ -6,7 +6,7 @@ import { fetchRaw } from "@/api/client";
 const SILENCE_MS = 45_000;
 
 /** Yield the frames of a stream. Throws ApiError if it is refused, or the error that broke it. Leaving the loop closes the connection. */
-export async function* frames(
+export async function* readFrames(
   path: string,
   { signal, headers, opened }: { signal: AbortSignal; headers?: Record<string, string>; opened: () => void },
 ): AsyncGenerator<EventSourceMessage> {

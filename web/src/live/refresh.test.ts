@@ -33,7 +33,7 @@ describe("Refresher", () => {
 
   it("refetches a card that is shown", async () => {
     show(["task", "tsk_1"], {});
-    refresher.see(event("attempt.step"));
+    refresher.handleEvent(event("attempt.step"));
     await vi.advanceTimersByTimeAsync(150);
     expect(asked()).toEqual(["tsk_1"]);
   });
@@ -41,7 +41,7 @@ describe("Refresher", () => {
   it("does not refetch a card that is not shown", async () => {
     show(["task", "tsk_2"], {});
     show(["board", { q: null }], { items: [{ id: "tsk_2" }] });
-    refresher.see(event("attempt.step"));
+    refresher.handleEvent(event("attempt.step"));
     await vi.advanceTimersByTimeAsync(1000);
     expect(asked()).toEqual([]);
   });
@@ -49,7 +49,7 @@ describe("Refresher", () => {
   it("invalidates inactive queries, so that they are refetched when shown", async () => {
     const leave = show(["board", { q: null }], { items: [{ id: "tsk_1" }] });
     leave();
-    refresher.see(event("attempt.step"));
+    refresher.handleEvent(event("attempt.step"));
     await vi.advanceTimersByTimeAsync(1000);
     expect(asked()).toEqual([]);
     expect(client.getQueryState(["board", { q: null }])?.isInvalidated).toBe(true);
@@ -58,7 +58,7 @@ describe("Refresher", () => {
   it("acts immediately after a quiet period, and twice a second while events keep coming", async () => {
     show(["task", "tsk_1"], {});
     for (let passed = 0; passed < 2000; passed += 50) {
-      refresher.see(event("attempt.step"));
+      refresher.handleEvent(event("attempt.step"));
       await vi.advanceTimersByTimeAsync(50);
       if (passed === 100) expect(asked()).toHaveLength(1);
     }

@@ -99,7 +99,7 @@ export class Refresher {
     this.client = client;
   }
 
-  see(event: PlatformEvent): void {
+  handleEvent(event: PlatformEvent): void {
     for (const key of staleKeys(event)) this.staleKeys.set(JSON.stringify(key), key);
     this.asks ||= event.kind.startsWith("ask.");
     if (event.kind === "task.deleted" && event.taskId) this.forget(event.taskId);

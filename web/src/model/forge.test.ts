@@ -1,6 +1,6 @@
 import { describe, expect, it } from "vitest";
 import type { Project, PullRequest } from "@/api/types";
-import { detailOf, forgeOf, helpFor, mergeBar, runWord, splitNames } from "./forge";
+import { detailOf, forgeOf, helpFor, mergeBar, runStatus, splitNames } from "./forge";
 
 const project = (repository: string, forge: object = { kind: "auto" }) =>
   ({ repository, settings: { forge } }) as unknown as Project;
@@ -61,8 +61,10 @@ describe("detailOf", () => {
 
 describe("words", () => {
   it("describes how a run ended or that it is running", () => {
-    expect(runWord({ name: "", status: "completed", conclusion: "success", url: null, summary: null }).tone).toBe("ok");
-    expect(runWord({ name: "", status: "in_progress", conclusion: null, url: null, summary: null }).busy).toBe(true);
+    expect(runStatus({ name: "", status: "completed", conclusion: "success", url: null, summary: null }).tone).toBe(
+      "ok",
+    );
+    expect(runStatus({ name: "", status: "in_progress", conclusion: null, url: null, summary: null }).busy).toBe(true);
   });
   it("explains why it cannot be merged, and what helps", () => {
     expect(mergeBar(pull({}))).toBeNull();

@@ -1,6 +1,6 @@
 /** Parse the untyped `detail` of a pull request, and determine the kind of forge of a project. Pure. */
 import type { Attempt, MergeMethod, Project, PullRequest, PullSummary } from "@/api/types";
-import type { Word } from "./status-labels";
+import type { StatusLabel } from "./status-labels";
 
 export interface Run {
   name: string;
@@ -66,7 +66,7 @@ export function detailOf(pull: PullRequest): Detail {
   };
 }
 
-const CONCLUSIONS: Record<string, Word> = {
+const CONCLUSIONS: Record<string, StatusLabel> = {
   success: { text: "passed", tone: "ok" },
   failure: { text: "failed", tone: "bad" },
   timed_out: { text: "timed out", tone: "bad" },
@@ -78,7 +78,7 @@ const CONCLUSIONS: Record<string, Word> = {
   stale: { text: "stale", tone: "idle" },
 };
 
-export function runWord(run: Run): Word {
+export function runStatus(run: Run): StatusLabel {
   if (run.conclusion) return CONCLUSIONS[run.conclusion] ?? { text: run.conclusion, tone: "idle" };
   return run.status === "in_progress"
     ? { text: "running", tone: "warn", busy: true }

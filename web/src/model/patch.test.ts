@@ -1,5 +1,5 @@
 import { describe, expect, it } from "vitest";
-import { parsePatch, unquoted } from "./patch";
+import { parsePatch, unquotePath } from "./patch";
 
 const CHANGE = `diff --git a/app/login.py b/app/login.py
 index 3279515..e056978 100644
@@ -101,8 +101,8 @@ describe("parsePatch", () => {
 
 describe("unquoted", () => {
   it("undoes git's quoting", () => {
-    expect(unquoted("plain")).toBe("plain");
-    expect(unquoted('"tab\\there \\"quoted\\" back\\\\slash"')).toBe('tab\there "quoted" back\\slash');
-    expect(unquoted('"emoji 🙂 \\360\\237\\231\\202"')).toBe("emoji 🙂 🙂");
+    expect(unquotePath("plain")).toBe("plain");
+    expect(unquotePath('"tab\\there \\"quoted\\" back\\\\slash"')).toBe('tab\there "quoted" back\\slash');
+    expect(unquotePath('"emoji 🙂 \\360\\237\\231\\202"')).toBe("emoji 🙂 🙂");
   });
 });

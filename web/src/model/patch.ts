@@ -92,9 +92,9 @@ function readHeader(patch: Patch, line: string): void {
   value = rest("new mode ") ?? rest("new file mode ");
   if (value !== null) patch.newMode = value;
   value = rest("rename from ") ?? rest("copy from ");
-  if (value !== null) patch.oldPath = unquoted(value);
+  if (value !== null) patch.oldPath = unquotePath(value);
   value = rest("rename to ") ?? rest("copy to ");
-  if (value !== null) patch.newPath = unquoted(value);
+  if (value !== null) patch.newPath = unquotePath(value);
   if (line.startsWith("rename ")) patch.renamed = true;
   if (line.startsWith("copy ")) patch.copied = true;
   value = rest("similarity index ");
@@ -157,7 +157,7 @@ function run(lines: Line[], from: number, kind: Line["kind"]): number {
 }
 
 function withoutPrefix(value: string): string | null {
-  const path = unquoted(value.endsWith("\t") ? value.slice(0, -1) : value);
+  const path = unquotePath(value.endsWith("\t") ? value.slice(0, -1) : value);
   if (path === "/dev/null") return null;
   return /^[ab]\//.test(path) ? path.slice(2) : path;
 }
@@ -165,7 +165,7 @@ function withoutPrefix(value: string): string | null {
 const ESCAPES: Record<string, number> = { a: 7, b: 8, t: 9, n: 10, v: 11, f: 12, r: 13, '"': 34, "\\": 92 };
 
 /** Undo git's quoting of a file name: C escapes, and bytes in octal. */
-export function unquoted(name: string): string {
+export function unquotePath(name: string): string {
   if (!name.startsWith('"') || !name.endsWith('"') || name.length < 2) return name;
   const bytes: number[] = [];
   const encoder = new TextEncoder();

@@ -4,14 +4,14 @@ import type { Schemas } from "@/api/client";
 /** The colour of a label. */
 export type Tone = "ok" | "warn" | "bad" | "info" | "accent" | "idle";
 
-export interface Word {
+export interface StatusLabel {
   text: string;
   tone: Tone;
   /** Work is in progress. */
   busy?: boolean;
 }
 
-export const COLUMNS: Record<Schemas["Column"], Word> = {
+export const COLUMNS: Record<Schemas["Column"], StatusLabel> = {
   backlog: { text: "Backlog", tone: "idle" },
   in_progress: { text: "In progress", tone: "info" },
   in_review: { text: "In review", tone: "accent" },
@@ -19,7 +19,7 @@ export const COLUMNS: Record<Schemas["Column"], Word> = {
   cancelled: { text: "Cancelled", tone: "idle" },
 };
 
-export const ATTEMPTS: Record<Schemas["AttemptStatus"], Word> = {
+export const ATTEMPTS: Record<Schemas["AttemptStatus"], StatusLabel> = {
   queued: { text: "Queued", tone: "idle", busy: true },
   running: { text: "Running", tone: "info", busy: true },
   ready: { text: "Ready", tone: "accent" },
@@ -30,7 +30,7 @@ export const ATTEMPTS: Record<Schemas["AttemptStatus"], Word> = {
   archived: { text: "Archived", tone: "idle" },
 };
 
-export const SANDBOXES: Record<Schemas["Status"], Word> = {
+export const SANDBOXES: Record<Schemas["Status"], StatusLabel> = {
   provisioning: { text: "Starting", tone: "info", busy: true },
   running: { text: "Running", tone: "ok" },
   paused: { text: "Paused", tone: "idle" },
@@ -38,7 +38,7 @@ export const SANDBOXES: Record<Schemas["Status"], Word> = {
   destroyed: { text: "Destroyed", tone: "idle" },
 };
 
-export const TURNS: Record<Schemas["TurnStatus"], Word> = {
+export const TURNS: Record<Schemas["TurnStatus"], StatusLabel> = {
   queued: { text: "Queued", tone: "idle", busy: true },
   running: { text: "Working", tone: "info", busy: true },
   waiting: { text: "Needs you", tone: "warn", busy: true },
@@ -48,21 +48,21 @@ export const TURNS: Record<Schemas["TurnStatus"], Word> = {
   over_budget: { text: "Over budget", tone: "bad" },
 };
 
-export const PULLS: Record<Schemas["PullState"], Word> = {
+export const PULLS: Record<Schemas["PullState"], StatusLabel> = {
   open: { text: "Open", tone: "ok" },
   closed: { text: "Closed", tone: "bad" },
   merged: { text: "Merged", tone: "ok" },
   pushed: { text: "Pushed", tone: "info" },
 };
 
-export const CHECKS: Record<Schemas["Checks"], Word> = {
+export const CHECKS: Record<Schemas["Checks"], StatusLabel> = {
   none: { text: "No checks", tone: "idle" },
   pending: { text: "Checks running", tone: "warn", busy: true },
   passing: { text: "Checks passed", tone: "ok" },
   failing: { text: "Checks failed", tone: "bad" },
 };
 
-export const REVIEWS: Record<Schemas["Review"], Word> = {
+export const REVIEWS: Record<Schemas["Review"], StatusLabel> = {
   none: { text: "No review", tone: "idle" },
   commented: { text: "Commented", tone: "info" },
   approved: { text: "Approved", tone: "ok" },

@@ -1,6 +1,15 @@
 import { describe, expect, it } from "vitest";
 import type { Attempt, Task } from "@/api/types";
-import { clockOf, hasFailed, leading, needsPerson, roundOf, spentOn, toPick, wordFor } from "./task-facts";
+import {
+  clockOf,
+  countReadyAttempts,
+  hasFailed,
+  leadingAttempt,
+  needsPerson,
+  roundOf,
+  spentOn,
+  taskStatus,
+} from "./task-facts";
 
 const spent = {
   calls: 0,
@@ -44,14 +53,14 @@ it("counts the rounds in which the agent worked", () => {
 });
 
 it("prefers running attempts, then results, then the newest", () => {
-  expect(leading(task("in_progress", [attempt("failed"), attempt("running"), attempt("ready")]))?.status).toBe(
+  expect(leadingAttempt(task("in_progress", [attempt("failed"), attempt("running"), attempt("ready")]))?.status).toBe(
     "running",
   );
-  expect(leading(task("done", [attempt("archived"), attempt("merged")]))?.status).toBe("merged");
+  expect(leadingAttempt(task("done", [attempt("archived"), attempt("merged")]))?.status).toBe("merged");
   expect(
-    leading(task("in_progress", [attempt("failed", { number: 1 }), attempt("failed", { number: 2 })]))?.number,
+    leadingAttempt(task("in_progress", [attempt("failed", { number: 1 }), attempt("failed", { number: 2 })]))?.number,
   ).toBe(2);
-  expect(leading(task("backlog"))).toBeUndefined();
+  expect(leadingAttempt(task("backlog"))).toBeUndefined();
 });
 
 describe("words", () => {
@@ -78,7 +87,7 @@ describe("words", () => {
     ],
     ["nothing in the backlog", task("backlog"), null],
   ])("shows %s", (_, card, words) => {
-    expect(wordFor(card)?.text ?? null).toBe(words);
+    expect(taskStatus(card)?.text ?? null).toBe(words);
   });
 });
 
@@ -87,7 +96,7 @@ it("needs a user for a question or a choice, not for a question of an ended atte
   expect(needsPerson(task("in_progress", [attempt("running")]), asked)).toBe(true);
   expect(needsPerson(task("in_progress", [attempt("failed")]), asked)).toBe(false);
   expect(needsPerson(task("in_review", [attempt("ready")]), asked)).toBe(true);
-  expect(toPick(task("in_review", [attempt("ready"), attempt("running")]))).toBe(0);
+  expect(countReadyAttempts(task("in_review", [attempt("ready"), attempt("running")]))).toBe(0);
 });
 
 it("has not failed while another attempt is running", () => {

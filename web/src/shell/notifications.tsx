@@ -6,7 +6,7 @@ import { useReadTask } from "@/api/queries/tasks";
 import { useStored } from "@/lib/stored";
 import { useEvents } from "@/live/context";
 import { toast } from "@/ui/toast";
-import { headline, isSettled, type Notice, notice, settledAsk, useNotices } from "./notices";
+import { headline, isSettled, type Notice, noticeOf, settledAsk, useNotices } from "./notices";
 
 /** Turn events into toasts, into browser notifications while the page is hidden, and into a count in the page title. */
 export function Notifications() {
@@ -55,7 +55,7 @@ export function Notifications() {
       for (const one of unread) if (one.askId === settled) toast.dismiss(`notice-${one.seq}`);
       read((one) => one.askId === settled);
     }
-    const one = notice(event);
+    const one = noticeOf(event);
     if (!one) return;
     if (isShown(one)) return; // the open page shows it already
     void subjectOf(one).then((subject) => notify({ ...one, subject, heard: Date.now() }));

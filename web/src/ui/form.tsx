@@ -136,7 +136,7 @@ export function LeaveGuard({ when }: { when: boolean }) {
 }
 
 /** A note that says why the page is read-only. */
-export function Frozen({ reason }: { reason: string | undefined }) {
+export function ReadOnlyNote({ reason }: { reason: string | undefined }) {
   return reason ? <p className="mb-3 rounded-md border bg-sunken px-3 py-2 text-[13px] text-soft">{reason}</p> : null;
 }
 

@@ -68,7 +68,7 @@ export function errorMessage(error: unknown): string {
   return error instanceof Error ? error.message : String(error);
 }
 
-interface Asked<T> {
+interface QueryState<T> {
   data: T | undefined;
   error: unknown;
   isPending: boolean;
@@ -81,7 +81,7 @@ export function Loaded<T>({
   children,
   loading,
 }: {
-  query: Asked<T>;
+  query: QueryState<T>;
   children: (data: T) => ReactNode;
   loading?: ReactNode;
 }) {

@@ -2,7 +2,7 @@ import type { Schemas } from "@/api/client";
 import { fieldError } from "@/api/errors";
 import { useSaveAgent } from "@/api/queries/agents";
 import type { Agent } from "@/api/types";
-import { asLine, asLines, envsOf, wordOf } from "@/lib/env-lines";
+import { formatEnv, formatWord, parseEnv, parseWord } from "@/lib/env-lines";
 import { Checkbox, Field, Input, Textarea } from "@/ui/field";
 import { SubmitForm, useFormState } from "@/ui/form";
 import { ListInput, NumberInput } from "@/ui/inputs";
@@ -23,17 +23,17 @@ export function AgentForm({ agent, onDone }: { agent: Agent | undefined; onDone:
     name: agent?.name ?? "",
     title: agent?.title ?? "",
     description: definition?.description ?? "",
-    argv: (definition?.argv ?? []).map(asLine),
+    argv: (definition?.argv ?? []).map(formatWord),
     script: definition?.install?.script ?? "",
     check: definition?.install?.check ?? "",
     timeout: definition?.install?.timeoutSeconds ?? 900,
-    envs: asLines(definition?.envs ?? {}),
+    envs: formatEnv(definition?.envs ?? {}),
     apis: definition?.apis ?? [],
     models: definition?.models ?? [],
     modes: definition?.modes ?? [],
     authMethod: definition?.authMethod ?? "",
   });
-  const envs = envsOf(form.envs);
+  const envs = parseEnv(form.envs);
   const save = useSaveAgent({
     onSuccess: (saved) => {
       toast.success(`${saved.title} saved`);
@@ -48,7 +48,7 @@ export function AgentForm({ agent, onDone }: { agent: Agent | undefined; onDone:
     const changed: Schemas["Definition"] = {
       ...definition,
       description: form.description,
-      argv: form.argv.map(wordOf),
+      argv: form.argv.map(parseWord),
       install: form.script.trim() ? { script: form.script, check: form.check, timeoutSeconds: form.timeout } : null,
       envs,
       apis: form.apis,

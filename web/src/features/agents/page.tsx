@@ -7,7 +7,7 @@ import type { Agent } from "@/api/types";
 import { Providers } from "@/features/models/providers";
 import { Button } from "@/ui/button";
 import { Dialog } from "@/ui/dialog";
-import { Frozen } from "@/ui/form";
+import { ReadOnlyNote } from "@/ui/form";
 import { Page } from "@/ui/page";
 import { Loaded } from "@/ui/states";
 import { TabBar } from "@/ui/tabs";
@@ -82,7 +82,7 @@ function SharedProviders() {
   const isAdmin = useIsAdmin();
   return (
     <>
-      <Frozen
+      <ReadOnlyNote
         reason={
           isAdmin
             ? undefined

@@ -2,7 +2,7 @@ import { CircleCheck, CircleX, LoaderCircle, Trash2 } from "lucide-react";
 import { useDeleteAgent } from "@/api/queries/agents";
 import type { Agent } from "@/api/types";
 import { AddKey } from "@/features/models/provider-help";
-import { duration } from "@/lib/format";
+import { formatDuration } from "@/lib/format";
 import { needsKey } from "@/model/agent-facts";
 import { Badge } from "@/ui/badge";
 import { Button, IconButton } from "@/ui/button";
@@ -88,7 +88,7 @@ function Progress({ progress }: { progress: TestProgress }) {
             {STEP_NAMES[step.name]}
             {step.seconds !== null && (
               <span className="text-xs text-faint tabular-nums">
-                {step.seconds < 10 ? `${step.seconds.toFixed(1)}s` : duration(step.seconds)}
+                {step.seconds < 10 ? `${step.seconds.toFixed(1)}s` : formatDuration(step.seconds)}
               </span>
             )}
           </li>

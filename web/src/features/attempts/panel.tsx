@@ -3,15 +3,15 @@ import { Check, CircleHelp, GitBranch, X } from "lucide-react";
 import { useCommandTail } from "@/api/queries/commands";
 import { usePickAttempt } from "@/api/queries/tasks";
 import type { Attempt, Task } from "@/api/types";
-import { Output } from "@/features/conversation/ansi";
+import { Output } from "@/features/conversation/terminal-output";
 import { PullBadge } from "@/features/pulls/pull-badge";
-import { cost, count, plural } from "@/lib/format";
-import { attemptWord, atWork, doingNow } from "@/model/task-facts";
+import { count, formatCost, pluralize } from "@/lib/format";
+import { attemptStatus, describeActivity, isAtWork } from "@/model/task-facts";
 import { Button } from "@/ui/button";
 import { Confirm } from "@/ui/dialog";
+import { PlainText } from "@/ui/plain-text";
 import { Status } from "@/ui/status";
 import { showError } from "@/ui/toast";
-import { Written } from "@/ui/written";
 import { WorkTime } from "./work-time";
 
 /** The attempts of a task side by side, to pick one. Archived attempts of an earlier start come last. */
@@ -36,7 +36,7 @@ export function AttemptsPanel({ task }: { task: Task }) {
 
 function AttemptColumn({ task, attempt }: { task: Task; attempt: Attempt }) {
   const others = task.attempts.filter((one) => one.id !== attempt.id);
-  const busy = others.filter(atWork);
+  const busy = others.filter(isAtWork);
   const pick = usePickAttempt({ onError: showError("Could not pick the attempt") });
   const search = (tab: string) => ({ tab, attempt: attempt.number });
   const tokens = attempt.spent.inputTokens + attempt.spent.outputTokens;
@@ -48,7 +48,7 @@ function AttemptColumn({ task, attempt }: { task: Task; attempt: Attempt }) {
       <div className="flex items-center gap-2">
         <h3 className="font-semibold">Attempt {attempt.number}</h3>
         <span className="ml-auto" aria-live="polite">
-          <Status word={attemptWord(attempt)} />
+          <Status word={attemptStatus(attempt)} />
         </span>
       </div>
       <dl className="grid grid-cols-[auto_1fr] gap-x-3 gap-y-1 text-[13px]">
@@ -56,14 +56,14 @@ function AttemptColumn({ task, attempt }: { task: Task; attempt: Attempt }) {
           {attempt.agent}
           {attempt.model && <span className="text-soft"> · {attempt.model}</span>}
         </Fact>
-        {attempt.status === "running" && attempt.step && <Fact name="Current step">{doingNow(attempt)}</Fact>}
+        {attempt.status === "running" && attempt.step && <Fact name="Current step">{describeActivity(attempt)}</Fact>}
         <Fact name="Verified">
           <Verified attempt={attempt} />
         </Fact>
         <Fact name="Changes">
           {attempt.diff ? (
             <span className="tabular-nums">
-              {plural(attempt.diff.files, "file")}, <span className="text-ok">+{count(attempt.diff.added)}</span>{" "}
+              {pluralize(attempt.diff.files, "file")}, <span className="text-ok">+{count(attempt.diff.added)}</span>{" "}
               <span className="text-bad">−{count(attempt.diff.removed)}</span>
             </span>
           ) : (
@@ -72,7 +72,7 @@ function AttemptColumn({ task, attempt }: { task: Task; attempt: Attempt }) {
         </Fact>
         <Fact name="Cost">
           <span className="tabular-nums">
-            {attempt.spent.calls ? cost(attempt.spent.costUsd) : "–"}
+            {attempt.spent.calls ? formatCost(attempt.spent.costUsd) : "–"}
             {tokens > 0 && <span className="text-soft"> · {count(tokens)} tokens</span>}
           </span>
         </Fact>
@@ -95,7 +95,7 @@ function AttemptColumn({ task, attempt }: { task: Task; attempt: Attempt }) {
       </dl>
       {attempt.error && (
         <div className="line-clamp-6 rounded-md bg-bad-soft px-2 py-1.5 text-xs">
-          <Written text={attempt.error} />
+          <PlainText text={attempt.error} />
         </div>
       )}
       <CheckOutput attempt={attempt} />

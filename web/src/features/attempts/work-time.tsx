@@ -1,5 +1,5 @@
 import type { Attempt } from "@/api/types";
-import { precise } from "@/lib/format";
+import { formatPreciseDuration } from "@/lib/format";
 import { Elapsed } from "@/ui/time";
 
 /** How long an attempt has worked, without the time between its rounds. The only duration shown for an attempt. */
@@ -11,5 +11,5 @@ export function WorkTime({
   className?: string;
 }) {
   if (attempt.workingSince) return <Elapsed from={attempt.workingSince} {...(className && { className })} />;
-  return <span className={className}>{precise(attempt.seconds ?? 0)}</span>;
+  return <span className={className}>{formatPreciseDuration(attempt.seconds ?? 0)}</span>;
 }

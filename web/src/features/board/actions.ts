@@ -3,7 +3,7 @@ import { type Move, useMoveCard } from "@/api/queries/board";
 import { useRetryTask, useStopTask, useUpdateTask } from "@/api/queries/tasks";
 import type { Column, TaskCard } from "@/api/types";
 import { COLUMNS } from "@/model/status-labels";
-import { running } from "@/model/task-facts";
+import { isRunning } from "@/model/task-facts";
 import { showError } from "@/ui/toast";
 
 /** The actions of a card. The object is stable, so that cards do not re-render because of it. */
@@ -93,7 +93,7 @@ export function useBoardActions(announce: (words: string) => void, follow: Follo
       move: (task, to, at, keepFocus = false) => {
         if (task.status === "in_review" && to === "in_progress")
           setDialog({ kind: "feedback", move: { task, to, at, keepFocus } });
-        else if (to === "cancelled" && running(task))
+        else if (to === "cancelled" && isRunning(task))
           setDialog({ kind: "cancel", task, run: () => run({ task, to, at, keepFocus }) });
         else run({ task, to, at, keepFocus });
       },

@@ -5,7 +5,7 @@ import type { TaskCard } from "@/api/types";
 import { FeedbackDialog } from "@/features/conversation/feedback-dialog";
 import { CancelTask } from "@/features/tasks/cancel-task";
 import { EditTaskDialog } from "@/features/tasks/new-task";
-import { leading } from "@/model/task-facts";
+import { leadingAttempt } from "@/model/task-facts";
 import { Confirm } from "@/ui/dialog";
 import { showError } from "@/ui/toast";
 import type { CardDialog } from "./actions";
@@ -24,7 +24,7 @@ export function CardDialogs({
     return (
       <FeedbackDialog
         title={dialog.move.task.title}
-        sessionId={leading(dialog.move.task)?.sessionId}
+        sessionId={leadingAttempt(dialog.move.task)?.sessionId}
         onClose={onClose}
         onSend={(feedback, onSent) => {
           onClose();

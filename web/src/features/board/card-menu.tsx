@@ -5,7 +5,7 @@ import { TARGET_COLUMNS } from "@/api/card-order";
 import type { TaskCard } from "@/api/types";
 import { useRetryLabel } from "@/features/tasks/use-task-actions";
 import { COLUMNS } from "@/model/status-labels";
-import { hasFailed, running } from "@/model/task-facts";
+import { hasFailed, isRunning } from "@/model/task-facts";
 import { Menu, MenuItem, MenuLine, MenuTitle } from "@/ui/menu";
 import { useActions } from "./actions";
 
@@ -66,7 +66,7 @@ function Items({ task }: { task: TaskCard }) {
   const actions = useActions();
   const navigate = useNavigate();
   const retryLabel = useRetryLabel(task);
-  const busy = running(task);
+  const busy = isRunning(task);
   const backlog = task.status === "backlog";
   const canRetry =
     !busy && (hasFailed(task) || task.status === "done" || (task.status === "cancelled" && task.attempts.length > 0));

@@ -14,14 +14,14 @@ import { Loaded } from "@/ui/states";
 import { showError } from "@/ui/toast";
 import { type Actions, ActionsContext, type FollowedCard, useBoardActions } from "./actions";
 import { AutoScroll } from "./auto-scroll";
-import { First, Waiting } from "./blank";
 import { CardDialogs } from "./card-dialogs";
 import { CardMenu, type OpenMenu } from "./card-menu";
 import { BoardColumn } from "./column";
+import { ColumnPicker, showColumn } from "./column-picker";
+import { EmptyBoard, LoadingBoard } from "./empty-board";
 import { Filters } from "./filters";
+import { firstColumn } from "./first-column";
 import { findNextCard } from "./keyboard";
-import { firstColumn } from "./opening";
-import { ColumnPicker, showColumn } from "./picker";
 import { QueuePopover } from "./queue-popover";
 import { useShortcut } from "./use-shortcut";
 import { useBoardView } from "./view";
@@ -55,12 +55,12 @@ export function BoardPage() {
           <Plus className="size-4" aria-hidden /> New task
         </Button>
       </div>
-      <Loaded query={known} loading={<Waiting />}>
+      <Loaded query={known} loading={<LoadingBoard />}>
         {(data) =>
           data.items.length || isFiltered(filters) ? (
             <Board data={data} filters={filters} view={view} />
           ) : (
-            <First onCreate={() => create(true)} />
+            <EmptyBoard onCreate={() => create(true)} />
           )
         }
       </Loaded>

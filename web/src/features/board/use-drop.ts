@@ -5,7 +5,7 @@ import type { Column, TaskCard } from "@/api/types";
 import { useActions } from "./actions";
 import { AutoScroll } from "./auto-scroll";
 
-interface Place {
+interface DropPlace {
   /** The gap between the shown cards in which the card will appear. */
   gap: number;
   at: number | null;
@@ -29,14 +29,14 @@ export function useDrop(
   scroller: RefObject<HTMLElement | null>,
   target: Target,
 ) {
-  const [place, setPlace] = useState<Place | null>(null);
+  const [place, setPlace] = useState<DropPlace | null>(null);
   const { move } = useActions();
   const latest = useRef(target);
   latest.current = target;
   useEffect(() => {
     if (!element.current) return;
     let [y, id] = [0, undefined as unknown];
-    const locate = (): Place | null => {
+    const locate = (): DropPlace | null => {
       const { shown, items, find, column } = latest.current;
       const card = find(id);
       if (!card) return null;

@@ -6,7 +6,7 @@ import { useProjects } from "@/api/queries/projects";
 import { useSandboxStates } from "@/api/queries/sandboxes";
 import { useQueue } from "@/api/queries/tasks";
 import type { Agent, Project, Sandbox, TaskCard } from "@/api/types";
-import { agentOf, agentTitle, leading, needsPerson } from "@/model/task-facts";
+import { agentOf, agentTitle, leadingAttempt, needsPerson } from "@/model/task-facts";
 import type { CardProps } from "./card";
 
 /** Data that cards show in addition to their own. */
@@ -66,7 +66,7 @@ export function cardProps(task: TaskCard, view: BoardView): Omit<CardProps, "tas
   const project = view.projects.get(task.projectId);
   const name = agentOf(task, project);
   const agent = name ? view.agents.get(name) : undefined;
-  const sandboxId = leading(task)?.sandboxId;
+  const sandboxId = leadingAttempt(task)?.sandboxId;
   const blockers = task.blockedBy.map((id) => view.titles.get(id) ?? "a task that is not shown").join(", ");
   return {
     project: view.several ? project?.name : undefined,

@@ -7,7 +7,7 @@ import { Textarea } from "@/ui/field";
 
 const FRAME = "mx-2 my-1.5 max-w-3xl rounded-md border bg-raised font-sans";
 
-export function Written({
+export function CommentView({
   comment,
   loose,
   onEdit,
@@ -25,7 +25,7 @@ export function Written({
       setText(null);
     };
     return (
-      <Writing
+      <CommentEditor
         place={comment}
         text={text}
         onText={setText}
@@ -60,7 +60,7 @@ export function Written({
   );
 }
 
-export function Writing({
+export function CommentEditor({
   place,
   text,
   onText,

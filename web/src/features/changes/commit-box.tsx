@@ -4,7 +4,7 @@ import { type KeyboardEvent, useState } from "react";
 import { hasCode } from "@/api/client";
 import { useCommit, useDiscardChanges } from "@/api/queries/git";
 import type { GitStatus } from "@/api/types";
-import { plural } from "@/lib/format";
+import { pluralize } from "@/lib/format";
 import { useStored } from "@/lib/stored";
 import { Button } from "@/ui/button";
 import { Confirm } from "@/ui/dialog";
@@ -24,7 +24,7 @@ export function CommitBox({ sandboxId, status }: { sandboxId: string; status: Gi
   });
   const discard = useDiscardChanges({
     onSuccess: (done) => {
-      toast.success(`Discarded ${plural(Number(done.detail.count ?? 0), "file")}`, {
+      toast.success(`Discarded ${pluralize(Number(done.detail.count ?? 0), "file")}`, {
         description: "A checkpoint was saved first. See History.",
       });
     },
@@ -43,7 +43,7 @@ export function CommitBox({ sandboxId, status }: { sandboxId: string; status: Gi
         <p className="mr-auto text-[13px]">
           <span className="font-medium tabular-nums">
             {status.truncated ? "More than " : ""}
-            {plural(status.entries.length, "file")}
+            {pluralize(status.entries.length, "file")}
           </span>{" "}
           <span className="text-soft">not committed{conflicted > 0 && `, ${conflicted} in conflict`}</span>
         </p>
@@ -58,8 +58,8 @@ export function CommitBox({ sandboxId, status }: { sandboxId: string; status: Gi
           action="Discard"
           onConfirm={() => discard.mutateAsync({ sandboxId })}
         >
-          {plural(status.entries.length, "file")} will be reset to the last commit; new files are deleted. A checkpoint
-          is saved first, which you can restore.
+          {pluralize(status.entries.length, "file")} will be reset to the last commit; new files are deleted. A
+          checkpoint is saved first, which you can restore.
         </Confirm>
         {!open && (
           <Button size="sm" onClick={() => setOpen(true)}>
@@ -116,7 +116,7 @@ export function CommitBox({ sandboxId, status }: { sandboxId: string; status: Gi
               Cancel
             </Button>
             <Button size="sm" look="primary" busy={commit.isPending} disabled={!message.trim()} onClick={submit}>
-              Commit {plural(status.entries.length, "file")}
+              Commit {pluralize(status.entries.length, "file")}
             </Button>
           </div>
         </div>

@@ -2,7 +2,7 @@
 import { useState } from "react";
 import type { ApiError } from "@/api/client";
 import type { UpdateMethod } from "@/api/types";
-import { plural } from "@/lib/format";
+import { pluralize } from "@/lib/format";
 import { Badge } from "@/ui/badge";
 import { Button } from "@/ui/button";
 import { Dialog } from "@/ui/dialog";
@@ -45,7 +45,7 @@ export function Conflicts({
     <Dialog
       open={error !== null}
       onOpenChange={(open) => !open && onClose()}
-      title={`Conflicts in ${plural(files.length, "file")}`}
+      title={`Conflicts in ${pluralize(files.length, "file")}`}
       description="The branch and the new commits changed the same lines. No files have been changed yet."
       footer={<Button onClick={onClose}>Close</Button>}
     >

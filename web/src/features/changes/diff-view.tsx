@@ -4,7 +4,7 @@ import { Columns2, FolderTree, FoldVertical, Keyboard, Rows2, UnfoldVertical } f
 import { type ReactNode, startTransition, useCallback, useLayoutEffect, useMemo, useRef, useState } from "react";
 import type { Diff, FileDiff } from "@/api/types";
 import { type CommentStore, quoteOf } from "@/features/conversation/comments";
-import { plural } from "@/lib/format";
+import { pluralize } from "@/lib/format";
 import { useStored } from "@/lib/stored";
 import { Kbd } from "@/ui/badge";
 import { IconButton } from "@/ui/button";
@@ -17,7 +17,7 @@ import { DiffList, type Draft, type ListHandle } from "./diff-list";
 import { FileTree } from "./file-tree";
 import { patchOf, rowsOf } from "./rows";
 import { inTreeOrder } from "./tree";
-import { useViewed } from "./viewed";
+import { useViewed } from "./viewed-files";
 
 export interface DiffViewProps {
   diff: Diff;
@@ -110,7 +110,7 @@ export function DiffView({ diff, commentable, viewedAs, onLoad, fileActions, bar
           <FolderTree className="size-4" aria-hidden />
         </IconButton>
         <p className="flex items-center gap-2 text-xs text-soft" aria-live="polite">
-          <span>{plural(files.length, "file")}</span>
+          <span>{pluralize(files.length, "file")}</span>
           <Counts added={diff.added} removed={diff.removed} />
           {seen.size > 0 && <span className="text-faint">{seen.size} viewed</span>}
         </p>

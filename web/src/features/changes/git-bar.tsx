@@ -12,8 +12,8 @@ import { useState } from "react";
 import { type ApiError, hasCode } from "@/api/client";
 import { isAhead, usePush, useUpdateBranch } from "@/api/queries/git";
 import type { Checkout, GitOperation, GitStatus, UpdateMethod } from "@/api/types";
-import { appendToDraft } from "@/features/conversation/compose";
-import { plural } from "@/lib/format";
+import { appendToDraft } from "@/features/conversation/prompt-draft";
+import { pluralize } from "@/lib/format";
 import { Badge } from "@/ui/badge";
 import { Button, IconButton } from "@/ui/button";
 import { CopyButton } from "@/ui/code";
@@ -164,12 +164,12 @@ function reportUpdate(done: GitOperation, how: UpdateMethod): void {
   else if (how === "give_up") toast.success(ended ? "The branch was restored" : "No merge or rebase was in progress");
   else if (!behind) toast.success(`No new commits on ${source ?? "the base branch"}`);
   else if (how === "check")
-    toast.info(`${plural(behind, "new commit")} on ${source}`, {
+    toast.info(`${pluralize(behind, "new commit")} on ${source}`, {
       description: conflicts.length
         ? `They conflict with the branch in ${conflicts.slice(0, 5).join(", ")}.`
         : "They can be merged without conflicts.",
     });
-  else toast.success(`Updated with ${plural(behind, "commit")} from ${source}`, { description: warningsOf(done) });
+  else toast.success(`Updated with ${pluralize(behind, "commit")} from ${source}`, { description: warningsOf(done) });
 }
 
 function conflictsOf(done: GitOperation): string[] {

@@ -8,7 +8,7 @@ import type { CommentStore } from "@/features/conversation/comments";
 import { FeedbackDialog } from "@/features/conversation/feedback-dialog";
 import { promptOptions, promptTarget } from "@/features/conversation/prompt-options";
 import { StartSandbox } from "@/features/conversation/start-sandbox";
-import { plural } from "@/lib/format";
+import { pluralize } from "@/lib/format";
 import { Button, IconButton } from "@/ui/button";
 import { Confirm } from "@/ui/dialog";
 import { showError, toast } from "@/ui/toast";
@@ -46,7 +46,7 @@ export function SendComments({
           className={clsx("mr-auto min-w-0 flex-1 text-[13px]", options.closed ? "basis-64" : "basis-32")}
           aria-live="polite"
         >
-          {plural(comments.length, "comment")} <span className="text-soft">not sent yet</span>
+          {pluralize(comments.length, "comment")} <span className="text-soft">not sent yet</span>
           {options.closed && <span className="block text-xs text-soft">{options.closed}</span>}
         </p>
         <Confirm
@@ -59,14 +59,14 @@ export function SendComments({
           action="Delete"
           onConfirm={store.clear}
         >
-          {plural(comments.length, "comment")} will be deleted without being sent.
+          {pluralize(comments.length, "comment")} will be deleted without being sent.
         </Confirm>
         {options.provision ? (
           <StartSandbox sessionId={session.id} size="sm" look="primary" />
         ) : (
           <Button size="sm" look="primary" disabled={options.closed !== undefined} onClick={() => setOpen(true)}>
             <Send className="size-3.5" aria-hidden />
-            Send {plural(comments.length, "comment")}
+            Send {pluralize(comments.length, "comment")}
           </Button>
         )}
       </section>
@@ -88,7 +88,7 @@ export function SendComments({
               onSuccess: () => {
                 onSent();
                 setOpen(false);
-                toast.success(`Sent ${plural(comments.length, "comment")}`, {
+                toast.success(`Sent ${pluralize(comments.length, "comment")}`, {
                   description: round ? "The task is in progress again." : "The agent gets them in its next turn.",
                 });
               },

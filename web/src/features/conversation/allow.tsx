@@ -2,13 +2,13 @@ import { useAllowAsks, useSessionAsks } from "@/api/queries/conversation";
 import type { Ask } from "@/api/types";
 import { Button } from "@/ui/button";
 import { showError } from "@/ui/toast";
-import { words } from "./parts";
-import { refusedLast } from "./refused";
+import { textOrEmpty } from "./message-parts";
+import { lastDenied } from "./policy-denials";
 
 /** Allow what the project's policy denied, for the rest of the session, and resume the agent. */
 export function AllowButton({ asks }: { asks: readonly Ask[] }) {
   const allow = useAllowAsks({ onError: showError("Could not allow the action") });
-  const patterns = asks.map((ask) => words(ask.detail.pattern)).join(", ");
+  const patterns = asks.map((ask) => textOrEmpty(ask.detail.pattern)).join(", ");
   return (
     <Button
       size="sm"
@@ -23,8 +23,8 @@ export function AllowButton({ asks }: { asks: readonly Ask[] }) {
 }
 
 /** Offer to allow what the policy denied, for an attempt or a turn that ended because of the denial. */
-export function AllowRefused({ sessionId }: { sessionId: string }) {
+export function AllowDenied({ sessionId }: { sessionId: string }) {
   const asks = useSessionAsks(sessionId).data ?? [];
-  const refused = refusedLast(asks);
+  const refused = lastDenied(asks);
   return refused.length ? <AllowButton asks={refused} /> : null;
 }

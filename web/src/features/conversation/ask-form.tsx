@@ -1,7 +1,7 @@
 import { useId, useMemo, useState } from "react";
 import { Button } from "@/ui/button";
 import { Checkbox, Field, FieldNote, Input, Select, Switch, Textarea } from "@/ui/field";
-import { check, currentValue, type Filled, type FormField, fieldsOf } from "./form";
+import { check, currentValue, type Filled, type FormField, fieldsOf } from "./question-form";
 
 /** Up to this many choices are shown as radio buttons; more are shown as a select. */
 const SHOWN_CHOICES = 8;

@@ -3,17 +3,17 @@ import { useEffect, useRef, useState } from "react";
 import { useAgents } from "@/api/queries/agents";
 import { useAgentState, useCancelTurn, useSendPrompt } from "@/api/queries/conversation";
 import type { Ask, Attempt, Message, Session, Task, Turn } from "@/api/types";
-import { plural } from "@/lib/format";
+import { pluralize } from "@/lib/format";
 import { Kbd } from "@/ui/badge";
 import { Button } from "@/ui/button";
 import { Select } from "@/ui/field";
 import { showError, toast } from "@/ui/toast";
-import { answerOf, questionOf } from "./answering";
+import { answerOf, questionOf } from "./answer-text";
 import { useAnswer } from "./ask";
-import { modelsOf, modesOf, type Option, type SlashCommand, suggested } from "./choices";
+import { modelsOf, modesOf, type Option, type SlashCommand, suggestCommands } from "./choices";
 import { promptOf, useComments } from "./comments";
-import { useDraft } from "./compose";
 import { takesFocus } from "./focus";
+import { useDraft } from "./prompt-draft";
 import { promptOptions, promptTarget, type Way } from "./prompt-options";
 import { Queue } from "./queue";
 import { StartSandbox } from "./start-sandbox";
@@ -44,7 +44,7 @@ export function Composer({ session, task, attempt, running, queued, messages, as
   const agent = useAgents().data?.find((one) => one.name === (state?.agent ?? session.agent));
   const options = promptOptions(session, task, attempt);
   const way = chosenWay && options.ways.includes(chosenWay) ? chosenWay : (options.ways[0] ?? "chat");
-  const commands = suggested(state, draft);
+  const commands = suggestCommands(state, draft);
   const question = questionOf(asks);
   const answer = useAnswer();
   const store = useComments(session.id);
@@ -149,7 +149,7 @@ export function Composer({ session, task, attempt, running, queued, messages, as
           />
           {comments.length > 0 && (
             <p className="px-3 pb-1 text-xs text-soft" aria-live="polite">
-              {plural(comments.length, "comment")} on the changes will be sent too.
+              {pluralize(comments.length, "comment")} on the changes will be sent too.
             </p>
           )}
           <div className="flex flex-wrap items-center gap-1.5 px-2 pb-2">

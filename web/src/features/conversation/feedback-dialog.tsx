@@ -1,12 +1,12 @@
 import { Trash2 } from "lucide-react";
 import { useState } from "react";
 import type { FileDiff } from "@/api/types";
-import { useDraft } from "@/features/conversation/compose";
 import { isCoarse } from "@/lib/pointer";
 import { Button, IconButton } from "@/ui/button";
 import { Dialog } from "@/ui/dialog";
 import { Field, Textarea } from "@/ui/field";
 import { placeWords, promptOf, useComments } from "./comments";
+import { useDraft } from "./prompt-draft";
 
 const MOST = 50_000;
 const REVIEW = {

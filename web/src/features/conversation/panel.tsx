@@ -3,15 +3,15 @@ import { useMemo, useState } from "react";
 import { useSessionAsks, useTurns } from "@/api/queries/conversation";
 import { useSession } from "@/api/queries/sessions";
 import type { Ask, Attempt, Task, Turn } from "@/api/types";
-import { atWork } from "@/model/task-facts";
+import { isAtWork } from "@/model/task-facts";
 import { Empty, ErrorState, Loading } from "@/ui/states";
 import { Composer } from "./composer";
-import { Listing } from "./list";
-import { PeopleProvider, useNames } from "./people";
+import { ConversationList } from "./conversation-list";
 import { PinnedPlan } from "./plan";
 import { lacksSandbox } from "./prompt-options";
 import { isOpen, latestPlan, rowsOf } from "./rows";
 import { useTranscript } from "./use-transcript";
+import { PeopleProvider, useNames } from "./user-names";
 
 const NO_TURNS: Turn[] = [];
 const NO_ASKS: Ask[] = [];
@@ -54,7 +54,7 @@ export function ConversationPanel({
           </div>
         ) : rows.length === 0 && !running ? (
           <div className="min-h-0 flex-1 overflow-y-auto">
-            {queued.length || (attempt && atWork(attempt)) ? (
+            {queued.length || (attempt && isAtWork(attempt)) ? (
               <Empty title="The agent is about to start" icon={<MessagesSquare className="size-6" aria-hidden />} />
             ) : (
               <Empty title="No messages yet" icon={<MessagesSquare className="size-6" aria-hidden />}>
@@ -63,7 +63,7 @@ export function ConversationPanel({
             )}
           </div>
         ) : (
-          <Listing
+          <ConversationList
             key={`said:${sessionId}`}
             rows={rows}
             turns={byId}

@@ -3,7 +3,7 @@ import { useCancelTurn } from "@/api/queries/conversation";
 import type { Message, Turn } from "@/api/types";
 import { IconButton } from "@/ui/button";
 import { showError } from "@/ui/toast";
-import { saidBy } from "./parts";
+import { messageText } from "./message-parts";
 
 /** The prompts queued for the agent, next one first. */
 export function Queue({ turns, messages }: { turns: Turn[]; messages: Message[] }) {
@@ -13,7 +13,7 @@ export function Queue({ turns, messages }: { turns: Turn[]; messages: Message[] 
     <ul aria-label="Queued prompts" className="mb-1.5 flex max-h-28 flex-col gap-1 overflow-y-auto">
       {turns.map((turn) => {
         const message = turn.promptId ? messagesById.get(turn.promptId) : undefined;
-        return <QueuedPrompt key={turn.id} turn={turn} text={message ? saidBy(message) : "Prompt"} />;
+        return <QueuedPrompt key={turn.id} turn={turn} text={message ? messageText(message) : "Prompt"} />;
       })}
     </ul>
   );

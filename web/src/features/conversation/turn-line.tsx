@@ -3,13 +3,13 @@ import { useRetryTurn } from "@/api/queries/conversation";
 import type { Turn } from "@/api/types";
 import { ProviderHelp } from "@/features/models/provider-help";
 import { BudgetLink } from "@/features/projects/budget-link";
-import { cost, count, duration } from "@/lib/format";
+import { count, formatCost, formatDuration } from "@/lib/format";
 import { TURNS } from "@/model/status-labels";
 import { Button } from "@/ui/button";
+import { PlainText } from "@/ui/plain-text";
 import { Status } from "@/ui/status";
 import { Elapsed } from "@/ui/time";
 import { showError } from "@/ui/toast";
-import { Written } from "@/ui/written";
 import { adviceFor, numbersOf } from "./rows";
 
 /** How a turn ended, with advice if it failed. `retryable`: it is the last turn, and there is a sandbox to retry it in. */
@@ -31,10 +31,10 @@ export function TurnLine({
   const facts = [
     turn.model,
     turn.startedAt && turn.finishedAt
-      ? duration((Date.parse(turn.finishedAt) - Date.parse(turn.startedAt)) / 1000)
+      ? formatDuration((Date.parse(turn.finishedAt) - Date.parse(turn.startedAt)) / 1000)
       : null,
     tokens ? `${count(tokens)} tokens` : null,
-    costUsd !== null ? cost(costUsd) : null,
+    costUsd !== null ? formatCost(costUsd) : null,
   ].filter(Boolean);
   const advice = adviceFor(turn.errorCode);
   const hasFailed = turn.status === "failed" || turn.status === "over_budget";
@@ -54,7 +54,7 @@ export function TurnLine({
         >
           <CircleAlert className="mt-0.5 size-4 shrink-0 text-bad" aria-hidden />
           <div className="min-w-0 flex-1">
-            <Written text={turn.error} />
+            <PlainText text={turn.error} />
             {advice && <p className="mt-1 text-soft">{advice}</p>}
             <div className="mt-1.5 flex flex-wrap items-center gap-2">
               {retryable && <RetryButton turn={turn} />}

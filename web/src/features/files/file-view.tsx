@@ -1,14 +1,14 @@
 import { ArrowLeft, Download, RefreshCw, Trash2 } from "lucide-react";
 import { useEffect, useState } from "react";
 import { fileUrl, type OpenedFile, useDeleteFile, useFileContent, useFolder } from "@/api/queries/files";
-import { bytes } from "@/lib/format";
+import { formatBytes } from "@/lib/format";
 import { IconButton } from "@/ui/button";
 import { Confirm } from "@/ui/dialog";
 import { Empty, ErrorState, Loading } from "@/ui/states";
 import { Ago } from "@/ui/time";
 import { showError } from "@/ui/toast";
 import { deleteDraft, draftOf } from "./drafts";
-import { EDIT_BYTES, IMAGE_BYTES, imageType, nameOf, parent, textOf } from "./paths";
+import { EDIT_BYTES, IMAGE_BYTES, imageType, nameOf, parentOf, textOf } from "./paths";
 import { TextFile } from "./text-file";
 
 interface Props {
@@ -30,7 +30,7 @@ export function FileView({ sandboxId, path, onBack, onRemoved }: Props) {
     onError: showError("Could not delete"),
   });
   const name = nameOf(path);
-  const siblings = useFolder(sandboxId, parent(path));
+  const siblings = useFolder(sandboxId, parentOf(path));
   const entry = siblings.data?.items.find((one) => one.path === path) ?? opened.data?.entry;
   return (
     <section aria-label={name} className="flex min-h-0 min-w-0 flex-1 flex-col">
@@ -43,7 +43,7 @@ export function FileView({ sandboxId, path, onBack, onRemoved }: Props) {
         </h2>
         {entry && (
           <span className="mr-auto hidden shrink-0 text-2xs text-faint tabular-nums sm:inline">
-            {bytes(entry.size)}, <Ago at={entry.modifiedAt} />
+            {formatBytes(entry.size)}, <Ago at={entry.modifiedAt} />
           </span>
         )}
         <span className="ml-auto flex shrink-0 items-center">
@@ -128,7 +128,7 @@ function Body({
   if (entry.size > limit) {
     return (
       <Empty title="Too large to show" action={download}>
-        The file has {bytes(entry.size)}. Files up to {bytes(limit)} can be shown.
+        The file has {formatBytes(entry.size)}. Files up to {formatBytes(limit)} can be shown.
       </Empty>
     );
   }
@@ -136,7 +136,7 @@ function Body({
   if (text === null) {
     return (
       <Empty title="Not a text file" action={download}>
-        The file ({bytes(entry.size)}) is not UTF-8 text.
+        The file ({formatBytes(entry.size)}) is not UTF-8 text.
       </Empty>
     );
   }

@@ -12,7 +12,7 @@ import { showError } from "@/ui/toast";
 import { useUnsaved } from "./drafts";
 import { DeleteButton, FileView } from "./file-view";
 import { NewFileDialog } from "./new-file";
-import { between, crumbs, HOME, nameOf, parent, within } from "./paths";
+import { crumbs, foldersBetween, HOME, isWithin, nameOf, parentOf } from "./paths";
 import { Tree } from "./tree";
 import { UploadList, useUploads } from "./uploads";
 
@@ -50,9 +50,9 @@ function Files({ sandboxId, root, at, onAt }: Omit<Props, "root"> & { root: stri
   const isFolder = at?.endsWith("/") ?? false;
   const file = at && !isFolder ? at : undefined;
   const [base, setBase] = useState(() =>
-    isFolder && at ? at.replace(/\/+$/, "") || "/" : file && !within(file, root) ? parent(file) : root,
+    isFolder && at ? at.replace(/\/+$/, "") || "/" : file && !isWithin(file, root) ? parentOf(file) : root,
   );
-  const [open, setOpen] = useState<ReadonlySet<string>>(() => new Set(file ? between(base, file) : []));
+  const [open, setOpen] = useState<ReadonlySet<string>>(() => new Set(file ? foldersBetween(base, file) : []));
   const [last, setLast] = useState<string>(); // the folder opened last, the target of uploads
   const [creating, setCreating] = useState(false);
   const [dragging, setDragging] = useState(false);
@@ -60,7 +60,7 @@ function Files({ sandboxId, root, at, onAt }: Omit<Props, "root"> & { root: stri
   const picker = useRef<HTMLInputElement>(null);
   const unsaved = useUnsaved(sandboxId);
   const { uploads, start, dismiss } = useUploads(sandboxId);
-  const target = last && within(last, base) ? last : base;
+  const target = last && isWithin(last, base) ? last : base;
 
   useEffect(() => {
     if (isFolder && at) setBase(at.replace(/\/+$/, "") || "/");
@@ -68,15 +68,15 @@ function Files({ sandboxId, root, at, onAt }: Omit<Props, "root"> & { root: stri
 
   const remove = useDeleteFile({
     onSuccess: (_, { path }) => {
-      setLast(parent(path));
-      setOpen(new Set([...open].filter((one) => !within(one, path))));
-      if (file && within(file, path)) onAt(undefined);
+      setLast(parentOf(path));
+      setOpen(new Set([...open].filter((one) => !isWithin(one, path))));
+      if (file && isWithin(file, path)) onAt(undefined);
     },
     onError: showError("Could not delete"),
   });
   const toggle = (path: string) => {
     const next = new Set(open);
-    if (next.delete(path)) setLast(parent(path));
+    if (next.delete(path)) setLast(parentOf(path));
     else {
       next.add(path);
       setLast(path);

@@ -2,7 +2,7 @@ import { X } from "lucide-react";
 import { useCallback, useRef, useState } from "react";
 import { uploadFile } from "@/api/queries/files";
 import { useRefreshFiles } from "@/api/refresh";
-import { bytes } from "@/lib/format";
+import { formatBytes } from "@/lib/format";
 import { IconButton } from "@/ui/button";
 import { errorMessage } from "@/ui/states";
 import { join } from "./paths";
@@ -84,7 +84,7 @@ export function UploadList({ uploads, onDismiss }: { uploads: Upload[]; onDismis
             )}
           </span>
           <span className="shrink-0 text-faint tabular-nums">
-            {one.state === "done" ? "Done" : one.state === "waiting" ? "Waiting" : bytes(one.size)}
+            {one.state === "done" ? "Done" : one.state === "waiting" ? "Waiting" : formatBytes(one.size)}
           </span>
           <IconButton
             size="sm"

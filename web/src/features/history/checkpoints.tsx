@@ -4,7 +4,7 @@ import { Archive, History } from "lucide-react";
 import { useState } from "react";
 import { useRestoreCheckpoint, useSaveCheckpoint } from "@/api/queries/git";
 import type { Checkpoint } from "@/api/types";
-import { plural } from "@/lib/format";
+import { pluralize } from "@/lib/format";
 import { Button } from "@/ui/button";
 import { Confirm } from "@/ui/dialog";
 import { Ago } from "@/ui/time";
@@ -24,7 +24,7 @@ export function Checkpoints({ checkpoints, sessionId }: { checkpoints: Checkpoin
           <span>{REASONS[one.reason]}</span>
           <Ago at={one.createdAt} className="text-faint" />
           <span className="mr-auto text-faint">
-            {one.changed ? `${plural(one.changed, "file")} not committed` : "all committed"}
+            {one.changed ? `${pluralize(one.changed, "file")} not committed` : "all committed"}
           </span>
           <RestoreButton checkpoint={one} sessionId={sessionId} />
         </li>
@@ -37,7 +37,7 @@ export function Checkpoints({ checkpoints, sessionId }: { checkpoints: Checkpoin
             className="py-1 text-xs text-accent hover:underline"
             onClick={() => setAll(!all)}
           >
-            {all ? "Show fewer checkpoints" : `${plural(checkpoints.length - SHOWN, "more checkpoint")}`}
+            {all ? "Show fewer checkpoints" : `${pluralize(checkpoints.length - SHOWN, "more checkpoint")}`}
           </button>
         </li>
       )}

@@ -6,7 +6,7 @@ import { hasCode } from "@/api/client";
 import { useCheckout, useCheckpoints, useCommits, useGitStatus } from "@/api/queries/git";
 import type { Commit } from "@/api/types";
 import { Operations } from "@/features/changes/operations";
-import { plural } from "@/lib/format";
+import { pluralize } from "@/lib/format";
 import { Badge } from "@/ui/badge";
 import { Button } from "@/ui/button";
 import { CopyButton } from "@/ui/code";
@@ -56,8 +56,8 @@ export function HistoryPanel({
     <div className="flex min-h-0 flex-1 flex-col">
       <div className="flex flex-wrap items-center gap-2 border-b px-3 py-1.5">
         <p className="mr-auto text-xs text-soft">
-          {plural(made.length, "commit")}
-          {commits.hasNextPage && " or more"}, {plural(kept.length, "checkpoint")}
+          {pluralize(made.length, "commit")}
+          {commits.hasNextPage && " or more"}, {pluralize(kept.length, "checkpoint")}
           {checkpoints.hasNextPage && " or more"}
         </p>
         {!gone && <SaveCheckpointButton sandboxId={sandboxId} sessionId={sessionId} />}
@@ -68,7 +68,7 @@ export function HistoryPanel({
         <ol className="max-w-4xl">
           {loose > 0 && (
             <TimelineItem dot="border-2 border-dashed border-warn" rail="border-dashed border-line-strong">
-              <p className="py-1 text-[13px] text-soft">{plural(loose, "file")} not committed yet</p>
+              <p className="py-1 text-[13px] text-soft">{pluralize(loose, "file")} not committed yet</p>
             </TimelineItem>
           )}
           {entries.map((entry) => (

@@ -2,7 +2,7 @@ import { Plus, X } from "lucide-react";
 import { fieldError } from "@/api/errors";
 import { useSaveMcpServer } from "@/api/queries/mcp-servers";
 import type { McpServer } from "@/api/types";
-import { asLine, asLines, envsOf, wordOf } from "@/lib/env-lines";
+import { formatEnv, formatWord, parseEnv, parseWord } from "@/lib/env-lines";
 import { findingsOf } from "@/model/connection-test";
 import { Button, IconButton } from "@/ui/button";
 import { Field, Input, Select } from "@/ui/field";
@@ -31,10 +31,10 @@ export function ServerForm({
     url: server?.url ?? "",
     headers: headerRows(server),
     command: server?.command ?? "",
-    args: (server?.args ?? []).map(asLine),
-    env: asLines(server?.env ?? {}),
+    args: (server?.args ?? []).map(formatWord),
+    env: formatEnv(server?.env ?? {}),
   });
-  const env = envsOf(form.env);
+  const env = parseEnv(form.env);
   const save = useSaveMcpServer({
     onSuccess: (saved) => {
       toast.success(`${saved.name} saved`);
@@ -52,7 +52,7 @@ export function ServerForm({
     const details =
       form.type === "http"
         ? { url: form.url.trim(), headers: headersOf(form.headers) }
-        : { command: form.command.trim(), args: form.args.map(wordOf), env };
+        : { command: form.command.trim(), args: form.args.map(parseWord), env };
     save.mutate({ projectId, id: server?.id, body: { name: form.name.trim(), ...details, test } });
   };
   return (

@@ -1,6 +1,6 @@
 import clsx from "clsx";
 import type { Command } from "@/api/types";
-import { duration } from "@/lib/format";
+import { formatDuration } from "@/lib/format";
 import { Dot } from "@/ui/badge";
 import { Button } from "@/ui/button";
 import { Ago, Elapsed } from "@/ui/time";
@@ -62,5 +62,5 @@ export function CommandDuration({ command }: { command: Command }) {
   if (!isOver(command)) return <Elapsed from={command.startedAt} className="text-faint" />;
   if (command.durationMs === null) return null;
   const ms = command.durationMs;
-  return <span className="text-faint">{ms < 1000 ? `${ms} ms` : duration(ms / 1000)}</span>;
+  return <span className="text-faint">{ms < 1000 ? `${ms} ms` : formatDuration(ms / 1000)}</span>;
 }

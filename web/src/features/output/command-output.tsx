@@ -2,7 +2,7 @@ import { Square } from "lucide-react";
 import { lazy, Suspense, useState } from "react";
 import { useKillCommand } from "@/api/queries/commands";
 import type { Command } from "@/api/types";
-import { bytes } from "@/lib/format";
+import { formatBytes } from "@/lib/format";
 import { Button } from "@/ui/button";
 import { ErrorState, Loading } from "@/ui/states";
 import { Status } from "@/ui/status";
@@ -67,7 +67,7 @@ export function CommandOutput({ command, sandboxId }: { command: Command; sandbo
             tools={<DownloadOutput command={command} />}
             note={
               left > 0
-                ? `The first ${bytes(left)} of this output are not shown and not counted as lines. Download the output to see everything.`
+                ? `The first ${formatBytes(left)} of this output are not shown and not counted as lines. Download the output to see everything.`
                 : undefined
             }
             empty={log.state === "over" ? "No output." : log.state === "connecting" ? "" : "No output yet."}

@@ -1,13 +1,13 @@
 /** Labels and live output of commands. */
 import { useEffect, useState } from "react";
 import type { Command } from "@/api/types";
-import type { Word } from "@/model/status-labels";
+import type { StatusLabel } from "@/model/status-labels";
 import { LogStore } from "./log-store";
 import { CommandStream, type StreamState } from "./log-stream";
 
 export const isOver = (one: Pick<Command, "status">): boolean => one.status !== "starting" && one.status !== "running";
 
-export function commandStatus(one: Command): Word {
+export function commandStatus(one: Command): StatusLabel {
   switch (one.status) {
     case "starting": // A short state without an event at its end.
     case "running":

@@ -2,7 +2,7 @@ import { Download } from "lucide-react";
 import { useState } from "react";
 import { useReadFullOutput } from "@/api/queries/commands";
 import type { Command } from "@/api/types";
-import { bytes } from "@/lib/format";
+import { formatBytes } from "@/lib/format";
 import { saveFile } from "@/lib/save-file";
 import { IconButton } from "@/ui/button";
 import { Menu, MenuItem, MenuTitle } from "@/ui/menu";
@@ -35,7 +35,7 @@ export function DownloadOutput({ command }: { command: Command }) {
           onSelect={() => download.mutate({ commandId: command.id, stream, onProgress: setPercent })}
         >
           <span className="flex-1">{stream}</span>
-          <span className="text-xs text-faint tabular-nums">{bytes(command[`${stream}Bytes`])}</span>
+          <span className="text-xs text-faint tabular-nums">{formatBytes(command[`${stream}Bytes`])}</span>
         </MenuItem>
       ))}
     </Menu>

@@ -8,7 +8,7 @@ import { ApiError } from "@/api/client";
 import type { Command } from "@/api/types";
 import { Backoff } from "@/lib/backoff";
 import { decodeBase64 } from "@/lib/base64";
-import { frames } from "@/live/frames";
+import { readFrames } from "@/live/frames";
 import { beginning, type Frame, Intake } from "./log-intake";
 import type { LogStore } from "./log-store";
 
@@ -59,7 +59,7 @@ export class CommandStream {
       this.backoff.reset();
       this.tell("live");
     };
-    for await (const { event, data } of frames(path, { opened, signal: this.ended.signal })) {
+    for await (const { event, data } of readFrames(path, { opened, signal: this.ended.signal })) {
       if (event === "end") {
         for (const stream of ["stdout", "stderr"] as const) this.store.append(stream, this.intake.end(stream));
         return true;

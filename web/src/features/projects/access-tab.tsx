@@ -16,8 +16,8 @@ import { Section } from "@/ui/page";
 import { Loaded } from "@/ui/states";
 import { Ago } from "@/ui/time";
 import { showError, toast } from "@/ui/toast";
-import { ConnectionTest, FindingList } from "./findings";
-import { useFrozen } from "./form";
+import { ConnectionTest, FindingList } from "./connection-test";
+import { useFrozen } from "./project-form";
 
 type Credential = Schemas["CredentialView"];
 type Kind = Credential["kind"];

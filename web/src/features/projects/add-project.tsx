@@ -9,7 +9,7 @@ import { Field, Input } from "@/ui/field";
 import { SubmitForm, useFormState } from "@/ui/form";
 import { SecretInput } from "@/ui/inputs";
 import { toast } from "@/ui/toast";
-import { FindingList } from "./findings";
+import { FindingList } from "./connection-test";
 import { suggestName } from "./names";
 import { SampleButton } from "./sample-button";
 

@@ -6,7 +6,7 @@ import { Field, Input, Select } from "@/ui/field";
 import { Fields, Form } from "@/ui/form";
 import { ListInput, NumberInput } from "@/ui/inputs";
 import { Section } from "@/ui/page";
-import { useProjectForm } from "./form";
+import { useProjectForm } from "./project-form";
 
 const PLATFORM = "default";
 const MODES = [

@@ -4,7 +4,7 @@ import { Field, Input, Select } from "@/ui/field";
 import { Fields, Form } from "@/ui/form";
 import { NumberInput } from "@/ui/inputs";
 import { Section } from "@/ui/page";
-import { type ProjectForm, useProjectForm } from "./form";
+import { type ProjectForm, useProjectForm } from "./project-form";
 
 const LIMITED = ["backlog", "in_progress", "in_review"] as const;
 const FINISHED = [

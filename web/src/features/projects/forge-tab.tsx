@@ -6,7 +6,7 @@ import { Fields, Form } from "@/ui/form";
 import { ListInput } from "@/ui/inputs";
 import { Section } from "@/ui/page";
 import { ForgeNote } from "./forge-note";
-import { type ProjectForm, useProjectForm } from "./form";
+import { type ProjectForm, useProjectForm } from "./project-form";
 
 const MESSAGES = [
   { value: "conventional", label: "Conventional Commits", detail: "feat: …, fix(scope): …" },

@@ -9,7 +9,7 @@ import { Fields, Form } from "@/ui/form";
 import { NumberInput } from "@/ui/inputs";
 import { Section } from "@/ui/page";
 import { showError, toast } from "@/ui/toast";
-import { useFrozen, useProjectForm } from "./form";
+import { useFrozen, useProjectForm } from "./project-form";
 
 export function GeneralTab({ project }: { project: Project }) {
   const { draft, form, errorAt, settings } = useProjectForm(project);

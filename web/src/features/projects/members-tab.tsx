@@ -11,7 +11,7 @@ import { Field, Input, Select } from "@/ui/field";
 import { Section } from "@/ui/page";
 import { Loaded } from "@/ui/states";
 import { showError } from "@/ui/toast";
-import { useFrozen } from "./form";
+import { useFrozen } from "./project-form";
 
 export function MembersTab({ project }: { project: Project }) {
   const frozen = Boolean(useFrozen(project));

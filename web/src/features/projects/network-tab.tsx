@@ -4,7 +4,7 @@ import { Checkbox, Field, Select } from "@/ui/field";
 import { Fields, Form } from "@/ui/form";
 import { ListInput } from "@/ui/inputs";
 import { Section } from "@/ui/page";
-import { useProjectForm } from "./form";
+import { useProjectForm } from "./project-form";
 
 const PLATFORM = "platform";
 const MODES = [

@@ -3,7 +3,7 @@ import { Field } from "@/ui/field";
 import { Fields, Form } from "@/ui/form";
 import { ListInput } from "@/ui/inputs";
 import { Section } from "@/ui/page";
-import { useProjectForm } from "./form";
+import { useProjectForm } from "./project-form";
 
 export function PolicyTab({ project }: { project: Project }) {
   const { settings, edit, form, errorAt } = useProjectForm(project);

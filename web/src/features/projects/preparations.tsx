@@ -5,8 +5,8 @@ import type { Schemas } from "@/api/client";
 import { useCommandOutput } from "@/api/queries/commands";
 import { useDeletePreparation, usePreparations, useStartPreparation } from "@/api/queries/projects";
 import type { Project } from "@/api/types";
-import { duration } from "@/lib/format";
-import type { Word } from "@/model/status-labels";
+import { formatDuration } from "@/lib/format";
+import type { StatusLabel } from "@/model/status-labels";
 import { Button, IconButton } from "@/ui/button";
 import { Confirm, Dialog } from "@/ui/dialog";
 import { Section } from "@/ui/page";
@@ -14,11 +14,11 @@ import { Empty, Loaded } from "@/ui/states";
 import { Status } from "@/ui/status";
 import { Ago } from "@/ui/time";
 import { showError } from "@/ui/toast";
-import { useFrozen } from "./form";
+import { useFrozen } from "./project-form";
 
 type Preparation = Schemas["PreparationView"];
 
-const STATUS: Record<Preparation["status"], Word> = {
+const STATUS: Record<Preparation["status"], StatusLabel> = {
   preparing: { text: "Preparing", tone: "info", busy: true },
   ready: { text: "Ready", tone: "ok" },
   failed: { text: "Failed", tone: "bad" },
@@ -89,7 +89,7 @@ function PreparationRow({ preparation, project }: { preparation: Preparation; pr
         <span className="text-xs text-soft tabular-nums">
           {preparation.status === "preparing"
             ? preparation.step
-            : preparation.seconds !== null && `${duration(preparation.seconds)} · `}
+            : preparation.seconds !== null && `${formatDuration(preparation.seconds)} · `}
           {preparation.status !== "preparing" && <Ago at={preparation.createdAt} />}
         </span>
         <Confirm
@@ -131,7 +131,7 @@ function PreparationDetails({ preparation }: { preparation: Preparation }) {
                 {command.command}
               </code>
               <span className="text-xs text-soft tabular-nums">
-                {command.source} · {duration(command.seconds)} ·{" "}
+                {command.source} · {formatDuration(command.seconds)} ·{" "}
                 <span className={command.exitCode ? "text-bad" : ""}>
                   {command.exitCode === null ? "not finished" : `exit ${command.exitCode}`}
                 </span>

@@ -6,7 +6,7 @@ import { Providers } from "@/features/models/providers";
 import { SecretList } from "@/features/secrets/list";
 import { BackToWelcome } from "@/ui/back-to-welcome";
 import { Badge } from "@/ui/badge";
-import { Frozen } from "@/ui/form";
+import { ReadOnlyNote } from "@/ui/form";
 import { Page } from "@/ui/page";
 import { SideTabs } from "@/ui/side-tabs";
 import { Loaded } from "@/ui/states";
@@ -14,11 +14,11 @@ import { AccessTab } from "./access-tab";
 import { AgentTab } from "./agent-tab";
 import { BoardTab } from "./board-tab";
 import { ForgeTab } from "./forge-tab";
-import { useFrozen } from "./form";
 import { GeneralTab } from "./general-tab";
 import { MembersTab } from "./members-tab";
 import { NetworkTab } from "./network-tab";
 import { PolicyTab } from "./policy-tab";
+import { useFrozen } from "./project-form";
 import { SetupTab } from "./setup-tab";
 
 const TABS = [
@@ -80,7 +80,7 @@ function SettingsTab({ tab, project }: { tab: string; project: Project }) {
   const frozen = useFrozen(project);
   return (
     <>
-      <Frozen reason={frozen} />
+      <ReadOnlyNote reason={frozen} />
       {tab === "general" && <GeneralTab project={project} />}
       {tab === "access" && <AccessTab project={project} />}
       {tab === "agent" && (

@@ -3,8 +3,8 @@ import { Field, Input, Textarea } from "@/ui/field";
 import { Fields, Form } from "@/ui/form";
 import { NumberInput } from "@/ui/inputs";
 import { Section } from "@/ui/page";
-import { useProjectForm } from "./form";
 import { Preparations } from "./preparations";
+import { useProjectForm } from "./project-form";
 
 export function SetupTab({ project }: { project: Project }) {
   const { draft, settings, edit, form, errorAt } = useProjectForm(project);

@@ -1,10 +1,10 @@
 /** Warnings in the dialogs that end a task: what happens to work outside its branch. */
 import { useProjects } from "@/api/queries/projects";
 import { useComments } from "@/features/conversation/comments";
-import { plural } from "@/lib/format";
+import { pluralize } from "@/lib/format";
 
 /** What happens to the sandbox, according to the project's settings. */
-export function SandboxFate({ projectId }: { projectId: string }) {
+export function SandboxNote({ projectId }: { projectId: string }) {
   const project = useProjects().data?.find((one) => one.id === projectId);
   return project?.settings.tasks?.finished === "pause"
     ? "Its sandbox is paused."
@@ -12,11 +12,11 @@ export function SandboxFate({ projectId }: { projectId: string }) {
 }
 
 /** What a merge does to the task. */
-export function TaskDone({ projectId }: { projectId: string }) {
+export function TaskDoneNote({ projectId }: { projectId: string }) {
   return (
     <>
       {" "}
-      The task is then marked as done. <SandboxFate projectId={projectId} />
+      The task is then marked as done. <SandboxNote projectId={projectId} />
     </>
   );
 }
@@ -27,7 +27,7 @@ export function UnsentComments({ sessionId }: { sessionId: string | undefined })
   if (!count) return null;
   return (
     <p className="mb-2 rounded-md bg-warn-soft px-2.5 py-1.5 text-text">
-      {plural(count, "comment")} on the changes {count === 1 ? "is" : "are"} not sent yet. Go back to send{" "}
+      {pluralize(count, "comment")} on the changes {count === 1 ? "is" : "are"} not sent yet. Go back to send{" "}
       {count === 1 ? "it" : "them"} to the agent first.
     </p>
   );

@@ -15,10 +15,10 @@ import { Select } from "@/ui/field";
 import { Status } from "@/ui/status";
 import { Ago } from "@/ui/time";
 import { toast } from "@/ui/toast";
-import { TaskDone, UnsentComments, useCancelLabel } from "./consequences";
+import { TaskDoneNote, UnsentComments, useCancelLabel } from "./consequences";
 import { ForgeError } from "./forge-error";
 import { PushButton } from "./push-button";
-import { Out, Remarks, Runs } from "./remarks";
+import { OutgoingLink, Remarks, Runs } from "./remarks";
 
 const FAILURES: Record<PullRequestAction, string> = {
   merge: "Could not merge",
@@ -85,14 +85,14 @@ export function Pull({
         <header className="flex flex-col gap-1.5">
           <div className="flex items-start gap-2">
             <h2 className="min-w-0 flex-1 text-[15px] font-semibold [overflow-wrap:anywhere]">
-              <Out href={pull.url}>
+              <OutgoingLink href={pull.url}>
                 <span className="min-w-0">
                   {pull.title}{" "}
                   <span className="inline-block font-normal whitespace-nowrap text-faint tabular-nums">
                     #{pull.number}
                   </span>
                 </span>
-              </Out>
+              </OutgoingLink>
             </h2>
             <IconButton
               size="sm"
@@ -189,7 +189,7 @@ export function Pull({
                 {pull.checks === "failing" && " Its checks are failing."}
                 {pull.checks === "pending" && " Its checks are still running."}
                 {pull.review === "changes_requested" && " A reviewer has requested changes."}
-                {taskId && <TaskDone projectId={pull.projectId} />} If the branch has new commits that are not shown
+                {taskId && <TaskDoneNote projectId={pull.projectId} />} If the branch has new commits that are not shown
                 here, nothing is merged.
               </Confirm>
               <span className="mr-auto" />

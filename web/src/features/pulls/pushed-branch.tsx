@@ -13,7 +13,7 @@ import type { MergeMethod, PullRequest } from "@/api/types";
 import { DiffView } from "@/features/changes/diff-view";
 import { Operations } from "@/features/changes/operations";
 import { ForgeNote } from "@/features/projects/forge-note";
-import { plural } from "@/lib/format";
+import { pluralize } from "@/lib/format";
 import { METHOD_CHOICES, METHODS } from "@/model/forge";
 import { PULLS } from "@/model/status-labels";
 import { Button, IconButton } from "@/ui/button";
@@ -23,7 +23,7 @@ import { Empty, Loaded } from "@/ui/states";
 import { Status } from "@/ui/status";
 import { Ago } from "@/ui/time";
 import { toast } from "@/ui/toast";
-import { TaskDone, UnsentComments, useCancelLabel } from "./consequences";
+import { TaskDoneNote, UnsentComments, useCancelLabel } from "./consequences";
 import { ForgeError } from "./forge-error";
 import { PushButton } from "./push-button";
 
@@ -99,8 +99,8 @@ export function PushedBranch({
               >
                 <UnsentComments sessionId={sessionId} />
                 {METHODS[method]}, into <span className="font-mono text-xs">{baseBranch}</span> on the remote.
-                {taskId && <TaskDone projectId={projectId} />} If the branch has new commits that are not shown here,
-                nothing is merged.
+                {taskId && <TaskDoneNote projectId={projectId} />} If the branch has new commits that are not shown
+                here, nothing is merged.
               </Confirm>
               <IconButton
                 size="sm"
@@ -138,7 +138,7 @@ export function PushedBranch({
             <>
               {commits.length > 0 && (
                 <details className="border-b px-3 py-1 text-xs">
-                  <summary className="cursor-pointer py-0.5 text-soft">{plural(commits.length, "commit")}</summary>
+                  <summary className="cursor-pointer py-0.5 text-soft">{pluralize(commits.length, "commit")}</summary>
                   <ul className="max-h-48 overflow-y-auto pb-1">
                     {commits.map((commit) => (
                       <li key={commit.id} className="flex gap-2 py-0.5">

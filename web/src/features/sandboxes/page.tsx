@@ -6,7 +6,7 @@ import { useIsAdmin } from "@/api/queries/account";
 import { type SandboxAction, useSandboxes } from "@/api/queries/sandboxes";
 import { useUsers } from "@/api/queries/users";
 import type { ListedSandbox, Sandbox } from "@/api/types";
-import { bytes } from "@/lib/format";
+import { formatBytes } from "@/lib/format";
 import { SANDBOXES } from "@/model/status-labels";
 import { Button } from "@/ui/button";
 import { Confirm } from "@/ui/dialog";
@@ -138,7 +138,7 @@ function SandboxList({ rows, all }: { rows: ListedSandbox[]; all: boolean }) {
             {row.error && <span className="min-w-0 truncate text-xs text-bad">{row.error}</span>}
             <span className="ml-auto flex gap-3 text-xs text-faint tabular-nums">
               {all && <span>{userName(row.ownerId)}</span>}
-              {row.usage?.memoryBytes != null && <span>{bytes(row.usage.memoryBytes)}</span>}
+              {row.usage?.memoryBytes != null && <span>{formatBytes(row.usage.memoryBytes)}</span>}
               <Ago at={row.usedAt ?? row.createdAt} />
             </span>
           </li>

@@ -1,7 +1,7 @@
 import { useEffect, useState } from "react";
 import type { Schemas } from "@/api/client";
 import { useMetrics } from "@/api/queries/sandboxes";
-import { bytes } from "@/lib/format";
+import { formatBytes } from "@/lib/format";
 import { Sparkline } from "@/ui/sparkline";
 
 const POLL_MS = 2000;
@@ -39,7 +39,7 @@ export function LiveUsage({ sandboxId, running }: { sandboxId: string; running: 
         value={
           newest.memoryBytes == null
             ? "–"
-            : `${bytes(newest.memoryBytes)}${newest.memoryTotalBytes ? ` of ${bytes(newest.memoryTotalBytes)}` : ""}`
+            : `${formatBytes(newest.memoryBytes)}${newest.memoryTotalBytes ? ` of ${formatBytes(newest.memoryTotalBytes)}` : ""}`
         }
       >
         <Sparkline
@@ -52,8 +52,8 @@ export function LiveUsage({ sandboxId, running }: { sandboxId: string; running: 
       {newest.diskBytes != null && newest.diskTotalBytes ? (
         <div className="sm:col-span-2">
           <dt className="text-xs text-soft">
-            Disk <span className="text-text tabular-nums">{bytes(newest.diskBytes)}</span> of{" "}
-            {bytes(newest.diskTotalBytes)}
+            Disk <span className="text-text tabular-nums">{formatBytes(newest.diskBytes)}</span> of{" "}
+            {formatBytes(newest.diskTotalBytes)}
           </dt>
           <dd>
             <meter
@@ -61,7 +61,7 @@ export function LiveUsage({ sandboxId, running }: { sandboxId: string; running: 
               min={0}
               max={newest.diskTotalBytes}
               value={newest.diskBytes}
-              aria-label={`Disk: ${bytes(newest.diskBytes)} of ${bytes(newest.diskTotalBytes)}`}
+              aria-label={`Disk: ${formatBytes(newest.diskBytes)} of ${formatBytes(newest.diskTotalBytes)}`}
             />
           </dd>
         </div>

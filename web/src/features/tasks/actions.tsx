@@ -4,10 +4,10 @@ import { useState } from "react";
 import { TARGET_COLUMNS } from "@/api/card-order";
 import type { Task } from "@/api/types";
 import { FeedbackDialog } from "@/features/conversation/feedback-dialog";
-import { SandboxFate, UnsentComments, useCancelLabel } from "@/features/pulls/consequences";
+import { SandboxNote, UnsentComments, useCancelLabel } from "@/features/pulls/consequences";
 import { canMerge } from "@/model/forge";
 import { COLUMNS } from "@/model/status-labels";
-import { hasFailed, leading, running, toPick } from "@/model/task-facts";
+import { countReadyAttempts, hasFailed, isRunning, leadingAttempt } from "@/model/task-facts";
 import { Button, Hint, IconButton } from "@/ui/button";
 import { Confirm } from "@/ui/dialog";
 import { Menu, MenuItem, MenuLine, MenuTitle } from "@/ui/menu";
@@ -26,13 +26,16 @@ export function TaskActions({ task }: { task: Task }) {
   const navigate = useNavigate();
   const { move, stop, retry, update, remove } = useTaskActions();
   const retryLabel = useRetryLabel(task);
-  const busy = running(task);
+  const busy = isRunning(task);
   const finished = task.status === "done" || task.status === "cancelled";
   const canRetry = !busy && (hasFailed(task) || (finished && task.attempts.length > 0));
   const stopping = task.attempts.some((one) => one.stopping);
-  const needsHelp = NEEDS_HELP.has(leading(task)?.errorCode ?? "");
-  const pull = task.status === "in_review" && toPick(task) <= 1 && canMerge(task.pullRequest) ? task.pullRequest : null;
-  const sessionId = leading(task)?.sessionId;
+  const needsHelp = NEEDS_HELP.has(leadingAttempt(task)?.errorCode ?? "");
+  const pull =
+    task.status === "in_review" && countReadyAttempts(task) <= 1 && canMerge(task.pullRequest)
+      ? task.pullRequest
+      : null;
+  const sessionId = leadingAttempt(task)?.sessionId;
   const cancel = useCancelLabel(sessionId);
   const close = () => setDialog(null);
   const moveTo = (status: Task["status"]) => {
@@ -61,7 +64,7 @@ export function TaskActions({ task }: { task: Task }) {
       )}
       {task.status === "in_review" && !busy && (
         <>
-          {toPick(task) > 1 ? (
+          {countReadyAttempts(task) > 1 ? (
             <Button
               size="sm"
               look="primary"
@@ -149,7 +152,7 @@ export function TaskActions({ task }: { task: Task }) {
       >
         <UnsentComments sessionId={sessionId} />
         {task.pullRequest && task.pullRequest.state === "open" ? "Its pull request stays open. " : ""}
-        Its attempts are archived; branches and conversations are kept. <SandboxFate projectId={task.projectId} />
+        Its attempts are archived; branches and conversations are kept. <SandboxNote projectId={task.projectId} />
       </Confirm>
       <Confirm
         open={dialog === "delete"}

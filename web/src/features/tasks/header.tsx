@@ -6,26 +6,26 @@ import { usePendingAsks } from "@/api/queries/conversation";
 import { useProjects } from "@/api/queries/projects";
 import type { Attempt, Task } from "@/api/types";
 import { WorkTime } from "@/features/attempts/work-time";
-import { AllowRefused } from "@/features/conversation/allow";
+import { AllowDenied } from "@/features/conversation/allow";
 import { ProviderHelp } from "@/features/models/provider-help";
 import { PullBadge } from "@/features/pulls/pull-badge";
-import { cost } from "@/lib/format";
+import { formatCost } from "@/lib/format";
 import { COLUMNS, TURNS } from "@/model/status-labels";
 import {
-  attemptWord,
+  attemptStatus,
   clockOf,
   hasFailed,
+  isRunning,
   needsPerson,
   roundOf,
-  running,
   spentOn,
+  taskStatus,
   wasStopped,
-  wordFor,
 } from "@/model/task-facts";
 import { IconButton } from "@/ui/button";
 import { Input, Select } from "@/ui/field";
+import { PlainText } from "@/ui/plain-text";
 import { Status } from "@/ui/status";
-import { Written } from "@/ui/written";
 import { TaskActions } from "./actions";
 import { NextSteps } from "./next-steps";
 import { RaiseBudget } from "./raise-budget";
@@ -43,7 +43,7 @@ export function TaskHeader({
 }) {
   const asks = usePendingAsks();
   const asked = new Set(asks.data?.map((one) => one.sessionId));
-  const word = running(task) && needsPerson(task, asked) ? TURNS.waiting : wordFor(task);
+  const word = isRunning(task) && needsPerson(task, asked) ? TURNS.waiting : taskStatus(task);
   const { retry } = useTaskActions();
   const spent = spentOn(task);
   const clock = clockOf(task);
@@ -77,7 +77,7 @@ export function TaskHeader({
         )}
         {spent && (
           <span className="tabular-nums" title={spent.more ? "Some models have no known price." : "Spent on models"}>
-            {cost(spent.usd)}
+            {formatCost(spent.usd)}
             {spent.more && "+"}
           </span>
         )}
@@ -98,13 +98,13 @@ export function TaskHeader({
           <CircleAlert className="mt-0.5 size-3.5 shrink-0 text-bad" aria-hidden />
           <div className="min-w-0 flex-1 basis-64">
             <div className="line-clamp-6">
-              <Written text={failure} />
+              <PlainText text={failure} />
             </div>
             <NextSteps task={task} attempt={attempt} />
           </div>
           {attempt?.errorCode === "permission_refused" && (
             <span className="ml-auto shrink-0">
-              <AllowRefused sessionId={attempt.sessionId} />
+              <AllowDenied sessionId={attempt.sessionId} />
             </span>
           )}
           {attempt?.errorCode === "agent_gave_up" && (
@@ -181,7 +181,7 @@ function AttemptPicker({
       choices={task.attempts.map((one) => ({
         value: String(one.number),
         label: `Attempt ${one.number}`,
-        detail: `${one.agent}${one.model ? ` · ${one.model}` : ""} · ${attemptWord(one).text}`,
+        detail: `${one.agent}${one.model ? ` · ${one.model}` : ""} · ${attemptStatus(one).text}`,
       }))}
     />
   );

@@ -3,9 +3,9 @@ import { GitMerge } from "lucide-react";
 import { useProject } from "@/api/queries/projects";
 import { useMergePullRequest } from "@/api/queries/pull-requests";
 import type { PullSummary, Task } from "@/api/types";
-import { TaskDone, UnsentComments, useCancelLabel } from "@/features/pulls/consequences";
+import { TaskDoneNote, UnsentComments, useCancelLabel } from "@/features/pulls/consequences";
 import { METHODS } from "@/model/forge";
-import { leading } from "@/model/task-facts";
+import { leadingAttempt } from "@/model/task-facts";
 import { Button } from "@/ui/button";
 import { Confirm } from "@/ui/dialog";
 import { errorMessage } from "@/ui/states";
@@ -15,7 +15,7 @@ import { toast } from "@/ui/toast";
 export function MergeButton({ task, pull }: { task: Task; pull: PullSummary }) {
   const navigate = useNavigate();
   const project = useProject(task.projectId).data;
-  const sessionId = leading(task)?.sessionId;
+  const sessionId = leadingAttempt(task)?.sessionId;
   const cancel = useCancelLabel(sessionId);
   const method = project?.settings.forge?.mergeMethod ?? "squash";
   const merge = useMergePullRequest({
@@ -47,7 +47,8 @@ export function MergeButton({ task, pull }: { task: Task; pull: PullSummary }) {
       {pull.checks === "failing" && " Its checks are failing."}
       {pull.checks === "pending" && " Its checks are still running."}
       {pull.review === "changes_requested" && " A reviewer has requested changes."}
-      <TaskDone projectId={task.projectId} /> If the branch has new commits that are not shown here, nothing is merged.
+      <TaskDoneNote projectId={task.projectId} /> If the branch has new commits that are not shown here, nothing is
+      merged.
     </Confirm>
   );
 }

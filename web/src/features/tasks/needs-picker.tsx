@@ -1,6 +1,6 @@
 import { useState } from "react";
 import { useTasks } from "@/api/queries/tasks";
-import { plural } from "@/lib/format";
+import { pluralize } from "@/lib/format";
 import { COLUMNS } from "@/model/status-labels";
 import { Badge } from "@/ui/badge";
 import { Checkbox, Input } from "@/ui/field";
@@ -28,7 +28,7 @@ export function NeedsPicker({
   return (
     <fieldset className="flex flex-col gap-1">
       <legend className="mb-1 text-[13px] font-medium">
-        Depends on{value.length > 0 && ` ${plural(value.length, "task")}`}
+        Depends on{value.length > 0 && ` ${pluralize(value.length, "task")}`}
       </legend>
       <Loaded query={known}>
         {(list) => {

@@ -6,7 +6,7 @@ import { useAgents } from "@/api/queries/agents";
 import { useTask, useTasks } from "@/api/queries/tasks";
 import type { Task } from "@/api/types";
 import { Workspace } from "@/features/workspace/workspace";
-import { agentTitle, leading } from "@/model/task-facts";
+import { agentTitle, leadingAttempt } from "@/model/task-facts";
 import { Button } from "@/ui/button";
 import { Textarea } from "@/ui/field";
 import { Markdown } from "@/ui/markdown";
@@ -40,7 +40,7 @@ export function TaskPage() {
   return (
     <Loaded query={query}>
       {(task) => {
-        const attempt = task.attempts.find((one) => one.number === search.attempt) ?? leading(task);
+        const attempt = task.attempts.find((one) => one.number === search.attempt) ?? leadingAttempt(task);
         return (
           <div className="flex min-h-0 flex-1 flex-col">
             <TaskHeader

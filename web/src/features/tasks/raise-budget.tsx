@@ -4,7 +4,7 @@ import { useProjects } from "@/api/queries/projects";
 import { useUpdateTask } from "@/api/queries/tasks";
 import type { Task } from "@/api/types";
 import { BudgetLink } from "@/features/projects/budget-link";
-import { cost, count } from "@/lib/format";
+import { count, formatCost } from "@/lib/format";
 import { spentOn } from "@/model/task-facts";
 import { Button } from "@/ui/button";
 import { Dialog } from "@/ui/dialog";
@@ -40,7 +40,7 @@ function BudgetDialog({ task, onClose }: { task: Task; onClose: () => void }) {
   const errors = {
     usd:
       budget?.usd && !(Number(usd) > (spent?.usd ?? 0))
-        ? `Enter more than the ${cost(spent?.usd)} already spent.`
+        ? `Enter more than the ${formatCost(spent?.usd)} already spent.`
         : undefined,
     tokens:
       budget?.tokens && !(Number(tokenLimit) > tokens)
@@ -88,7 +88,7 @@ function BudgetDialog({ task, onClose }: { task: Task; onClose: () => void }) {
         {(budget?.usd || !budget?.tokens) && (
           <Field
             label="Budget in dollars"
-            hint={spent ? `Spent so far: ${cost(spent.usd)}` : undefined}
+            hint={spent ? `Spent so far: ${formatCost(spent.usd)}` : undefined}
             error={tried ? errors.usd : undefined}
           >
             {(control) => (

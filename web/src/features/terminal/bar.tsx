@@ -11,7 +11,7 @@ import {
 } from "lucide-react";
 import { type Ref, useState } from "react";
 import { useCloseTerminal, useTerminals } from "@/api/queries/sandboxes";
-import { ago } from "@/lib/format";
+import { formatAgo } from "@/lib/format";
 import { Button, IconButton } from "@/ui/button";
 import { Confirm } from "@/ui/dialog";
 import { Select } from "@/ui/field";
@@ -33,7 +33,7 @@ interface Props {
 }
 
 /** The toolbar: select a shell, and actions for it. */
-export function Bar(props: Props) {
+export function TerminalBar(props: Props) {
   const { current, onChoose, fontSize, onFontSize, screenReader } = props;
   const [ending, setEnding] = useState(false);
   const shells = useTerminals(props.sandboxId);
@@ -42,7 +42,7 @@ export function Bar(props: Props) {
   const choices = open.map((shell, index) => ({
     value: shell.id,
     label: `Shell ${index + 1}`,
-    detail: `process ${shell.pid}, opened ${ago(shell.createdAt)}`,
+    detail: `process ${shell.pid}, opened ${formatAgo(shell.createdAt)}`,
   }));
   const changeSize = (by: number) => (event: Event) => {
     event.preventDefault(); // keep the menu open, so that sizes can be tried

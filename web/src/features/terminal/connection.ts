@@ -8,32 +8,32 @@ import { ApiError } from "@/api/client";
 import { createTicket, readSandbox, readTerminals } from "@/api/queries/sandboxes";
 import { Backoff } from "@/lib/backoff";
 import { errorMessage } from "@/ui/states";
-import { type Closed, type Outcome, outcome } from "./outcome";
+import { type Closed, type Outcome, outcomeOf } from "./outcome";
 
-export type LinkState =
+export type ConnectionState =
   | { kind: "connecting" }
   | { kind: "open" }
   | { kind: "interrupted" }
   | { kind: "ended"; exitCode: number | null }
   | { kind: "failed"; reason: string };
 
-export interface LinkListener {
-  state: (state: LinkState) => void;
+export interface ConnectionListener {
+  state: (state: ConnectionState) => void;
   /** The shell is open. If it is not new (`again`), its earlier output follows. */
   opened: (terminalId: string, again: boolean) => void;
   data: (bytes: Uint8Array) => void;
   size: () => { cols: number; rows: number };
 }
 
-export class Link {
+export class TerminalConnection {
   private readonly sandboxId: string;
-  private readonly listener: LinkListener;
+  private readonly listener: ConnectionListener;
   private readonly backoff = new Backoff();
   private terminalId: string | undefined;
   private socket: WebSocket | undefined;
   private over = false;
 
-  constructor(sandboxId: string, terminalId: string | undefined, listener: LinkListener) {
+  constructor(sandboxId: string, terminalId: string | undefined, listener: ConnectionListener) {
     this.sandboxId = sandboxId;
     this.terminalId = terminalId;
     this.listener = listener;
@@ -72,8 +72,8 @@ export class Link {
       if (this.over) return { kind: "again" };
       const closed = await this.connection(ticket);
       if (this.over || closed.ended !== undefined || !this.terminalId)
-        return outcome(closed, true, await this.isSandboxLost(closed));
-      return outcome(closed, await this.shellExists(this.terminalId), false);
+        return outcomeOf(closed, true, await this.isSandboxLost(closed));
+      return outcomeOf(closed, await this.shellExists(this.terminalId), false);
     } catch (error) {
       if (error instanceof ApiError && error.status >= 400 && error.status < 500 && error.status !== 429) {
         return { kind: "failed", reason: errorMessage(error) };

@@ -5,8 +5,8 @@ import { LogFind } from "@/features/output/log-find";
 import { useStored } from "@/lib/stored";
 import { Kbd } from "@/ui/badge";
 import { Loaded, Loading } from "@/ui/states";
-import { Bar } from "./bar";
-import type { LinkState } from "./connection";
+import { TerminalBar } from "./bar";
+import type { ConnectionState } from "./connection";
 import { rememberedShell, rememberShell } from "./remembered-shell";
 import { ResumePrompt } from "./resume-prompt";
 import type { ScreenHandle } from "./screen";
@@ -44,7 +44,7 @@ function Shells({ sandboxId, open }: { sandboxId: string; open: string[] }) {
     id: open.find((id) => id === rememberedShell(sandboxId)) ?? open.at(-1),
   }));
   const [current, setCurrent] = useState<string | undefined>(chosen.id);
-  const [state, setState] = useState<LinkState>({ kind: "connecting" });
+  const [state, setState] = useState<ConnectionState>({ kind: "connecting" });
   const [fontSize, setFontSize] = useStored("terminal.font", 13);
   const [screenReader, setScreenReader] = useStored("terminal.reader", false);
   const [finding, setFinding] = useState(false);
@@ -62,7 +62,7 @@ function Shells({ sandboxId, open }: { sandboxId: string; open: string[] }) {
     },
     [sandboxId],
   );
-  const handleState = (next: LinkState) => {
+  const handleState = (next: ConnectionState) => {
     setState(next);
     if (next.kind !== "ended") return;
     rememberShell(sandboxId, undefined);
@@ -82,7 +82,7 @@ function Shells({ sandboxId, open }: { sandboxId: string; open: string[] }) {
 
   return (
     <div className="flex min-h-0 flex-1 flex-col">
-      <Bar
+      <TerminalBar
         ref={bar}
         sandboxId={sandboxId}
         current={current}

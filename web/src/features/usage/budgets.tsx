@@ -2,7 +2,7 @@ import { Link } from "@tanstack/react-router";
 import clsx from "clsx";
 import { useUsageDays } from "@/api/queries/platform";
 import type { Project } from "@/api/types";
-import { cost, count } from "@/lib/format";
+import { count, formatCost } from "@/lib/format";
 import { Section } from "@/ui/page";
 import { Loaded } from "@/ui/states";
 import { sumUsage } from "./sums";
@@ -38,7 +38,7 @@ export function Budgets({ projects }: { projects: Project[] }) {
                     {project.name}
                   </Link>
                   {budget?.usd && (
-                    <Bar name={`Cost of ${project.name}`} spent={spent.cost} limit={budget.usd} format={cost} />
+                    <Bar name={`Cost of ${project.name}`} spent={spent.cost} limit={budget.usd} format={formatCost} />
                   )}
                   {budget?.tokens && (
                     <Bar

@@ -3,7 +3,7 @@ import { ChartNoAxesColumn } from "lucide-react";
 import { useUsageDays } from "@/api/queries/platform";
 import { useProjects } from "@/api/queries/projects";
 import type { Project } from "@/api/types";
-import { cost, count } from "@/lib/format";
+import { count, formatCost } from "@/lib/format";
 import { Select } from "@/ui/field";
 import { Page, Section } from "@/ui/page";
 import { Empty, Loaded } from "@/ui/states";
@@ -86,7 +86,7 @@ function Charts({
   metric: Metric;
   projects: Project[];
 }) {
-  const format = metric === "cost" ? cost : count;
+  const format = metric === "cost" ? formatCost : count;
   const project = (id: string | null) =>
     projects.find((one) => one.id === id)?.name ?? (id ? "other project" : "no project");
   const byModel = groupUsage(items, days, metric, (one) => one.model ?? "unknown model", MAX_SERIES);
@@ -104,7 +104,7 @@ function Charts({
       <dl className="mb-5 grid grid-cols-2 gap-px overflow-hidden rounded-lg border bg-line sm:grid-cols-4">
         <Total
           name="Cost"
-          value={cost(sum.cost)}
+          value={formatCost(sum.cost)}
           note={sum.unpriced ? `${count(sum.unpriced)} requests have no price` : undefined}
         />
         <Total name="Requests" value={count(sum.calls)} />

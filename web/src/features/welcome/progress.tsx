@@ -6,7 +6,7 @@ import { WorkTime } from "@/features/attempts/work-time";
 import { ProviderHelp } from "@/features/models/provider-help";
 import { useTaskActions } from "@/features/tasks/use-task-actions";
 import { safeHref } from "@/lib/links";
-import { attemptWord, doingNow } from "@/model/task-facts";
+import { attemptStatus, describeActivity } from "@/model/task-facts";
 import { Button } from "@/ui/button";
 import { Loaded } from "@/ui/states";
 import { Status } from "@/ui/status";
@@ -31,7 +31,7 @@ function TaskProgress({ task, onRestart }: { task: Task; onRestart: () => void }
     <div className="flex flex-col gap-3" aria-live="polite">
       <div className="flex flex-wrap items-center gap-2">
         <h2 className="mr-auto font-semibold">{task.title}</h2>
-        {attempt && <Status word={attemptWord(attempt)} />}
+        {attempt && <Status word={attemptStatus(attempt)} />}
         {attempt?.seconds != null && <WorkTime attempt={attempt} className="text-xs text-faint tabular-nums" />}
       </div>
       {pull ? (
@@ -44,7 +44,7 @@ function TaskProgress({ task, onRestart }: { task: Task; onRestart: () => void }
       ) : over ? (
         <p className="text-bad">{attempt.error ?? task.error ?? "The attempt was stopped."}</p>
       ) : (
-        <p className="text-soft">{attempt?.step ? doingNow(attempt) : "Queued"}…</p>
+        <p className="text-soft">{attempt?.step ? describeActivity(attempt) : "Queued"}…</p>
       )}
       <div className="flex flex-wrap gap-2">
         <Link

@@ -22,7 +22,7 @@ const AttemptsPanel = lazy(() =>
 const WORKSPACE = "/home/user/workspace";
 const HOME = "/home/user";
 
-export interface Work {
+export interface WorkspaceContent {
   session: Session;
   task?: Task | undefined;
   attempt?: Attempt | undefined;
@@ -36,7 +36,7 @@ export function Panel({
   onAt,
 }: {
   id: string;
-  work: Work;
+  work: WorkspaceContent;
   at: string | undefined;
   onAt: (at: string | undefined) => void;
 }) {

@@ -5,15 +5,15 @@ import { usePrefetchChanges } from "@/api/queries/git";
 import { useSession } from "@/api/queries/sessions";
 import type { Attempt, Session, Task } from "@/api/types";
 import { useOpenPreview } from "@/features/previews/open-preview";
-import { strip } from "@/lib/ansi";
+import { stripAnsi } from "@/lib/ansi";
 import type { WorkSearch } from "@/lib/search-params";
 import { useStored } from "@/lib/stored";
-import { doingNow } from "@/model/task-facts";
+import { describeActivity } from "@/model/task-facts";
 import { IconButton } from "@/ui/button";
 import { Empty, ErrorState, Loading } from "@/ui/states";
 import { type Tab, TabBar } from "@/ui/tabs";
 import { useWide } from "@/ui/use-wide";
-import { Panel, type Work } from "./panels";
+import { Panel, type WorkspaceContent } from "./panels";
 
 export interface WorkspaceProps {
   sessionId: string;
@@ -44,7 +44,7 @@ function NotYet({ attempt, projectId }: { attempt: Attempt; projectId: string | 
   }
   return (
     <Empty
-      title={attempt.status === "queued" ? "Queued" : doingNow(attempt)}
+      title={attempt.status === "queued" ? "Queued" : describeActivity(attempt)}
       icon={<Hourglass className="size-6" aria-hidden />}
       action={
         attempt.stepDetail &&
@@ -62,7 +62,7 @@ function NotYet({ attempt, projectId }: { attempt: Attempt; projectId: string | 
     >
       {attempt.stepOutput && (
         <span className="mb-2 block rounded bg-sunken px-2 py-1 text-left font-mono text-xs break-all">
-          {strip(attempt.stepOutput)}
+          {stripAnsi(attempt.stepOutput)}
         </span>
       )}
       {attempt.queuePosition ? `Number ${attempt.queuePosition} in the queue. ` : ""}
@@ -71,7 +71,7 @@ function NotYet({ attempt, projectId }: { attempt: Attempt; projectId: string | 
   );
 }
 
-function tabsOf({ session, task }: Work): Tab[] {
+function tabsOf({ session, task }: WorkspaceContent): Tab[] {
   const several = (task?.attempts.length ?? 0) > 1;
   const repository = Boolean(session.projectId);
   return [
@@ -95,7 +95,7 @@ function Tabs({
   work,
   search,
   onSearch,
-}: { work: Work & { session: Session } } & Pick<WorkspaceProps, "search" | "onSearch">) {
+}: { work: WorkspaceContent & { session: Session } } & Pick<WorkspaceProps, "search" | "onSearch">) {
   const preview = useOpenPreview();
   const wide = useWide();
   const [split, setSplit] = useStored("workspace.split", true);

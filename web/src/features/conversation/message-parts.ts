@@ -36,28 +36,31 @@ export interface Feedback {
 export const record = (value: unknown): Record<string, unknown> =>
   typeof value === "object" && value !== null && !Array.isArray(value) ? (value as Record<string, unknown>) : {};
 export const list = (value: unknown): unknown[] => (Array.isArray(value) ? value : []);
-export const words = (value: unknown): string => (typeof value === "string" ? value : "");
+export const textOrEmpty = (value: unknown): string => (typeof value === "string" ? value : "");
 const number = (value: unknown): number | null => (typeof value === "number" ? value : null);
 
 /** Return the text of a message. */
-export function saidBy(message: Message): string {
+export function messageText(message: Message): string {
   return message.parts
     .filter((part) => part.type === "text")
-    .map((part) => words(part.text))
+    .map((part) => textOrEmpty(part.text))
     .join("\n\n");
 }
 
 export function planOf(part: Part): PlanEntry[] {
-  return list(part.entries).map((one) => ({ content: words(record(one).content), status: words(record(one).status) }));
+  return list(part.entries).map((one) => ({
+    content: textOrEmpty(record(one).content),
+    status: textOrEmpty(record(one).status),
+  }));
 }
 
 /** Parse a tool call from a message part or from a permission request. */
 export function toolCallOf(part: Record<string, unknown>): ToolCall {
   return {
-    id: words(part.toolCallId),
-    title: words(part.title),
-    kind: words(part.kind) || "other",
-    status: words(part.status) || "pending",
+    id: textOrEmpty(part.toolCallId),
+    title: textOrEmpty(part.title),
+    kind: textOrEmpty(part.kind) || "other",
+    status: textOrEmpty(part.status) || "pending",
     locations: list(part.locations).flatMap((one) => {
       const { path, line } = record(one);
       return typeof path === "string" && path ? [{ path, line: number(line) }] : [];
@@ -70,9 +73,9 @@ export function toolCallOf(part: Record<string, unknown>): ToolCall {
 }
 
 function contentOf(one: Record<string, unknown>): CallContent[] {
-  if (one.type === "text") return [{ type: "text", text: words(one.text) }];
+  if (one.type === "text") return [{ type: "text", text: textOrEmpty(one.text) }];
   if (one.type === "content") return contentOf(record(one.content)); // ACP nests content blocks
-  if (one.type === "terminal") return [{ type: "terminal", id: words(one.terminalId) }];
+  if (one.type === "terminal") return [{ type: "terminal", id: textOrEmpty(one.terminalId) }];
   if (one.type === "diff" && typeof one.path === "string" && typeof one.newText === "string") {
     return [
       {
@@ -88,13 +91,13 @@ function contentOf(one: Record<string, unknown>): CallContent[] {
 
 export function feedbackOf(part: Part): Feedback {
   return {
-    kind: words(part.kind),
-    author: words(part.author),
-    text: words(part.text),
-    path: words(part.path) || null,
+    kind: textOrEmpty(part.kind),
+    author: textOrEmpty(part.author),
+    text: textOrEmpty(part.text),
+    path: textOrEmpty(part.path) || null,
     line: number(part.line),
-    url: words(part.url) || null,
-    state: words(part.state) || null,
+    url: textOrEmpty(part.url) || null,
+    state: textOrEmpty(part.state) || null,
   };
 }
 
@@ -114,7 +117,7 @@ export function withoutRepeats(call: ToolCall, title: string): ToolCall {
   const input = { ...record(call.input) };
   if (command !== null) {
     if (plainWords(command) === plainWords(title)) delete input.command;
-    if (`${words(input.cwd)}/` === FOLDER) delete input.cwd;
+    if (`${textOrEmpty(input.cwd)}/` === FOLDER) delete input.cwd;
   }
   const content = call.content.flatMap((one): CallContent[] => {
     if (one.type !== "text") return [one];
@@ -129,7 +132,7 @@ export function withoutRepeats(call: ToolCall, title: string): ToolCall {
 const plainWords = (text: string): string => text.replace(/[`'"\\\s]+/g, " ").trim();
 
 /** Format a value for display: text as it is, everything else as JSON. */
-export function shownValue(value: unknown): string {
+export function formatValue(value: unknown): string {
   return typeof value === "string" ? value : JSON.stringify(value, null, 2);
 }
 

@@ -2,7 +2,7 @@ import { splitCode } from "@/lib/fences";
 import { Code } from "./code";
 
 /** Plain text with line breaks kept and code shown as code. Not Markdown: no other syntax is interpreted. */
-export function Written({ text }: { text: string }) {
+export function PlainText({ text }: { text: string }) {
   return (
     <div className="min-w-0 break-words whitespace-pre-wrap">
       {splitCode(text).map((piece, index) =>

@@ -5,7 +5,7 @@ import { Field, Textarea } from "@/ui/field";
 const MOST = 50_000;
 
 /** Ask what the agent should do instead before a permission request is denied. Without a message, some agents end their turn. */
-export function Refusal({
+export function RejectionForm({
   busy,
   onRefuse,
   onCancel,

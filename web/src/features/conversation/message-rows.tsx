@@ -1,14 +1,14 @@
 import { Bot, Brain, GitPullRequest, Image, Info, MessageSquare, TriangleAlert, User } from "lucide-react";
 import { useEffect, useRef, useState } from "react";
 import type { Message, Turn } from "@/api/types";
-import { bytes } from "@/lib/format";
+import { formatBytes } from "@/lib/format";
 import { safeHref } from "@/lib/links";
 import { Markdown } from "@/ui/markdown";
+import { PlainText } from "@/ui/plain-text";
 import { Ago } from "@/ui/time";
-import { Written } from "@/ui/written";
 import { Fold, useFold } from "./fold";
-import { feedbackOf, list, record, words } from "./parts";
-import { useName } from "./people";
+import { feedbackOf, list, record, textOrEmpty } from "./message-parts";
+import { useName } from "./user-names";
 
 const LINES = 14;
 /** The `source` of text that the platform added to a prompt. */
@@ -36,7 +36,7 @@ export function PromptRow({ message, origin }: { message: Message; origin: Turn[
   return (
     <article className="rounded-lg border bg-accent-soft/60 px-3 py-2" aria-label={who ? `Prompt: ${who}` : "Prompt"}>
       <Who icon={<User className="size-3.5" aria-hidden />} who={who} at={message.createdAt} />
-      <Prompt id={`${message.id}:all`} text={shown.map((part) => words(part.text)).join("\n\n")} />
+      <Prompt id={`${message.id}:all`} text={shown.map((part) => textOrEmpty(part.text)).join("\n\n")} />
       {others.length > 0 && (
         <Fold
           id={`${message.id}:more`}
@@ -44,7 +44,7 @@ export function PromptRow({ message, origin }: { message: Message; origin: Turn[
           head={<span className="text-xs text-soft">Additional instructions</span>}
           more={() => (
             <div className="px-6 pb-1 text-xs text-soft">
-              <Written text={others.map((part) => words(part.text)).join("\n\n")} />
+              <PlainText text={others.map((part) => textOrEmpty(part.text)).join("\n\n")} />
             </div>
           )}
         />
@@ -60,7 +60,7 @@ function Prompt({ id, text }: { id: string; text: string }) {
   const shown = whole || !long ? text : lines.slice(0, LINES).join("\n").slice(0, 2000);
   return (
     <div className="text-[13px]">
-      <Written text={shown} />
+      <PlainText text={shown} />
       {long && (
         <button
           type="button"
@@ -133,8 +133,8 @@ export function ImageRow({ part }: { part: Record<string, unknown> }) {
   return (
     <p className="flex items-center gap-2 px-1.5 text-[13px] text-soft">
       <Image className="size-3.5 text-faint" aria-hidden />
-      The agent sent an image ({words(part.mimeType) || "unknown type"}, {bytes(Number(part.bytes) || 0)}). Images are
-      not stored.
+      The agent sent an image ({textOrEmpty(part.mimeType) || "unknown type"}, {formatBytes(Number(part.bytes) || 0)}).
+      Images are not stored.
     </p>
   );
 }
@@ -159,7 +159,7 @@ function SystemPart({ part, at }: { part: Message["parts"][number]; at: string }
         <p>A merge stopped because of conflicts. The agent was asked to resolve them:</p>
         <ul className="mt-1 font-mono text-xs">
           {list(part.files).map((one) => {
-            const path = words(record(one).path) || words(one);
+            const path = textOrEmpty(record(one).path) || textOrEmpty(one);
             return <li key={path}>{path}</li>;
           })}
         </ul>
@@ -169,7 +169,7 @@ function SystemPart({ part, at }: { part: Message["parts"][number]; at: string }
   return (
     <div className="flex items-start gap-2 rounded-md bg-idle-soft px-3 py-2 text-[13px] text-soft">
       <Info className="mt-0.5 size-3.5 shrink-0" aria-hidden />
-      <Written text={words(part.text) || "Notice from the platform."} />
+      <PlainText text={textOrEmpty(part.text) || "Notice from the platform."} />
     </div>
   );
 }

@@ -1,5 +1,5 @@
 import { expect, it } from "vitest";
-import { check, fieldsOf } from "./form";
+import { check, fieldsOf } from "./question-form";
 
 const schema = {
   type: "object",

@@ -1,17 +1,17 @@
 import clsx from "clsx";
 import { useMemo } from "react";
-import { plural } from "@/lib/format";
-import { counted, diffLines } from "./diff-lines";
-import { shortPath } from "./parts";
+import { pluralize } from "@/lib/format";
+import { countChanges, diffLines } from "./diff-lines";
+import { shortPath } from "./message-parts";
 
 const MOST = 400;
 const LOOKS = { same: "", add: "bg-add", del: "bg-del", gap: "text-faint" };
 const SIGNS = { same: " ", add: "+", del: "-", gap: "⋯" };
 
 /** The diff of one file that a tool call changes. */
-export function Change({ path, before, after }: { path: string; before: string | null; after: string }) {
+export function FileChange({ path, before, after }: { path: string; before: string | null; after: string }) {
   const lines = useMemo(() => diffLines(before, after), [before, after]);
-  const { added, removed } = counted(lines);
+  const { added, removed } = countChanges(lines);
   const shown = lines.slice(0, MOST);
   return (
     <figure className="overflow-hidden rounded-md border bg-surface">
@@ -33,11 +33,13 @@ export function Change({ path, before, after }: { path: string; before: string |
           {shown.map((line, index) => (
             <div key={index} className={clsx("px-2.5 whitespace-pre", LOOKS[line.kind])}>
               <span className="mr-2 select-none text-faint">{SIGNS[line.kind]}</span>
-              {line.kind === "gap" ? plural(Number(line.text), "line") : line.text}
+              {line.kind === "gap" ? pluralize(Number(line.text), "line") : line.text}
             </div>
           ))}
           {lines.length > MOST && (
-            <div className="px-2.5 text-faint">… {plural(lines.length - MOST, "more line")}. See the Changes tab.</div>
+            <div className="px-2.5 text-faint">
+              … {pluralize(lines.length - MOST, "more line")}. See the Changes tab.
+            </div>
           )}
         </div>
       </section>

@@ -83,7 +83,7 @@ function size(spans: Span[]): number {
 }
 
 /** Split tokens at the edges of the spans; each piece says whether it is inside one. */
-export function marked<T extends [kind: string, text: string]>(
+export function markWords<T extends [kind: string, text: string]>(
   tokens: T[],
   spans: Span[],
 ): [kind: string, text: string, changed: boolean][] {

@@ -1,6 +1,6 @@
 import { describe, expect, it } from "vitest";
 import type { Ask } from "@/api/types";
-import { answerOf, questionOf } from "./answering";
+import { answerOf, questionOf } from "./answer-text";
 
 const ask = (detail: Record<string, unknown>, over: Partial<Ask> = {}) =>
   ({ id: "ask_1", kind: "question", status: "pending", title: "Which?", detail, ...over }) as Ask;

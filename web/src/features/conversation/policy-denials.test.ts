@@ -1,6 +1,6 @@
 import { expect, it } from "vitest";
 import type { Ask } from "@/api/types";
-import { refusedLast } from "./refused";
+import { lastDenied } from "./policy-denials";
 
 const ask = (id: string, turnId: string, pattern: string | undefined, decidedBy = "policy") =>
   ({ id, turnId, decidedBy, detail: pattern === undefined ? {} : { pattern } }) as unknown as Ask;
@@ -14,6 +14,6 @@ it("finds what a pattern denied in the newest turn that had any, once per patter
     ask("5", "t2", "dd"),
     ask("6", "t3", "dd", "overruled"),
   ];
-  expect(refusedLast(asks).map((one) => one.detail.pattern)).toEqual(["dd", "rm"]);
-  expect(refusedLast([])).toEqual([]);
+  expect(lastDenied(asks).map((one) => one.detail.pattern)).toEqual(["dd", "rm"]);
+  expect(lastDenied([])).toEqual([]);
 });

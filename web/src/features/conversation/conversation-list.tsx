@@ -5,10 +5,10 @@ import type { Turn } from "@/api/types";
 import { Button } from "@/ui/button";
 import { AskRow } from "./ask";
 import { FoldContext } from "./fold";
-import { record, words } from "./parts";
+import { record, textOrEmpty } from "./message-parts";
+import { ImageRow, PromptRow, SystemRow, TextRow, ThoughtRow } from "./message-rows";
 import { PlanRow } from "./plan";
 import type { Row } from "./rows";
-import { ImageRow, PromptRow, SystemRow, TextRow, ThoughtRow } from "./said";
 import { ToolCallRow } from "./tool-call";
 import { TurnLine, Working } from "./turn-line";
 
@@ -16,7 +16,7 @@ const NEAR_END = 48;
 const NEAR_START = 600;
 const BY_HAND_MS = 1000;
 
-interface Listed {
+interface ConversationListProps {
   rows: Row[];
   turns: ReadonlyMap<string, Turn>;
   /** The turn in progress. */
@@ -36,7 +36,7 @@ interface Listed {
 }
 
 /** The transcript as a virtual list. It follows new messages while the user is at the end. */
-export function Listing(listed: Listed) {
+export function ConversationList(listed: ConversationListProps) {
   const { rows, turns, running, more, reaching, onEarlier, ofTask, projectId, agent, lacksSandbox, sent } = listed;
   const frame = useRef<HTMLDivElement>(null);
   const [following, setFollowing] = useState(true);
@@ -154,7 +154,7 @@ export function Listing(listed: Listed) {
                   style={{ transform: `translateY(${item.start}px)` }}
                 >
                   {row ? (
-                    <OneRow
+                    <ConversationRow
                       row={row}
                       turn={turnOf(row, turns)}
                       live={running !== undefined && turnOf(row, turns)?.id === running.id}
@@ -192,7 +192,7 @@ function estimateHeight(row: Row | undefined): number {
   if (row.kind === "ask") return row.ask.status === "pending" ? 160 : 30;
   const part = row.message.parts[0];
   if (part?.type === "tool_call" || part?.type === "thought") return 30;
-  return 40 + Math.min(600, Math.ceil(words(part?.text).length / 90) * 22);
+  return 40 + Math.min(600, Math.ceil(textOrEmpty(part?.text).length / 90) * 22);
 }
 
 function turnOf(row: Row, turns: ReadonlyMap<string, Turn>): Turn | undefined {
@@ -201,7 +201,7 @@ function turnOf(row: Row, turns: ReadonlyMap<string, Turn>): Turn | undefined {
   return id ? turns.get(id) : undefined;
 }
 
-interface Shown {
+interface RowProps {
   row: Row;
   turn: Turn | undefined;
   live: boolean;
@@ -211,7 +211,7 @@ interface Shown {
   agent: string | undefined;
 }
 
-const OneRow = memo(function OneRow({ row, turn, live, retryable, ofTask, projectId, agent }: Shown) {
+const ConversationRow = memo(function OneRow({ row, turn, live, retryable, ofTask, projectId, agent }: RowProps) {
   if (row.kind === "turn")
     return (
       <TurnLine
@@ -227,8 +227,8 @@ const OneRow = memo(function OneRow({ row, turn, live, retryable, ofTask, projec
   if (message.role === "user") return <PromptRow message={message} origin={turn?.origin} />;
   if (message.role === "system") return <SystemRow message={message} />;
   const part = record(message.parts[0]);
-  if (part.type === "text") return <TextRow text={words(part.text)} writing={writing} />;
-  if (part.type === "thought") return <ThoughtRow id={message.id} text={words(part.text)} writing={writing} />;
+  if (part.type === "text") return <TextRow text={textOrEmpty(part.text)} writing={writing} />;
+  if (part.type === "thought") return <ThoughtRow id={message.id} text={textOrEmpty(part.text)} writing={writing} />;
   if (part.type === "tool_call") return <ToolCallRow message={message} live={live} allowed={row.allowed} />;
   if (part.type === "plan") return <PlanRow message={message} live={live} />;
   if (part.type === "image") return <ImageRow part={part} />;
@@ -236,7 +236,7 @@ const OneRow = memo(function OneRow({ row, turn, live, retryable, ofTask, projec
 }, isSameRow);
 
 /** Row objects are rebuilt on every update: compare what they show, so that unchanged rows do not re-render. */
-function isSameRow(before: Shown, now: Shown): boolean {
+function isSameRow(before: RowProps, now: RowProps): boolean {
   if (
     before.live !== now.live ||
     before.retryable !== now.retryable ||

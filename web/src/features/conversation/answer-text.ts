@@ -1,10 +1,10 @@
 /** Turn the text in the message box into an answer while a question is open. Pure. */
 import type { Schemas } from "@/api/client";
 import type { Ask } from "@/api/types";
-import { check, type Filled, type FormField, fieldsOf } from "./form";
-import { list, record, words } from "./parts";
+import { list, record, textOrEmpty } from "./message-parts";
+import { check, type Filled, type FormField, fieldsOf } from "./question-form";
 
-export type Answered = { body: Schemas["Answer"] } | { error: string };
+export type ParsedAnswer = { body: Schemas["Answer"] } | { error: string };
 
 /** Return the question that the box answers: the oldest open one that fits in one line. Permission requests have buttons instead. */
 export function questionOf(asks: readonly Ask[]): Ask | undefined {
@@ -13,16 +13,16 @@ export function questionOf(asks: readonly Ask[]): Ask | undefined {
   );
 }
 
-export function answerOf(ask: Ask, text: string): Answered {
+export function answerOf(ask: Ask, text: string): ParsedAnswer {
   const options = list(ask.detail.options).map(record);
   if (options.length) {
-    const names = options.map((one) => words(one.name) || words(one.optionId));
+    const names = options.map((one) => textOrEmpty(one.name) || textOrEmpty(one.optionId));
     const at = placeOf(names, text);
-    return at < 0 ? { error: oneOf(names) } : { body: { optionId: words(options[at]?.optionId) } };
+    return at < 0 ? { error: oneOf(names) } : { body: { optionId: textOrEmpty(options[at]?.optionId) } };
   }
   const field = fieldsOf(ask.detail.form)[0];
   if (!field) return { body: { content: { answer: text } } };
-  const filled = filledBy(field, text);
+  const filled = valueFrom(field, text);
   if (filled === undefined)
     return {
       error: field.type === "boolean" ? "Answer yes or no." : oneOf(field.choices.map((one) => one.label)),
@@ -31,7 +31,7 @@ export function answerOf(ask: Ask, text: string): Answered {
   return errors[field.name] ? { error: errors[field.name] as string } : { body: { content } };
 }
 
-function filledBy(field: FormField, text: string): Filled | undefined {
+function valueFrom(field: FormField, text: string): Filled | undefined {
   const labels = field.choices.map((one) => one.label);
   if (field.type === "boolean") {
     const word = text.trim().toLowerCase();

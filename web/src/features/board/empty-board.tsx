@@ -7,7 +7,7 @@ import { Kbd } from "@/ui/badge";
 import { Button } from "@/ui/button";
 import { Empty, Skeleton } from "@/ui/states";
 
-export function First({ onCreate }: { onCreate: () => void }) {
+export function EmptyBoard({ onCreate }: { onCreate: () => void }) {
   const known = useProjects();
   if (known.data?.length === 0) {
     return (
@@ -48,7 +48,7 @@ export function First({ onCreate }: { onCreate: () => void }) {
   );
 }
 
-export function Waiting() {
+export function LoadingBoard() {
   return (
     <div
       role="status"

@@ -1,6 +1,6 @@
 import { expect, test } from "vitest";
 import type { Column, TaskCard } from "@/api/types";
-import { firstColumn } from "./opening";
+import { firstColumn } from "./first-column";
 
 const NOBODY = new Set<string>();
 const card = (status: Column, more: object = {}) =>

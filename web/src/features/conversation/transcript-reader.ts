@@ -24,7 +24,7 @@ const AGAIN_MS = 250;
 const RETRY_MS = 2000;
 const MOST_PAGES = 50;
 
-export class Reader {
+export class TranscriptReader {
   private readonly transcript = new Transcript();
   private readonly again = new Set<string>();
   private readonly listeners = new Set<() => void>();
@@ -56,7 +56,7 @@ export class Reader {
     this.timer = undefined;
   }
 
-  hear(event: PlatformEvent): void {
+  applyEvent(event: PlatformEvent): void {
     for (const id of this.transcript.hear(event)) this.again.add(id);
     this.notifySoon();
     if (this.again.size) void this.work();

@@ -1,5 +1,5 @@
 import { describe, expect, it } from "vitest";
-import { changedWords, marked } from "./words";
+import { changedWords, markWords } from "./word-diff";
 
 const cut = (text: string, spans: [number, number][] | undefined) => spans?.map(([from, to]) => text.slice(from, to));
 
@@ -30,7 +30,7 @@ describe("changedWords", () => {
 describe("marked", () => {
   it("splits tokens at the edges of spans", () => {
     expect(
-      marked(
+      markWords(
         [
           ["keyword", "return"],
           ["", " value + 1"],

@@ -3,7 +3,7 @@ import { type RefObject, useCallback, useEffect, useState } from "react";
 const SLACK_PX = 4;
 
 /** Return whether a horizontally scrolling row has more content to the right. Call `look` after its content has moved. */
-export function useMore(row: RefObject<HTMLElement | null>): { more: boolean; look: () => void } {
+export function useOverflow(row: RefObject<HTMLElement | null>): { more: boolean; look: () => void } {
   const [more, setMore] = useState(false);
   const look = useCallback(() => {
     const { scrollLeft = 0, clientWidth = 0, scrollWidth = 0 } = row.current ?? {};

@@ -1,5 +1,5 @@
 /** Build a form from the JSON schema of an agent's question, validate the input, and convert it to the answer's types. Pure. */
-import { list, record, words } from "./parts";
+import { list, record, textOrEmpty } from "./message-parts";
 
 export interface FormField {
   name: string;
@@ -54,27 +54,29 @@ function fieldOf(name: string, field: Record<string, unknown>, required: boolean
   else if (type === "choice") initial = place(start) >= 0 ? String(place(start)) : "";
   return {
     name,
-    label: words(field.title) || name,
-    hint: words(field.description),
+    label: textOrEmpty(field.title) || name,
+    hint: textOrEmpty(field.description),
     type,
     choices,
     required,
     initial,
     least: number(numeric ? field.minimum : many ? field.minItems : field.minLength),
     most: number(numeric ? field.maximum : many ? field.maxItems : field.maxLength),
-    format: words(field.format),
-    pattern: words(field.pattern),
+    format: textOrEmpty(field.format),
+    pattern: textOrEmpty(field.pattern),
   };
 }
 
 function choicesOf(field: Record<string, unknown>): FormField["choices"] {
   if (Array.isArray(field.enum)) {
     const names = list(field.enumNames);
-    return field.enum.map((value, index) => ({ value, label: words(names[index]) || String(value), hint: "" }));
+    return field.enum.map((value, index) => ({ value, label: textOrEmpty(names[index]) || String(value), hint: "" }));
   }
   return list(field.oneOf ?? field.anyOf).flatMap((one) => {
     const { const: value, title, description } = record(one);
-    return value === undefined ? [] : [{ value, label: words(title) || String(value), hint: words(description) }];
+    return value === undefined
+      ? []
+      : [{ value, label: textOrEmpty(title) || String(value), hint: textOrEmpty(description) }];
   });
 }
 

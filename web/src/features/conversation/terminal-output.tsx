@@ -1,7 +1,7 @@
 import { useMemo, useState } from "react";
 import { PLAIN, spans } from "@/lib/ansi";
-import { plural } from "@/lib/format";
-import { looks } from "@/ui/ansi";
+import { pluralize } from "@/lib/format";
+import { ansiClasses } from "@/ui/ansi";
 import { Button } from "@/ui/button";
 import { CopyButton } from "@/ui/code";
 
@@ -22,7 +22,7 @@ export function Output({ text, label }: { text: string; label: string }) {
       </div>
       {hidden > 0 && (
         <Button look="ghost" size="sm" onClick={() => setWhole(true)}>
-          Show {plural(hidden, "earlier line")}
+          Show {pluralize(hidden, "earlier line")}
         </Button>
       )}
       <section
@@ -32,7 +32,7 @@ export function Output({ text, label }: { text: string; label: string }) {
         className="max-h-96 overflow-auto p-2.5 font-mono text-xs leading-5 whitespace-pre-wrap [overflow-wrap:anywhere]"
       >
         {pieces.map((piece, index) => (
-          <span key={index} className={looks(piece.look)}>
+          <span key={index} className={ansiClasses(piece.look)}>
             {piece.text}
           </span>
         ))}

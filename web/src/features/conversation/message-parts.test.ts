@@ -1,5 +1,5 @@
 import { expect, it } from "vitest";
-import { toolCallOf, withoutRepeats } from "./parts";
+import { toolCallOf, withoutRepeats } from "./message-parts";
 
 const command = "cat app.py; python3 -m unittest -q";
 const codex = toolCallOf({

@@ -1,6 +1,6 @@
 import clsx from "clsx";
 import { type RefObject, useEffect, useState } from "react";
-import type { Count } from "@/api/board-data";
+import type { ColumnCount } from "@/api/board-data";
 import { COLUMN_ORDER, type Columns } from "@/api/card-order";
 import type { Column } from "@/api/types";
 import { COLUMNS } from "@/model/status-labels";
@@ -18,7 +18,7 @@ export function ColumnPicker({
   onPick,
 }: {
   board: RefObject<HTMLElement | null>;
-  counts: Record<Column, Count>;
+  counts: Record<Column, ColumnCount>;
   shown: Columns;
   onPick: (column: Column) => void;
 }) {
@@ -61,7 +61,7 @@ export function ColumnPicker({
   );
 }
 
-function CardCount({ count: { total, matching, failed }, stopped }: { count: Count; stopped: number }) {
+function CardCount({ count: { total, matching, failed }, stopped }: { count: ColumnCount; stopped: number }) {
   if (matching !== total) return <span className="tabular-nums">{matching}</span>;
   return (
     <>
