@@ -47,7 +47,7 @@ describe("a mutation", () => {
       { request: () => Promise.reject(new Error("no")), onSuccess: note("cache"), onSettled: note("cache settled") },
       { onError: (error) => log.push(error.message), onSuccess: note("shown") },
     );
-    await expect(new MutationObserver(new QueryClient(), options).mutate()).rejects.toThrow("no");
+    await expect(new MutationObserver(new QueryClient(), options).mutate("1")).rejects.toThrow("no");
     expect(log).toEqual(["no", "cache settled"]);
   });
 
