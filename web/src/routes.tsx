@@ -10,7 +10,21 @@ import {
   useRouter,
 } from "@tanstack/react-router";
 import { ApiError } from "@/api/client";
-import { me, projects } from "@/api/queries";
+import { meQuery } from "@/api/queries/account";
+import { projectsQuery } from "@/api/queries/projects";
+import type {
+  AuditSearch,
+  BoardSearch,
+  ProjectsSearch,
+  SandboxesSearch,
+  SchedulesSearch,
+  SessionsSearch,
+  SignInSearch,
+  TabSearch,
+  UsageSearch,
+  WelcomeSearch,
+  WorkSearch,
+} from "@/lib/search-params";
 import { ErrorState, Loading } from "@/ui/states";
 import { NotFound } from "./shell/not-found";
 
@@ -22,9 +36,6 @@ const text = (value: unknown): string | undefined => (typeof value === "string" 
 
 const root = createRootRouteWithContext<Context>()({ component: Outlet, notFoundComponent: NotFound });
 
-export interface SignInSearch {
-  next?: string | undefined;
-}
 const signIn = createRoute({
   getParentRoute: () => root,
   path: "/sign-in",
@@ -44,7 +55,7 @@ const inside = createRoute({
   id: "inside",
   beforeLoad: async ({ context, location }) => {
     try {
-      await context.client.ensureQueryData(me);
+      await context.client.ensureQueryData(meQuery);
     } catch (error) {
       if (error instanceof ApiError && error.status === 401) {
         throw redirect({ to: "/sign-in", search: location.href === "/" ? {} : { next: location.href } });
@@ -62,15 +73,11 @@ const home = createRoute({
   getParentRoute: () => inside,
   path: "/",
   beforeLoad: async ({ context }) => {
-    const known = await context.client.ensureQueryData(projects);
+    const known = await context.client.ensureQueryData(projectsQuery);
     throw redirect({ to: known.length ? "/board" : "/welcome" });
   },
 });
 
-export interface WelcomeSearch {
-  /** The project selected in the first step. */
-  project?: string | undefined;
-}
 const welcome = createRoute({
   getParentRoute: () => inside,
   path: "/welcome",
@@ -78,15 +85,6 @@ const welcome = createRoute({
   component: lazyRouteComponent(() => import("./features/welcome/page"), "WelcomePage"),
 });
 
-export interface BoardSearch {
-  project?: string | undefined;
-  q?: string | undefined;
-  agent?: string | undefined;
-  /** Show only cards that need a person, are running, or have failed. */
-  show?: "needs-you" | "running" | "failed" | undefined;
-  /** The dialog for a new task is open. */
-  new?: boolean | undefined;
-}
 const board = createRoute({
   getParentRoute: () => inside,
   path: "/board",
@@ -100,13 +98,6 @@ const board = createRoute({
   component: lazyRouteComponent(() => import("./features/board/page"), "BoardPage"),
 });
 
-export interface WorkSearch {
-  tab?: string | undefined;
-  /** Number of the task's attempt. */
-  attempt?: number | undefined;
-  /** What is selected in the tab: a file, a command, a commit. */
-  at?: string | undefined;
-}
 const workSearch = (search: Record<string, unknown>): WorkSearch => ({
   tab: text(search.tab),
   attempt: typeof search.attempt === "number" ? search.attempt : undefined,
@@ -119,11 +110,6 @@ const task = createRoute({
   component: lazyRouteComponent(() => import("./features/tasks/page"), "TaskPage"),
 });
 
-export interface SessionsSearch {
-  project?: string | undefined;
-  archived?: boolean | undefined;
-  new?: boolean | undefined;
-}
 const sessions = createRoute({
   getParentRoute: () => inside,
   path: "/sessions",
@@ -141,10 +127,6 @@ const session = createRoute({
   component: lazyRouteComponent(() => import("./features/sessions/session-page"), "SessionPage"),
 });
 
-export interface SandboxesSearch {
-  status?: string | undefined;
-  all?: boolean | undefined;
-}
 const sandboxes = createRoute({
   getParentRoute: () => inside,
   path: "/sandboxes",
@@ -158,19 +140,11 @@ const sandbox = createRoute({
   component: lazyRouteComponent(() => import("./features/sandboxes/sandbox-page"), "SandboxPage"),
 });
 
-export interface TabSearch {
-  tab?: string | undefined;
-  /** The page that linked here, for a link back to it. */
-  from?: "welcome" | undefined;
-}
 const tabSearch = (search: Record<string, unknown>): TabSearch => ({
   tab: text(search.tab),
   from: search.from === "welcome" ? "welcome" : undefined,
 });
 
-export interface ProjectsSearch {
-  archived?: boolean | undefined;
-}
 const projectList = createRoute({
   getParentRoute: () => inside,
   path: "/projects",
@@ -190,9 +164,6 @@ const agents = createRoute({
   component: lazyRouteComponent(() => import("./features/agents/page"), "AgentsPage"),
 });
 
-export interface SchedulesSearch {
-  project?: string | undefined;
-}
 const schedules = createRoute({
   getParentRoute: () => inside,
   path: "/schedules",
@@ -200,11 +171,6 @@ const schedules = createRoute({
   component: lazyRouteComponent(() => import("./features/schedules/page"), "SchedulesPage"),
 });
 
-export interface UsageSearch {
-  project?: string | undefined;
-  days?: number | undefined;
-  show?: "tokens" | undefined;
-}
 const usage = createRoute({
   getParentRoute: () => inside,
   path: "/usage",
@@ -216,11 +182,6 @@ const usage = createRoute({
   component: lazyRouteComponent(() => import("./features/usage/page"), "UsagePage"),
 });
 
-export interface AuditSearch {
-  user?: string | undefined;
-  action?: string | undefined;
-  target?: string | undefined;
-}
 const audit = createRoute({
   getParentRoute: () => inside,
   path: "/audit",

@@ -1,5 +1,5 @@
 import { describe, expect, it } from "vitest";
-import { type BoardData, changed, merged, without } from "./board-data";
+import { type BoardData, changeBoard, mergePages, removeCard } from "./board-data";
 import type { Schemas } from "./client";
 import type { Column, TaskCard } from "./types";
 
@@ -10,12 +10,12 @@ function page(status: Column, total: number, ...items: TaskCard[]): Schemas["Boa
   return { columns: [{ status, total, matching: total, failed: 0, items }], titles: {} };
 }
 const known = (): BoardData =>
-  merged(undefined, [page("backlog", 30, card("a", "backlog", 0), card("b", "backlog", 1)), page("done", 5)]);
+  mergePages(undefined, [page("backlog", 30, card("a", "backlog", 0), card("b", "backlog", 1)), page("done", 5)]);
 const names = (data: BoardData) => data.items.map((one) => `${one.id}${one.position}`).join(" ");
 
 describe("a partly loaded board", () => {
   it("merges pages, and keeps the newer version of a card", () => {
-    const more = merged(known(), [page("backlog", 31, card("b", "backlog", 2), card("c", "backlog", 3))]);
+    const more = mergePages(known(), [page("backlog", 31, card("b", "backlog", 2), card("c", "backlog", 3))]);
     expect(names(more)).toBe("a0 b2 c3");
     expect(more.counts.backlog).toEqual({ total: 31, matching: 31, failed: 0 });
     expect(more.counts.done.total).toBe(5);
@@ -23,23 +23,23 @@ describe("a partly loaded board", () => {
   });
 
   it("updates its counts when a card is moved or removed", () => {
-    const moved = changed(known(), (cards) =>
+    const moved = changeBoard(known(), (cards) =>
       cards.map((one) => (one.id === "a" ? { ...one, status: "done" as const } : one)),
     );
     expect([moved.counts.backlog.total, moved.counts.done.total]).toEqual([29, 6]);
-    const gone = changed(known(), without("a"));
+    const gone = changeBoard(known(), removeCard("a"));
     expect(names(gone)).toBe("b0");
     expect(gone.counts.backlog).toEqual({ total: 29, matching: 29, failed: 0 });
-    expect(changed(known(), without("nobody")).counts).toEqual(known().counts);
+    expect(changeBoard(known(), removeCard("nobody")).counts).toEqual(known().counts);
   });
 
   it("counts a failed card until it is retried", () => {
     const broken = { ...card("x", "in_progress", 0), error: "It rains." } as TaskCard;
     const columns = [{ status: "in_progress" as const, total: 3, matching: 3, failed: 1, items: [broken] }];
-    const data = merged(undefined, [{ columns, titles: {} }]);
+    const data = mergePages(undefined, [{ columns, titles: {} }]);
     expect(data.counts.in_progress).toEqual({ total: 3, matching: 3, failed: 1 });
-    const again = changed(data, (cards) => cards.map((one) => ({ ...one, error: null })));
+    const again = changeBoard(data, (cards) => cards.map((one) => ({ ...one, error: null })));
     expect(again.counts.in_progress).toEqual({ total: 3, matching: 3, failed: 0 });
-    expect(changed(data, without("x")).counts.in_progress).toEqual({ total: 2, matching: 2, failed: 0 });
+    expect(changeBoard(data, removeCard("x")).counts.in_progress).toEqual({ total: 2, matching: 2, failed: 0 });
   });
 });

@@ -3,14 +3,14 @@ import type { Schemas } from "./client";
 import type { Column, TaskCard } from "./types";
 
 /** Board filters. A card must match all that are set. */
-export interface BoardWish {
+export interface BoardFilters {
   projectId: string | null;
   q: string | null;
   agent: string | null;
   show: "needs-you" | "running" | "failed" | null;
 }
 
-export interface Count {
+export interface ColumnCount {
   /** Cards in the column. */
   total: number;
   /** Cards in the column that match the filters. */
@@ -22,25 +22,25 @@ export interface Count {
 export interface BoardData {
   /** The first cards of each column, in no particular order. */
   items: TaskCard[];
-  counts: Record<Column, Count>;
+  counts: Record<Column, ColumnCount>;
   /** Titles of the tasks that cards depend on, by id. */
   titles: Record<string, string>;
 }
 
-const NOTHING: Count = { total: 0, matching: 0, failed: 0 };
+const EMPTY: ColumnCount = { total: 0, matching: 0, failed: 0 };
 
-export const isFiltered = (wish: BoardWish): boolean => Boolean(wish.q || wish.agent || wish.show);
+export const isFiltered = (filters: BoardFilters): boolean => Boolean(filters.q || filters.agent || filters.show);
 
 /** Merge pages into the board. A newer version of a card replaces the older one. */
-export function merged(known: BoardData | undefined, pages: Schemas["BoardView"][]): BoardData {
+export function mergePages(known: BoardData | undefined, pages: Schemas["BoardView"][]): BoardData {
   const items = new Map(known?.items.map((one) => [one.id, one]));
   const counts = {
     ...(known?.counts ?? {
-      backlog: NOTHING,
-      in_progress: NOTHING,
-      in_review: NOTHING,
-      done: NOTHING,
-      cancelled: NOTHING,
+      backlog: EMPTY,
+      in_progress: EMPTY,
+      in_review: EMPTY,
+      done: EMPTY,
+      cancelled: EMPTY,
     }),
   };
   const titles = { ...known?.titles };
@@ -54,9 +54,9 @@ export function merged(known: BoardData | undefined, pages: Schemas["BoardView"]
   return { items: [...items.values()], counts, titles };
 }
 
-export type Change = <T extends TaskCard>(cards: readonly T[]) => T[];
+export type CardChange = <T extends TaskCard>(cards: readonly T[]) => T[];
 
-export function changed(known: BoardData, change: Change): BoardData {
+export function changeBoard(known: BoardData, change: CardChange): BoardData {
   const items = change(known.items);
   const counts = { ...known.counts };
   for (const [list, by] of [
@@ -73,8 +73,8 @@ export function changed(known: BoardData, change: Change): BoardData {
 }
 
 /** Return a change that removes a card and moves the cards after it up. */
-export const without =
-  (id: string): Change =>
+export const removeCard =
+  (id: string): CardChange =>
   (cards) => {
     const gone = cards.find((one) => one.id === id);
     if (!gone) return [...cards];

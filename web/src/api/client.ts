@@ -21,15 +21,15 @@ export class ApiError extends Error {
 }
 
 const OFFLINE = "Could not reach the platform. Check that it is running and that you are online.";
-const signedOut = new Set<() => void>();
+const signedOutListeners = new Set<() => void>();
 
 /** Call the listener whenever the platform responds that nobody is signed in. Return a function that removes it. */
 export function onSignedOut(listener: () => void): () => void {
-  signedOut.add(listener);
-  return () => signedOut.delete(listener);
+  signedOutListeners.add(listener);
+  return () => signedOutListeners.delete(listener);
 }
 
-async function reach(request: Request): Promise<Response> {
+async function fetchOrThrow(request: Request): Promise<Response> {
   try {
     return await fetch(request);
   } catch (error) {
@@ -39,18 +39,18 @@ async function reach(request: Request): Promise<Response> {
 }
 
 /** Send a request that openapi-fetch does not support: streams and raw bytes. Throws ApiError. */
-export async function raw(path: string, init: RequestInit = {}): Promise<Response> {
+export async function fetchRaw(path: string, init: RequestInit = {}): Promise<Response> {
   const headers = new Headers(init.headers);
   headers.set("X-Sandyard-CSRF", "1");
   const request = new Request(new URL(path, location.origin), { ...init, headers, credentials: "same-origin" });
-  const response = await reach(request);
-  if (!response.ok) throw await failure(response);
+  const response = await fetchOrThrow(request);
+  if (!response.ok) throw await readError(response);
   return response;
 }
 
-async function failure(response: Response): Promise<ApiError> {
+async function readError(response: Response): Promise<ApiError> {
   const problem = (await response.json().catch(() => ({}))) as Partial<Problem>;
-  if (response.status === 401) for (const listener of signedOut) listener();
+  if (response.status === 401) for (const listener of signedOutListeners) listener();
   return new ApiError(response.status, problem);
 }
 
@@ -58,20 +58,21 @@ const client = createClient<paths>({
   baseUrl: location.origin,
   credentials: "same-origin",
   headers: { "X-Sandyard-CSRF": "1" },
-  fetch: reach,
+  fetch: fetchOrThrow,
 });
 client.use({
   async onResponse({ response }) {
-    if (!response.ok) throw await failure(response);
+    if (!response.ok) throw await readError(response);
     return undefined;
   },
 });
 
-/** `await got(api.GET("/api/v1/tasks", {...}))` returns the response body or throws ApiError. */
+/** Send a request to a route of the platform: `api.GET("/api/v1/tasks", {...})`. Only modules in this folder use it. */
 export const api = client;
 
-export async function got<T>(answer: Promise<{ data?: T | undefined }>): Promise<T> {
-  return (await answer).data as T;
+/** Return the body of a response, or throw ApiError: `await unwrap(api.GET("/api/v1/tasks", {...}))`. */
+export async function unwrap<T>(response: Promise<{ data?: T | undefined }>): Promise<T> {
+  return (await response).data as T;
 }
 
 interface PageOf<T> {
@@ -80,13 +81,20 @@ interface PageOf<T> {
 }
 
 /** Read all pages of a list, up to about `limit` items. */
-export async function all<T>(page: (cursor: string | undefined) => Promise<PageOf<T>>, limit = 5000): Promise<T[]> {
+export async function readAllPages<T>(
+  readPage: (cursor: string | undefined) => Promise<PageOf<T>>,
+  limit = 5000,
+): Promise<T[]> {
   const items: T[] = [];
   let cursor: string | undefined;
   do {
-    const next = await page(cursor);
-    items.push(...next.items);
-    cursor = next.nextCursor ?? undefined;
+    const page = await readPage(cursor);
+    items.push(...page.items);
+    cursor = page.nextCursor ?? undefined;
   } while (cursor && items.length < limit);
   return items;
+}
+
+export function hasCode(error: unknown, code: string): error is ApiError {
+  return error instanceof ApiError && error.code === code;
 }

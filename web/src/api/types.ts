@@ -24,3 +24,14 @@ export type Diff = Schemas["DiffView"];
 export type FileDiff = Schemas["FileDiffView"];
 export type User = Schemas["UserView"];
 export type PlatformEvent = Schemas["EventOut"];
+export type McpServer = Schemas["McpServerView"];
+export type ModelProvider = Schemas["ModelProviderView"];
+export type Schedule = Schemas["ScheduleView"];
+export type FileEntry = Schemas["Entry"];
+export type Checkout = Schemas["CheckoutView"];
+export type GitStatus = Schemas["StatusView"];
+export type GitOperation = Schemas["OperationView"];
+/** How a branch is updated: check only, rebase, merge, … */
+export type UpdateMethod = Schemas["Update"]["how"];
+export type MergeMethod = Schemas["MergeMethod"];
+export type OutputStream = "stdout" | "stderr";

@@ -1,18 +1,18 @@
 import { describe, expect, it } from "vitest";
-import { erased, lookAfter, nearest, overwritten, PLAIN, spans, strip } from "./ansi";
+import { applyCarriageReturns, applyErasures, nearest, PLAIN, spans, stripAnsi, styleAfter } from "./ansi";
 
 const E = "\u001b";
 
 describe("strip", () => {
-  it("leaves text alone, tabs included", () => expect(strip("a\tb é 漢")).toBe("a\tb é 漢"));
+  it("leaves text alone, tabs included", () => expect(stripAnsi("a\tb é 漢")).toBe("a\tb é 漢"));
   it("removes colours, titles, links, cursor movements and control characters", () =>
-    expect(strip(`${E}]0;title\u0007${E}[1;31mred${E}[0m${E}[2J ${E}]8;;http://x${E}\\link${E}]8;;${E}\\\u0000!`)).toBe(
-      "red link!",
-    ));
+    expect(
+      stripAnsi(`${E}]0;title\u0007${E}[1;31mred${E}[0m${E}[2J ${E}]8;;http://x${E}\\link${E}]8;;${E}\\\u0000!`),
+    ).toBe("red link!"));
   it("removes incomplete sequences at the end", () => {
-    expect(strip(`ab${E}`)).toBe("ab");
-    expect(strip(`ab${E}[3`)).toBe("ab");
-    expect(strip(`ab${E}]0;tit`)).toBe("ab");
+    expect(stripAnsi(`ab${E}`)).toBe("ab");
+    expect(stripAnsi(`ab${E}[3`)).toBe("ab");
+    expect(stripAnsi(`ab${E}]0;tit`)).toBe("ab");
   });
 });
 
@@ -37,15 +37,15 @@ describe("spans", () => {
       spans(line, PLAIN)
         .map((span) => span.text)
         .join(""),
-    ).toBe(strip(line));
+    ).toBe(stripAnsi(line));
   });
 });
 
 it("a style continues on the next lines until it is reset", () => {
-  const after = lookAfter(`${E}[1;33mwarn`, PLAIN);
+  const after = styleAfter(`${E}[1;33mwarn`, PLAIN);
   expect(after).toEqual({ bold: true, fg: "yellow" });
-  expect(lookAfter(`rest${E}[m`, after)).toBe(PLAIN);
-  expect(lookAfter(`rest${E}[39;22m`, after)).toBe(PLAIN);
+  expect(styleAfter(`rest${E}[m`, after)).toBe(PLAIN);
+  expect(styleAfter(`rest${E}[39;22m`, after)).toBe(PLAIN);
 });
 
 it("nearest distinguishes greys and hues", () => {
@@ -54,15 +54,16 @@ it("nearest distinguishes greys and hues", () => {
 });
 
 describe("overwritten", () => {
-  it("replaces a shorter line completely", () => expect(overwritten("10%", "100%")).toBe("100%"));
+  it("replaces a shorter line completely", () => expect(applyCarriageReturns("10%", "100%")).toBe("100%"));
   it("keeps the part that was not overwritten", () =>
-    expect(strip(overwritten("hello world", "HELLO"))).toBe("HELLO world"));
-  it("keeps nothing after an erase", () => expect(strip(overwritten("hello world", `${E}[Kbye`))).toBe("bye"));
+    expect(stripAnsi(applyCarriageReturns("hello world", "HELLO"))).toBe("HELLO world"));
+  it("keeps nothing after an erase", () =>
+    expect(stripAnsi(applyCarriageReturns("hello world", `${E}[Kbye`))).toBe("bye"));
   it("keeps the colour of the remaining part", () =>
-    expect(spans(overwritten(`${E}[31mabcdef${E}[0m`, "XY"), PLAIN)).toEqual([
+    expect(spans(applyCarriageReturns(`${E}[31mabcdef${E}[0m`, "XY"), PLAIN)).toEqual([
       { text: "XY", look: {} },
       { text: "cdef", look: { fg: "red" } },
     ]));
 });
 
-it("backspaces erase", () => expect(erased("-\b\\\b|\b/\b\b\bok")).toBe("ok"));
+it("backspaces erase", () => expect(applyErasures("-\b\\\b|\b/\b\b\bok")).toBe("ok"));

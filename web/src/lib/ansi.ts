@@ -5,7 +5,7 @@
  */
 export type Colour = "black" | "red" | "green" | "yellow" | "blue" | "magenta" | "cyan" | "white" | "grey";
 
-export interface Look {
+export interface AnsiStyle {
   fg?: Colour | undefined;
   bg?: Colour | undefined;
   bold?: boolean | undefined;
@@ -18,10 +18,10 @@ export interface Look {
 
 export interface Span {
   text: string;
-  look: Look;
+  look: AnsiStyle;
 }
 
-export const PLAIN: Look = Object.freeze({});
+export const PLAIN: AnsiStyle = Object.freeze({});
 const ESC = "\u001b";
 const NAMES: Colour[] = ["black", "red", "green", "yellow", "blue", "magenta", "cyan", "white"];
 
@@ -45,11 +45,11 @@ const CONTROL = /[\u0000-\u0008\u000b-\u001f\u007f]/;
 const ERASE = new RegExp(`${ESC}\\[[02]?K`);
 
 /** Return the text without escape sequences and control characters. */
-export function strip(raw: string): string {
+export function stripAnsi(raw: string): string {
   return CONTROL.test(raw) ? raw.replace(SEQUENCE, "") : raw;
 }
 
-export function lookAfter(raw: string, before: Look): Look {
+export function styleAfter(raw: string, before: AnsiStyle): AnsiStyle {
   if (!raw.includes(ESC)) return before;
   let look = before;
   for (const match of raw.matchAll(SEQUENCE)) if (match[1] !== undefined) look = applyCodes(look, match[1]);
@@ -57,7 +57,7 @@ export function lookAfter(raw: string, before: Look): Look {
 }
 
 /** Split a line into pieces of one style. Their texts join to `strip(raw)`. */
-export function spans(raw: string, before: Look): Span[] {
+export function spans(raw: string, before: AnsiStyle): Span[] {
   if (!CONTROL.test(raw)) return raw ? [{ text: raw, look: before }] : [];
   const made: Span[] = [];
   let look = before;
@@ -77,9 +77,9 @@ export function spans(raw: string, before: Look): Span[] {
   return made;
 }
 
-function applyCodes(before: Look, codes: string): Look {
+function applyCodes(before: AnsiStyle, codes: string): AnsiStyle {
   const numbers = codes.split(/[;:]/).map((code) => Number(code || 0));
-  let look: Look = before === PLAIN ? {} : { ...before };
+  let look: AnsiStyle = before === PLAIN ? {} : { ...before };
   for (let i = 0; i < numbers.length; i++) {
     const code = numbers[i] as number;
     if (code === 0) look = {};
@@ -143,9 +143,9 @@ export function nearest(red: number, green: number, blue: number): Colour {
 }
 
 /** Return the line after a carriage return, when `over` was written over `old`. */
-export function overwritten(old: string, over: string): string {
-  const length = strip(over).length;
-  if (ERASE.test(over) || length >= strip(old).length) return over;
+export function applyCarriageReturns(old: string, over: string): string {
+  const length = stripAnsi(over).length;
+  if (ERASE.test(over) || length >= stripAnsi(old).length) return over;
   return over + textFrom(old, length);
 }
 
@@ -165,7 +165,7 @@ function textFrom(raw: string, from: number): string {
 }
 
 /** Apply backspaces: each removes the character before it. */
-export function erased(raw: string): string {
+export function applyErasures(raw: string): string {
   if (!raw.includes("\b")) return raw;
   const kept: string[] = [];
   for (const character of raw) {

@@ -1,12 +1,12 @@
 import { expect, it } from "vitest";
-import { precise, roughly } from "./format";
+import { formatPreciseDuration, formatRoughDuration } from "./format";
 
 it("formats durations like the CLI", () => {
-  expect([0.44, 2.5, 3, 9.97, 12.6, 59.6, 184.9].map(precise)).toEqual([
+  expect([0.44, 2.5, 3, 9.97, 12.6, 59.6, 184.9].map(formatPreciseDuration)).toEqual([
     "0.4s", "2.5s", "3s", "10s", "13s", "1m 0s", "3m 5s",
   ]); // biome-ignore format: one line
 });
 
 it("formats rough durations", () => {
-  expect([5.4, 60, 3547, 7200, 200_000].map(roughly)).toEqual(["5 s", "1 min", "59 min", "2 h", "2 d"]);
+  expect([5.4, 60, 3547, 7200, 200_000].map(formatRoughDuration)).toEqual(["5 s", "1 min", "59 min", "2 h", "2 d"]);
 });

@@ -1,8 +1,8 @@
 /** Format numbers and times for people. */
-export function bytes(count: number): string {
-  if (count < 1024) return `${count} B`;
+export function formatBytes(formatCount: number): string {
+  if (formatCount < 1024) return `${formatCount} B`;
   const units = ["KB", "MB", "GB", "TB"];
-  let value = count;
+  let value = formatCount;
   let unit = -1;
   do {
     value /= 1024;
@@ -12,12 +12,12 @@ export function bytes(count: number): string {
 }
 
 /** Format a duration like the CLI: with tenths below ten seconds. */
-export function precise(seconds: number): string {
+export function formatPreciseDuration(seconds: number): string {
   const tenths = Math.round(Math.max(0, seconds) * 10) / 10;
-  return tenths < 10 && !Number.isInteger(seconds) ? `${tenths.toFixed(1)}s` : duration(seconds);
+  return tenths < 10 && !Number.isInteger(seconds) ? `${tenths.toFixed(1)}s` : formatDuration(seconds);
 }
 
-export function duration(seconds: number): string {
+export function formatDuration(seconds: number): string {
   const whole = Math.max(0, Math.round(seconds));
   if (whole < 60) return `${whole}s`;
   if (whole < 3600) return `${Math.floor(whole / 60)}m ${whole % 60}s`;
@@ -26,14 +26,14 @@ export function duration(seconds: number): string {
 }
 
 /** Format a duration in one unit. */
-export function roughly(seconds: number): string {
+export function formatRoughDuration(seconds: number): string {
   if (seconds < 60) return `${Math.max(0, Math.round(seconds))} s`;
   if (seconds < 5400) return `${Math.round(seconds / 60)} min`;
   if (seconds < 172_800) return `${Math.round(seconds / 3600)} h`;
   return `${Math.round(seconds / 86_400)} d`;
 }
 
-export function ago(instant: string, now = Date.now()): string {
+export function formatAgo(instant: string, now = Date.now()): string {
   const seconds = (now - Date.parse(instant)) / 1000;
   if (seconds < 45) return "just now";
   if (seconds < 3600) return `${Math.max(1, Math.round(seconds / 60))} min ago`;
@@ -42,7 +42,7 @@ export function ago(instant: string, now = Date.now()): string {
   return new Date(instant).toLocaleDateString(undefined, { year: "numeric", month: "short", day: "numeric" });
 }
 
-export function cost(usd: number | null | undefined): string {
+export function formatCost(usd: number | null | undefined): string {
   if (usd === null || usd === undefined) return "–";
   if (usd === 0) return "$0";
   return usd < 0.01 ? "<$0.01" : `$${usd.toFixed(2)}`;
@@ -56,6 +56,6 @@ export function count(value: number): string {
   return (value >= 10_000 ? short : plain).format(value);
 }
 
-export function plural(value: number, one: string, many = `${one}s`): string {
+export function pluralize(value: number, one: string, many = `${one}s`): string {
   return `${count(value)} ${value === 1 ? one : many}`;
 }

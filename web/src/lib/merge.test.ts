@@ -1,12 +1,12 @@
 import { describe, expect, it } from "vitest";
-import { merged } from "./merge";
+import { mergeChanges } from "./merge";
 
-describe("merged", () => {
+describe("mergeChanges", () => {
   it("keeps concurrent changes of others and unknown fields", () => {
     const before = { agent: { model: "a", stuckMinutes: 15 }, template: null as string | null };
     const mine = { agent: { model: "b", stuckMinutes: 15 }, template: null };
     const now = { agent: { model: "a", stuckMinutes: 30 }, template: "base", later: { thing: 1 } };
-    expect(merged(before, mine, now)).toEqual({
+    expect(mergeChanges(before, mine, now)).toEqual({
       agent: { model: "b", stuckMinutes: 30 },
       template: "base",
       later: { thing: 1 },
@@ -14,14 +14,14 @@ describe("merged", () => {
   });
   it("removes keys that were removed", () => {
     const limits = { backlog: 3, in_review: 5 } as Record<string, number>;
-    expect(merged({ limits }, { limits: { in_review: 5 } }, { limits: { ...limits, in_progress: 2 } })).toEqual({
+    expect(mergeChanges({ limits }, { limits: { in_review: 5 } }, { limits: { ...limits, in_progress: 2 } })).toEqual({
       limits: { in_review: 5, in_progress: 2 },
     });
   });
   it("replaces lists and nulls as a whole", () => {
     const before = { deny: ["a"], author: null as { name: string } | null };
     const mine = { deny: ["a", "b"], author: { name: "Ada" } };
-    expect(merged(before, mine, before)).toEqual(mine);
-    expect(merged(mine, before, mine)).toEqual(before);
+    expect(mergeChanges(before, mine, before)).toEqual(mine);
+    expect(mergeChanges(mine, before, mine)).toEqual(before);
   });
 });

@@ -5,14 +5,14 @@ const plain = (value: unknown): value is Plain => typeof value === "object" && v
 const same = (one: unknown, other: unknown) => JSON.stringify(one) === JSON.stringify(other);
 
 /** Apply the changes from `before` to `mine` to `now`. Lists and single values are taken from one side, never mixed. */
-export function merged<T extends object>(before: T, mine: T, now: T): T {
+export function mergeChanges<T extends object>(before: T, mine: T, now: T): T {
   const result: Plain = { ...(now as Plain) };
   const [old, new_] = [before as Plain, mine as Plain];
   for (const key of new Set([...Object.keys(old), ...Object.keys(new_)])) {
     if (same(old[key], new_[key])) continue;
     if (!(key in new_)) delete result[key];
     else if (plain(old[key]) && plain(new_[key]) && plain(result[key])) {
-      result[key] = merged(old[key], new_[key], result[key]);
+      result[key] = mergeChanges(old[key], new_[key], result[key]);
     } else result[key] = new_[key];
   }
   return result as T;

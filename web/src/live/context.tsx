@@ -1,6 +1,6 @@
 import { useQueryClient } from "@tanstack/react-query";
 import { createContext, type ReactNode, useContext, useEffect, useRef, useState } from "react";
-import { me } from "@/api/queries";
+import { meQuery } from "@/api/queries/account";
 import type { PlatformEvent } from "@/api/types";
 import { Feed, type LiveState } from "./feed";
 import { Refresher } from "./refresh";
@@ -12,9 +12,9 @@ export function LiveProvider({ children }: { children: ReactNode }) {
   const client = useQueryClient();
   const [feed, setFeed] = useState<Feed | null>(null);
   useEffect(() => {
-    const made = new Feed(client.getQueryData(me.queryKey)?.lastEvent ?? 0); // read before all other queries
+    const made = new Feed(client.getQueryData(meQuery.queryKey)?.lastEvent ?? 0); // read before all other queries
     const refresher = new Refresher(client);
-    made.listen({ event: (event) => refresher.see(event), reset: () => refresher.reset() });
+    made.listen({ event: (event) => refresher.handleEvent(event), reset: () => refresher.reset() });
     made.start();
     setFeed(made);
     return () => made.stop();

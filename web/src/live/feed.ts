@@ -8,7 +8,7 @@
 import { ApiError } from "@/api/client";
 import type { PlatformEvent } from "@/api/types";
 import { Backoff } from "@/lib/backoff";
-import { frames } from "./frames";
+import { readFrames } from "./frames";
 
 export type LiveState = "connecting" | "live" | "interrupted";
 export interface FeedListener {
@@ -110,7 +110,7 @@ export class Feed {
       this.broadcast({ state: "live" });
     };
     const headers: Record<string, string> = resumed ? { "Last-Event-ID": String(this.last) } : {};
-    for await (const frame of frames("/api/v1/events", { headers, opened, signal: this.ended.signal })) {
+    for await (const frame of readFrames("/api/v1/events", { headers, opened, signal: this.ended.signal })) {
       if (frame.event === "events.trimmed") this.broadcast({ reset: true });
       else if (frame.event === IGNORED) this.last = Math.max(this.last, Number(frame.id) || 0);
       else if (frame.data) this.broadcast({ event: JSON.parse(frame.data) as PlatformEvent });

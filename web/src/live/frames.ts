@@ -1,12 +1,12 @@
 /** Read a server-sent event stream. Without data or heartbeats for `SILENCE_MS` the connection counts as dead. */
 import type { EventSourceMessage } from "eventsource-parser";
 import { EventSourceParserStream } from "eventsource-parser/stream";
-import { raw } from "@/api/client";
+import { fetchRaw } from "@/api/client";
 
 const SILENCE_MS = 45_000;
 
 /** Yield the frames of a stream. Throws ApiError if it is refused, or the error that broke it. Leaving the loop closes the connection. */
-export async function* frames(
+export async function* readFrames(
   path: string,
   { signal, headers, opened }: { signal: AbortSignal; headers?: Record<string, string>; opened: () => void },
 ): AsyncGenerator<EventSourceMessage> {
@@ -15,7 +15,7 @@ export async function* frames(
   signal.addEventListener("abort", stop);
   let silence = setTimeout(stop, SILENCE_MS);
   try {
-    const response = await raw(path, { headers, signal: broken.signal });
+    const response = await fetchRaw(path, { headers, signal: broken.signal });
     opened();
     const beats = new TransformStream<Uint8Array<ArrayBuffer>, Uint8Array<ArrayBuffer>>({
       transform(piece, controller) {

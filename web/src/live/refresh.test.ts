@@ -3,9 +3,9 @@ import { afterEach, beforeEach, describe, expect, it, vi } from "vitest";
 import type { PlatformEvent } from "@/api/types";
 
 const read = vi.hoisted(() => vi.fn());
-vi.mock("@/api/client", () => ({ api: { GET: read }, got: (answer: unknown) => answer }));
+vi.mock("@/api/client", () => ({ api: { GET: read }, unwrap: (response: unknown) => response }));
 
-import { Refresher, stale } from "./refresh";
+import { Refresher, staleKeys } from "./refresh";
 
 const event = (kind: string, taskId = "tsk_1") => ({ kind, taskId, sandboxId: "sbx_1" }) as PlatformEvent;
 const asked = () => read.mock.calls.map(([, { params }]) => params.path.task_id);
@@ -33,7 +33,7 @@ describe("Refresher", () => {
 
   it("refetches a card that is shown", async () => {
     show(["task", "tsk_1"], {});
-    refresher.see(event("attempt.step"));
+    refresher.handleEvent(event("attempt.step"));
     await vi.advanceTimersByTimeAsync(150);
     expect(asked()).toEqual(["tsk_1"]);
   });
@@ -41,7 +41,7 @@ describe("Refresher", () => {
   it("does not refetch a card that is not shown", async () => {
     show(["task", "tsk_2"], {});
     show(["board", { q: null }], { items: [{ id: "tsk_2" }] });
-    refresher.see(event("attempt.step"));
+    refresher.handleEvent(event("attempt.step"));
     await vi.advanceTimersByTimeAsync(1000);
     expect(asked()).toEqual([]);
   });
@@ -49,7 +49,7 @@ describe("Refresher", () => {
   it("invalidates inactive queries, so that they are refetched when shown", async () => {
     const leave = show(["board", { q: null }], { items: [{ id: "tsk_1" }] });
     leave();
-    refresher.see(event("attempt.step"));
+    refresher.handleEvent(event("attempt.step"));
     await vi.advanceTimersByTimeAsync(1000);
     expect(asked()).toEqual([]);
     expect(client.getQueryState(["board", { q: null }])?.isInvalidated).toBe(true);
@@ -58,7 +58,7 @@ describe("Refresher", () => {
   it("acts immediately after a quiet period, and twice a second while events keep coming", async () => {
     show(["task", "tsk_1"], {});
     for (let passed = 0; passed < 2000; passed += 50) {
-      refresher.see(event("attempt.step"));
+      refresher.handleEvent(event("attempt.step"));
       await vi.advanceTimersByTimeAsync(50);
       if (passed === 100) expect(asked()).toHaveLength(1);
     }
@@ -66,8 +66,8 @@ describe("Refresher", () => {
   });
 });
 
-describe("stale", () => {
+describe("staleKeys", () => {
   it("limits git operations to the event's sandbox", () => {
-    expect(stale(event("git.operation"))).toContainEqual(["operations", { sandboxId: "sbx_1" }]);
+    expect(staleKeys(event("git.operation"))).toContainEqual(["operations", { sandboxId: "sbx_1" }]);
   });
 });

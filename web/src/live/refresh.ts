@@ -1,8 +1,10 @@
 /** Refetch what events have made stale: only the affected queries, and at most a few times a second. */
 import type { Query, QueryClient, QueryKey } from "@tanstack/react-query";
-import { type BoardData, type BoardWish, changed, isFiltered, without } from "@/api/board-data";
-import { changeCards } from "@/api/cards";
-import { api, got } from "@/api/client";
+import { type BoardData, type BoardFilters, changeBoard, isFiltered, removeCard } from "@/api/board-data";
+import { keys, MOVE_CARD } from "@/api/keys";
+import { updateCachedCards } from "@/api/queries/board";
+import { readTask, taskQuery } from "@/api/queries/tasks";
+import { invalidate } from "@/api/refresh";
 import type { PlatformEvent, Task } from "@/api/types";
 
 /** Delay from the first event to the refetch. */
@@ -11,76 +13,62 @@ const GATHER_MS = 150;
 const PAUSE_MS = 500;
 
 /** Return the key prefixes of the queries that an event makes stale. Cards are not included: `Refresher` reads them one by one. */
-export function stale(event: PlatformEvent): QueryKey[] {
+export function staleKeys(event: PlatformEvent): QueryKey[] {
   const [noun, verb] = event.kind.split(".") as [string, string];
-  const session = event.sessionId ? [event.sessionId] : [];
-  const keys: QueryKey[] = [];
+  const { projectId, sandboxId, sessionId, taskId } = event;
   switch (noun) {
-    case "task":
-      keys.push(["queue"], ["counts"], ["pull", "task", event.taskId]);
-      if (verb === "moved" || verb === "created" || verb === "deleted") keys.push(["tasks"], ["board"]); // other cards move too
-      break;
+    case "task": {
+      const movesOthers = verb === "moved" || verb === "created" || verb === "deleted";
+      return [
+        keys.queue(),
+        keys.taskCounts(),
+        keys.pullRequestsOfTask(taskId),
+        ...(movesOthers ? [keys.allTasks(), keys.boards()] : []),
+      ];
+    }
     case "attempt":
-      keys.push(["queue"], ["attempts", event.taskId]);
-      break;
-    case "turn":
-      keys.push(["turns", ...session], ["agent", ...session]);
-      if (verb === "completed" || verb === "failed" || verb === "over_budget") keys.push(["usage"]);
-      break;
+      return [keys.queue()];
+    case "turn": {
+      const ended = verb === "completed" || verb === "failed" || verb === "over_budget";
+      return [keys.turns(sessionId), keys.agentState(sessionId), ...(ended ? [keys.usage()] : [])];
+    }
     case "agent":
-      keys.push(["agent", ...session]);
-      if (!event.sessionId) keys.push(["agents"]);
-      break;
+      return [keys.agentState(sessionId), ...(sessionId ? [] : [keys.agents()])];
     case "ask":
-      keys.push(["asks"]);
-      break;
+      return [keys.asks()];
     case "session":
-      keys.push(["sessions"], ["session", ...session], ["checkpoints", ...session]);
-      break;
+      return [keys.allSessions(), keys.session(sessionId), keys.checkpoints(sessionId)];
     case "sandbox":
-      keys.push(["sandboxes"], ["sandbox", event.sandboxId], ["session", ...session], ["ports", event.sandboxId]);
-      break;
+      return [keys.allSandboxes(), keys.sandbox(sandboxId), keys.session(sessionId), keys.ports(sandboxId)];
     case "command":
-      if (verb !== "output") keys.push(["commands", event.sandboxId]);
-      break;
+      return verb === "output" ? [] : [keys.commands(sandboxId)];
     case "file":
-      keys.push(["files", event.sandboxId]);
-      break;
-    case "git":
-      if (verb !== "progress") {
-        const operations = event.sandboxId ? [{ sandboxId: event.sandboxId }] : [];
-        keys.push(["git", event.sandboxId], ["checkpoints", ...session], ["operations", ...operations]);
-      }
-      break;
+      return [keys.files(sandboxId)];
+    case "git": {
+      const operations = sandboxId ? keys.gitOperations(sandboxId) : keys.allGitOperations();
+      return verb === "progress" ? [] : [keys.git(sandboxId), keys.checkpoints(sessionId), operations];
+    }
     case "pull_request":
-      keys.push(["pull"], ["pulls"]);
-      break;
+      return [keys.pullRequests()];
     case "project":
-      keys.push(["projects"], ["members", event.projectId], ["credentials", event.projectId]);
-      break;
+      return [keys.projects(), keys.members(projectId), keys.credentials(projectId)];
     case "preparation":
-      keys.push(["preparations", event.projectId]);
-      break;
+      return [keys.preparations(projectId)];
     case "schedule":
-      keys.push(["schedules"]);
-      break;
+      return [keys.allSchedules()];
     case "secret":
-      keys.push(["secrets"]);
-      break;
+      return [keys.allSecrets()];
     case "user":
-      keys.push(["users"]);
-      break;
+      return [keys.users()];
     case "token":
-      keys.push(["tokens"]);
-      break;
+      return [keys.tokens()];
     case "mcp_server":
-      keys.push(["mcp-servers", event.projectId]);
-      break;
+      return [keys.mcpServers(projectId)];
     case "model_provider":
-      keys.push(["providers"], ["agents"], ["projects"]); // a new model can change the default agent
-      break;
+      return [keys.allModelProviders(), keys.agents(), keys.projects()]; // a new model can change the default agent
+    default:
+      return [];
   }
-  return keys;
 }
 
 /** Return whether the event may change how a card looks. */
@@ -98,9 +86,9 @@ function containsTask([noun, which]: QueryKey, data: unknown, id: string): boole
   return noun === "tasks";
 }
 
-/** Collect events and refetch a few times a second, but not while a card is being moved (mutations with the key `move`). */
+/** Collect events and refetch a few times a second, but not while a card is being moved (see `useMoveCard`). */
 export class Refresher {
-  private readonly keys = new Map<string, QueryKey>();
+  private readonly staleKeys = new Map<string, QueryKey>();
   private readonly cards = new Set<string>();
   private asks = false;
   private acted = 0;
@@ -111,8 +99,8 @@ export class Refresher {
     this.client = client;
   }
 
-  see(event: PlatformEvent): void {
-    for (const key of stale(event)) this.keys.set(JSON.stringify(key), key);
+  handleEvent(event: PlatformEvent): void {
+    for (const key of staleKeys(event)) this.staleKeys.set(JSON.stringify(key), key);
     this.asks ||= event.kind.startsWith("ask.");
     if (event.kind === "task.deleted" && event.taskId) this.forget(event.taskId);
     else if (touchesTask(event) && event.taskId) this.cards.add(event.taskId);
@@ -125,30 +113,28 @@ export class Refresher {
 
   private act(): void {
     this.timer = undefined;
-    if (this.client.isMutating({ mutationKey: ["move"] })) {
+    if (this.client.isMutating({ mutationKey: MOVE_CARD })) {
       this.timer = setTimeout(() => this.act(), GATHER_MS); // do not move cards while a person drags one
       return;
     }
     this.acted = Date.now();
-    const keys = [...this.keys.values()];
+    const stale = [...this.staleKeys.values()];
     const cards = [...this.cards].filter((id) => this.isShown(id));
     const touched = this.cards.size > 0;
     const asks = this.asks;
-    this.keys.clear();
+    this.staleKeys.clear();
     this.cards.clear();
     this.asks = false;
-    for (const queryKey of keys) void this.client.invalidateQueries({ queryKey });
+    for (const queryKey of stale) void this.client.invalidateQueries({ queryKey });
     if (touched || asks) {
       // the filters may match other cards now
       void this.client.invalidateQueries({
-        queryKey: ["board"],
-        predicate: ({ queryKey }) => isFiltered(queryKey[1] as BoardWish),
+        queryKey: keys.boards(),
+        predicate: ({ queryKey }) => isFiltered(queryKey[1] as BoardFilters),
       });
     }
     if (cards.length > 20) {
-      void this.client.invalidateQueries({ queryKey: ["tasks"] });
-      void this.client.invalidateQueries({ queryKey: ["board"] });
-      void this.client.invalidateQueries({ queryKey: ["task"] });
+      void invalidate(this.client, keys.allTasks(), keys.boards(), keys.openTasks());
     } else {
       for (const id of cards) void this.refetchCard(id);
     }
@@ -163,9 +149,9 @@ export class Refresher {
 
   private async refetchCard(id: string): Promise<void> {
     try {
-      const card = await got(api.GET("/api/v1/tasks/{task_id}", { params: { path: { task_id: id } } }));
-      this.client.setQueryData(["task", id], card);
-      for (const [key, known] of this.client.getQueriesData<Task[]>({ queryKey: ["tasks"] })) {
+      const card = await readTask(id);
+      this.client.setQueryData(taskQuery(id).queryKey, card);
+      for (const [key, known] of this.client.getQueriesData<Task[]>({ queryKey: keys.allTasks() })) {
         const { projectId } = key[1] as { projectId: string | null };
         if (known && (projectId === null || projectId === card.projectId)) {
           this.client.setQueryData(
@@ -175,18 +161,18 @@ export class Refresher {
         }
       }
       // a card not loaded by a board is further down in it; new cards come with created and moved events
-      this.client.setQueriesData<BoardData>({ queryKey: ["board"] }, (known) =>
+      this.client.setQueriesData<BoardData>({ queryKey: keys.boards() }, (known) =>
         known?.items.some((one) => one.id === id)
-          ? changed(known, (cards) => cards.map((one) => (one.id === id ? { ...one, ...card } : one)))
+          ? changeBoard(known, (cards) => cards.map((one) => (one.id === id ? { ...one, ...card } : one)))
           : known,
       );
     } catch {
-      for (const noun of ["tasks", "board"]) void this.client.invalidateQueries({ queryKey: [noun] });
+      void invalidate(this.client, keys.allTasks(), keys.boards());
     }
   }
 
   private forget(id: string): void {
-    changeCards(this.client, without(id));
-    void this.client.invalidateQueries({ queryKey: ["task", id] });
+    updateCachedCards(this.client, removeCard(id));
+    void this.client.invalidateQueries({ queryKey: keys.task(id) });
   }
 }

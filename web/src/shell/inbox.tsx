@@ -1,9 +1,9 @@
-import { useQuery } from "@tanstack/react-query";
 import { Link } from "@tanstack/react-router";
 import clsx from "clsx";
 import { Bell, CircleAlert, CircleCheck, CircleHelp } from "lucide-react";
 import { useState } from "react";
-import { pendingAsks, session } from "@/api/queries";
+import { usePendingAsks } from "@/api/queries/conversation";
+import { useSession } from "@/api/queries/sessions";
 import type { Ask } from "@/api/types";
 import { Button } from "@/ui/button";
 import { Popover } from "@/ui/menu";
@@ -21,7 +21,7 @@ export function Inbox({ small = false }: { small?: boolean }) {
   const known = useNotices();
   const [open, setOpen] = useState(false);
   const close = () => setOpen(false);
-  const asks = useQuery(pendingAsks).data ?? [];
+  const asks = usePendingAsks().data ?? [];
   // pending requests come from the server; hide this browser's notice of the same request
   const isListed = (one: Notice) => asks.some((ask) => ask.id === one.askId);
   const notices = known.notices.filter((one) => !isListed(one));
@@ -87,7 +87,7 @@ export function Inbox({ small = false }: { small?: boolean }) {
 
 /** A pending request, listed even if this browser never received its event. */
 function AskLink({ ask, onOpen }: { ask: Ask; onOpen: () => void }) {
-  const about = useQuery(session(ask.sessionId)).data;
+  const about = useSession(ask.sessionId).data;
   return (
     <Row
       kind="needsYou"

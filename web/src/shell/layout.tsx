@@ -1,6 +1,6 @@
 import { Outlet } from "@tanstack/react-router";
 import { lazy, Suspense, useEffect } from "react";
-import { showPreview, useShownPreview } from "@/features/previews/shown";
+import { showPreview, useOpenPreview } from "@/features/previews/open-preview";
 import { LiveProvider } from "@/live/context";
 import { LiveLine } from "./live-line";
 import { Notifications } from "./notifications";
@@ -13,7 +13,7 @@ const PreviewPanel = lazy(() =>
 
 /** The layout of all signed-in pages: navigation on the left (at the bottom on a phone), the page, and overlays. */
 export function Layout() {
-  const preview = useShownPreview();
+  const preview = useOpenPreview();
   useEffect(() => () => showPreview(null), []); // on sign-out
   return (
     <LiveProvider>
@@ -31,7 +31,7 @@ export function Layout() {
         </main>
         {preview && (
           <Suspense fallback={null}>
-            <PreviewPanel shown={preview} />
+            <PreviewPanel preview={preview} />
           </Suspense>
         )}
       </div>

@@ -1,6 +1,6 @@
 import { Link } from "@tanstack/react-router";
+import { useTitle } from "@/ui/page";
 import { Empty } from "@/ui/states";
-import { useTitle } from "./page";
 
 export function NotFound() {
   useTitle("Not found");

@@ -25,7 +25,7 @@ const KEPT = 60;
 const OVER_BUDGET = "Stopped: over budget";
 
 /** Return the notice for an event, or null: most events have none. */
-export function notice(event: PlatformEvent): Notice | null {
+export function noticeOf(event: PlatformEvent): Notice | null {
   const data = event.data as {
     title?: string;
     error?: string | null;
@@ -96,7 +96,7 @@ export function isSettled(one: Notice, pending: readonly string[], readAt: numbe
 }
 
 /** Return the list with one more notice: no duplicates, newest first, at most `KEPT`. */
-export function added(known: Notice[], one: Notice): Notice[] {
+export function addNotice(known: Notice[], one: Notice): Notice[] {
   if (known.some((other) => other.seq === one.seq)) return known;
   return [one, ...known].sort((a, b) => b.seq - a.seq).slice(0, KEPT);
 }
@@ -113,7 +113,7 @@ export function useNotices(): {
   return {
     notices,
     unread,
-    add: (one) => change((now) => added(now, one)),
+    add: (one) => change((now) => addNotice(now, one)),
     read: (which) => {
       const newly = unread.filter(which).map((one) => one.seq);
       if (newly.length) changeSeen((now) => [...new Set([...newly, ...now])].slice(0, KEPT * 2));

@@ -1,16 +1,18 @@
-import { useQuery, useQueryClient } from "@tanstack/react-query";
 import { useLocation, useNavigate } from "@tanstack/react-router";
 import { useEffect, useRef } from "react";
-import { pendingAsks, session, task } from "@/api/queries";
+import { usePendingAsks } from "@/api/queries/conversation";
+import { useReadSession } from "@/api/queries/sessions";
+import { useReadTask } from "@/api/queries/tasks";
 import { useStored } from "@/lib/stored";
 import { useEvents } from "@/live/context";
 import { toast } from "@/ui/toast";
-import { headline, isSettled, type Notice, notice, settledAsk, useNotices } from "./notices";
+import { headline, isSettled, type Notice, noticeOf, settledAsk, useNotices } from "./notices";
 
 /** Turn events into toasts, into browser notifications while the page is hidden, and into a count in the page title. */
 export function Notifications() {
   const navigate = useNavigate();
-  const client = useQueryClient();
+  const readTask = useReadTask();
+  const readSession = useReadSession();
   const { unread, add, read } = useNotices();
   const [needsYou] = useStored("notify.needsYou", true);
   const [finished] = useStored("notify.finished", true);
@@ -23,7 +25,7 @@ export function Notifications() {
   };
 
   const answered = useRef(new Set<string>());
-  const asks = useQuery(pendingAsks);
+  const asks = usePendingAsks();
   const path = useLocation({ select: (location) => location.pathname });
   // biome-ignore lint/correctness/useExhaustiveDependencies: runs when the pending requests were read or the page has changed
   useEffect(() => {
@@ -38,8 +40,8 @@ export function Notifications() {
   const subjectOf = async (one: Notice): Promise<string | undefined> => {
     if (one.subject) return one.subject;
     try {
-      if (one.taskId) return (await client.ensureQueryData(task(one.taskId))).title;
-      if (one.sessionId) return (await client.ensureQueryData(session(one.sessionId))).title;
+      if (one.taskId) return (await readTask(one.taskId)).title;
+      if (one.sessionId) return (await readSession(one.sessionId)).title;
     } catch {
       // deleted, or the platform is unreachable: show the notice without it
     }
@@ -53,19 +55,19 @@ export function Notifications() {
       for (const one of unread) if (one.askId === settled) toast.dismiss(`notice-${one.seq}`);
       read((one) => one.askId === settled);
     }
-    const one = notice(event);
+    const one = noticeOf(event);
     if (!one) return;
     if (isShown(one)) return; // the open page shows it already
-    void subjectOf(one).then((subject) => tell({ ...one, subject, heard: Date.now() }));
+    void subjectOf(one).then((subject) => notify({ ...one, subject, heard: Date.now() }));
   });
 
-  const tell = (one: Notice) => {
+  const notify = (one: Notice) => {
     if (one.askId && answered.current.has(one.askId)) return; // answered in the meantime
     add(one);
     if (!wanted[one.kind]) return;
     if (document.visibilityState === "visible") {
-      const say = one.kind === "failed" ? toast.error : one.kind === "needsYou" ? toast.warning : toast.success;
-      say(headline(one), {
+      const show = one.kind === "failed" ? toast.error : one.kind === "needsYou" ? toast.warning : toast.success;
+      show(headline(one), {
         id: `notice-${one.seq}`,
         description: one.detail.slice(0, 200),
         action: { label: "Open", onClick: () => go(one) },

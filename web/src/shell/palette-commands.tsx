@@ -1,13 +1,14 @@
-import { useQuery } from "@tanstack/react-query";
 import { useNavigate } from "@tanstack/react-router";
 import clsx from "clsx";
 import { CirclePlus, FolderGit2, MessageSquarePlus, MoonStar, Settings, Settings2, SquareCheck } from "lucide-react";
 import { type ComponentType, Fragment, type KeyboardEvent, useEffect, useId, useState } from "react";
-import { me, projects, searched } from "@/api/queries";
-import { COLUMNS } from "@/lib/status";
+import { useIsAdmin } from "@/api/queries/account";
+import { useProjects } from "@/api/queries/projects";
+import { useTaskSearch } from "@/api/queries/tasks";
 import { useTheme } from "@/lib/theme";
+import { COLUMNS } from "@/model/status-labels";
+import { PAGE_TABS, PAGES, PROJECT_TABS } from "./pages";
 import { type Entry, markedEntry, matchEntries, stepFrom } from "./palette-entries";
-import { CORNERS, PLACES, PROJECT_CORNERS } from "./places";
 
 interface Command extends Entry {
   icon: ComponentType<{ className?: string; "aria-hidden"?: boolean }>;
@@ -114,9 +115,9 @@ export function Commands({ onClose }: { onClose: () => void }) {
 function useCommands(words: string): [Command[], boolean] {
   const navigate = useNavigate();
   const [theme, , choose] = useTheme();
-  const tasks = useQuery(searched(words));
-  const known = useQuery(projects);
-  const admin = useQuery(me).data?.user.role === "admin";
+  const tasks = useTaskSearch(words);
+  const projects = useProjects();
+  const isAdmin = useIsAdmin();
   const answered = !tasks.isPlaceholderData && !tasks.isPending;
   const commands: Command[] = [
     {
@@ -140,22 +141,22 @@ function useCommands(words: string): [Command[], boolean] {
       icon: MoonStar,
       run: () => choose(theme === "dark" ? "light" : "dark"),
     },
-    ...PLACES.filter((place) => !place.admin || admin).map((place) => ({
-      id: place.to,
+    ...PAGES.filter((page) => !page.admin || isAdmin).map((page) => ({
+      id: page.to,
       group: "Go to",
-      label: place.label,
-      words: place.words ?? "",
-      icon: place.icon,
-      run: () => navigate({ to: place.to }),
+      label: page.label,
+      words: page.words ?? "",
+      icon: page.icon,
+      run: () => navigate({ to: page.to }),
     })),
-    ...CORNERS.filter((corner) => !corner.admin || admin).map((corner) => ({
-      id: `${corner.to}/${corner.tab}`,
+    ...PAGE_TABS.filter((tab) => !tab.admin || isAdmin).map((tab) => ({
+      id: `${tab.to}/${tab.tab}`,
       group: "Settings",
-      label: corner.label,
-      words: `settings ${corner.words}`,
+      label: tab.label,
+      words: `settings ${tab.words}`,
       quiet: true,
       icon: Settings,
-      run: () => navigate({ to: corner.to, search: { tab: corner.tab } }),
+      run: () => navigate({ to: tab.to, search: { tab: tab.tab } }),
     })),
     ...(tasks.data ?? []).map((task) => ({
       id: task.id,
@@ -166,7 +167,7 @@ function useCommands(words: string): [Command[], boolean] {
       icon: SquareCheck,
       run: () => navigate({ to: "/tasks/$taskId", params: { taskId: task.id } }),
     })),
-    ...(known.data ?? []).map((project) => ({
+    ...(projects.data ?? []).map((project) => ({
       id: project.id,
       group: "Projects",
       label: project.name,
@@ -174,19 +175,19 @@ function useCommands(words: string): [Command[], boolean] {
       icon: FolderGit2,
       run: () => navigate({ to: "/board", search: { project: project.id } }),
     })),
-    ...(known.data ?? []).flatMap((project) =>
-      PROJECT_CORNERS.map((corner) => ({
-        id: `${project.id}/${corner.tab}`,
+    ...(projects.data ?? []).flatMap((project) =>
+      PROJECT_TABS.map((tab) => ({
+        id: `${project.id}/${tab.tab}`,
         group: "Project settings",
-        label: corner.label,
+        label: tab.label,
         note: project.name,
-        words: `settings ${project.name} ${corner.words}`,
+        words: `settings ${project.name} ${tab.words}`,
         quiet: true,
         icon: Settings2,
         run: () =>
-          navigate({ to: "/projects/$projectId", params: { projectId: project.id }, search: { tab: corner.tab } }),
+          navigate({ to: "/projects/$projectId", params: { projectId: project.id }, search: { tab: tab.tab } }),
       })),
     ),
   ];
-  return [commands, answered && !known.isPending];
+  return [commands, answered && !projects.isPending];
 }

@@ -1,27 +1,25 @@
-import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
 import { Link, useRouter } from "@tanstack/react-router";
 import clsx from "clsx";
 import { KeyRound, LogOut, MoonStar, MoreHorizontal, PanelLeftClose, PanelLeftOpen, Search, Sun } from "lucide-react";
-import { api, got } from "@/api/client";
-import { me } from "@/api/queries";
+import { useIsAdmin, useMe, useSignOut } from "@/api/queries/account";
 import { useStored } from "@/lib/stored";
 import { useTheme } from "@/lib/theme";
 import { Kbd } from "@/ui/badge";
 import { Hint, IconButton } from "@/ui/button";
 import { Menu, MenuItem, MenuLine } from "@/ui/menu";
-import { failed } from "@/ui/toast";
+import { showError } from "@/ui/toast";
 import { Inbox } from "./inbox";
+import { type AppPage, PAGES } from "./pages";
 import { openPalette } from "./palette-state";
-import { PLACES, type Place } from "./places";
 
-function usePlaces(): Place[] {
-  const { data } = useQuery(me);
-  return PLACES.filter((place) => !place.admin || data?.user.role === "admin");
+function usePages(): AppPage[] {
+  const isAdmin = useIsAdmin();
+  return PAGES.filter((page) => !page.admin || isAdmin);
 }
 
 export function Sidebar() {
   const [narrow, setNarrow] = useStored("sidebar.narrow", false);
-  const places = usePlaces();
+  const pages = usePages();
   return (
     <>
       <nav
@@ -53,15 +51,15 @@ export function Sidebar() {
           )}
         </button>
         <ul className="flex flex-1 flex-col gap-0.5 overflow-y-auto px-2">
-          {places.map((place) => (
-            <li key={place.to}>
-              <PlaceLink place={place} narrow={narrow} />
+          {pages.map((page) => (
+            <li key={page.to}>
+              <PageLink page={page} narrow={narrow} />
             </li>
           ))}
         </ul>
         <div className={clsx("flex items-center gap-1 border-t p-2", narrow && "flex-col")}>
           <Inbox />
-          <PersonMenu narrow={narrow} />
+          <AccountMenu narrow={narrow} />
           <IconButton
             label={narrow ? "Expand sidebar" : "Collapse sidebar"}
             side="right"
@@ -77,7 +75,7 @@ export function Sidebar() {
           </IconButton>
         </div>
       </nav>
-      <SmallBar places={places} />
+      <PhoneBar pages={pages} />
     </>
   );
 }
@@ -85,20 +83,20 @@ export function Sidebar() {
 const LINK =
   "flex h-8 items-center gap-2 rounded-md text-[13px] text-soft hover:bg-hover hover:text-text aria-[current=page]:bg-hover aria-[current=page]:font-medium aria-[current=page]:text-text";
 
-function PlaceLink({ place, narrow }: { place: Place; narrow: boolean }) {
+function PageLink({ page, narrow }: { page: AppPage; narrow: boolean }) {
   const link = (
     <Link
-      to={place.to}
+      to={page.to}
       activeProps={{ "aria-current": "page" }}
-      aria-label={place.label}
+      aria-label={page.label}
       className={clsx(LINK, narrow ? "justify-center" : "px-2")}
     >
-      <place.icon className="size-4 shrink-0" aria-hidden />
-      {!narrow && place.label}
+      <page.icon className="size-4 shrink-0" aria-hidden />
+      {!narrow && page.label}
     </Link>
   );
   return narrow ? (
-    <Hint text={place.label} side="right">
+    <Hint text={page.label} side="right">
       {link}
     </Hint>
   ) : (
@@ -107,24 +105,24 @@ function PlaceLink({ place, narrow }: { place: Place; narrow: boolean }) {
 }
 
 /** The bottom bar on a phone: the most used pages, the others in a menu. */
-function SmallBar({ places }: { places: Place[] }) {
+function PhoneBar({ pages }: { pages: AppPage[] }) {
   const router = useRouter();
   return (
     <nav
       aria-label="Main navigation"
       className="flex shrink-0 items-stretch border-t bg-surface pb-[env(safe-area-inset-bottom)] sm:hidden"
     >
-      {places
-        .filter((place) => place.small)
-        .map((place) => (
+      {pages
+        .filter((page) => page.small)
+        .map((page) => (
           <Link
-            key={place.to}
-            to={place.to}
+            key={page.to}
+            to={page.to}
             activeProps={{ "aria-current": "page" }}
             className="flex min-w-0 flex-1 flex-col items-center gap-0.5 py-1.5 text-2xs text-soft aria-[current=page]:text-accent"
           >
-            <place.icon className="size-5" aria-hidden />
-            <span className="max-w-full truncate">{place.label}</span>
+            <page.icon className="size-5" aria-hidden />
+            <span className="max-w-full truncate">{page.label}</span>
           </Link>
         ))}
       <Inbox small />
@@ -136,12 +134,12 @@ function SmallBar({ places }: { places: Place[] }) {
           </button>
         }
       >
-        {places
-          .filter((place) => !place.small)
-          .map((place) => (
-            <MenuItem key={place.to} onSelect={() => router.navigate({ to: place.to })}>
-              <place.icon className="size-4" aria-hidden />
-              {place.label}
+        {pages
+          .filter((page) => !page.small)
+          .map((page) => (
+            <MenuItem key={page.to} onSelect={() => router.navigate({ to: page.to })}>
+              <page.icon className="size-4" aria-hidden />
+              {page.label}
             </MenuItem>
           ))}
         <MenuItem onSelect={openPalette}>
@@ -149,14 +147,14 @@ function SmallBar({ places }: { places: Place[] }) {
           Search
         </MenuItem>
         <MenuLine />
-        <OwnItems />
+        <AccountItems />
       </Menu>
     </nav>
   );
 }
 
-function PersonMenu({ narrow }: { narrow: boolean }) {
-  const { data } = useQuery(me);
+function AccountMenu({ narrow }: { narrow: boolean }) {
+  const { data } = useMe();
   const name = data?.user.name ?? "";
   return (
     <Menu
@@ -179,24 +177,19 @@ function PersonMenu({ narrow }: { narrow: boolean }) {
         </button>
       }
     >
-      <OwnItems />
+      <AccountItems />
     </Menu>
   );
 }
 
-function OwnItems() {
+function AccountItems() {
   const [theme, , choose] = useTheme();
-  const client = useQueryClient();
   const router = useRouter();
-  const leave = useMutation({
-    mutationFn: () => got(api.POST("/api/v1/logout")),
-    onSuccess: () => {
-      client.clear();
-      void router.navigate({ to: "/sign-in" });
-    },
-    onError: failed("Could not sign out"),
+  const signOut = useSignOut({
+    onSuccess: () => void router.navigate({ to: "/sign-in" }),
+    onError: showError("Could not sign out"),
   });
-  const hasPassword = useQuery(me).data?.hasPassword ?? true;
+  const hasPassword = useMe().data?.hasPassword ?? true;
   return (
     <>
       <MenuItem onSelect={() => router.navigate({ to: "/settings", search: { tab: "profile" } })}>
@@ -207,7 +200,7 @@ function OwnItems() {
         {theme === "dark" ? <Sun className="size-4" aria-hidden /> : <MoonStar className="size-4" aria-hidden />}
         {theme === "dark" ? "Light theme" : "Dark theme"}
       </MenuItem>
-      <MenuItem onSelect={() => leave.mutate()}>
+      <MenuItem onSelect={() => signOut.mutate()}>
         <LogOut className="size-4" aria-hidden />
         Sign out
       </MenuItem>

@@ -2,11 +2,11 @@ import { useEffect, useSyncExternalStore } from "react";
 import { Toaster, useSonner } from "sonner";
 import { useTheme } from "@/lib/theme";
 
-const desk = matchMedia("(min-width: 640px)");
+const wideScreen = matchMedia("(min-width: 640px)");
 
 function subscribe(notify: () => void): () => void {
-  desk.addEventListener("change", notify);
-  return () => desk.removeEventListener("change", notify);
+  wideScreen.addEventListener("change", notify);
+  return () => wideScreen.removeEventListener("change", notify);
 }
 
 const OFFSET = 8;
@@ -17,7 +17,7 @@ const OFFSET = 8;
  */
 export function Toasts() {
   const [theme] = useTheme();
-  const wide = useSyncExternalStore(subscribe, () => desk.matches);
+  const wide = useSyncExternalStore(subscribe, () => wideScreen.matches);
   const { toasts } = useSonner();
   // biome-ignore lint/correctness/useExhaustiveDependencies: measure again when the toasts change
   useEffect(() => {

@@ -1,9 +1,9 @@
 import clsx from "clsx";
-import type { Look } from "@/lib/ansi";
+import type { AnsiStyle } from "@/lib/ansi";
 import "./ansi.css";
 
 /** Return the CSS classes for the style of a piece of terminal output. */
-export function looks(look: Look): string | undefined {
+export function ansiClasses(look: AnsiStyle): string | undefined {
   const { fg, bg, bold, dim, italic, underline, inverse, strike } = look;
   return (
     clsx(

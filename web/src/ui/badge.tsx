@@ -1,7 +1,6 @@
 import clsx from "clsx";
 import type { ReactNode } from "react";
-
-export type Tone = "ok" | "warn" | "bad" | "info" | "accent" | "idle";
+import type { Tone } from "@/model/status-labels";
 
 const TONES: Record<Tone, string> = {
   ok: "bg-ok-soft text-ok",

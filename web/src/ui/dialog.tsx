@@ -4,9 +4,9 @@ import { AlertDialog, Dialog as RadixDialog } from "radix-ui";
 import { type ReactNode, useState } from "react";
 import { Button, IconButton } from "./button";
 
-const VEIL = "fixed inset-0 z-40 bg-black/40";
+const OVERLAY = "fixed inset-0 z-40 bg-black/40";
 
-interface Shown {
+interface DialogProps {
   open: boolean;
   onOpenChange: (open: boolean) => void;
   title: ReactNode;
@@ -17,7 +17,7 @@ interface Shown {
 }
 
 /** A centred dialog; full screen on a phone. */
-export function Dialog({ wide = false, ...shown }: Shown) {
+export function Dialog({ wide = false, ...shown }: DialogProps) {
   return (
     <Panel
       {...shown}
@@ -30,7 +30,7 @@ export function Dialog({ wide = false, ...shown }: Shown) {
 }
 
 /** A drawer from the right edge. */
-export function Sheet({ wide = false, ...shown }: Shown) {
+export function Sheet({ wide = false, ...shown }: DialogProps) {
   return (
     <Panel
       {...shown}
@@ -47,11 +47,11 @@ function Panel({
   children,
   footer,
   className,
-}: Omit<Shown, "wide"> & { className: string }) {
+}: Omit<DialogProps, "wide"> & { className: string }) {
   return (
     <RadixDialog.Root open={open} onOpenChange={onOpenChange}>
       <RadixDialog.Portal>
-        <RadixDialog.Overlay className={VEIL} />
+        <RadixDialog.Overlay className={OVERLAY} />
         <RadixDialog.Content
           className={clsx("fixed z-50 flex flex-col bg-raised shadow-float outline-none", className)}
           onOpenAutoFocus={(event) => {
@@ -61,7 +61,7 @@ function Panel({
           }}
           {...(description ? {} : { "aria-describedby": undefined })}
         >
-          <Top title={title} description={description} />
+          <DialogHeader title={title} description={description} />
           <div className="min-h-0 flex-1 overflow-y-auto px-4 py-3">{children}</div>
           {footer && <div className="flex items-center justify-end gap-2 border-t px-4 py-3">{footer}</div>}
         </RadixDialog.Content>
@@ -70,7 +70,7 @@ function Panel({
   );
 }
 
-function Top({ title, description }: { title: ReactNode; description?: ReactNode }) {
+function DialogHeader({ title, description }: { title: ReactNode; description?: ReactNode }) {
   return (
     <div className="flex items-start gap-2 border-b px-4 py-3">
       <div className="min-w-0 flex-1">
@@ -132,7 +132,7 @@ export function Confirm({
     <AlertDialog.Root open={shown} onOpenChange={show}>
       {trigger && <AlertDialog.Trigger asChild>{trigger}</AlertDialog.Trigger>}
       <AlertDialog.Portal>
-        <AlertDialog.Overlay className={VEIL} />
+        <AlertDialog.Overlay className={OVERLAY} />
         <AlertDialog.Content className="fixed top-[20vh] left-1/2 z-50 w-[min(26rem,92vw)] -translate-x-1/2 rounded-lg border bg-raised p-4 shadow-float outline-none">
           <AlertDialog.Title className="text-[15px] font-semibold">{title}</AlertDialog.Title>
           <AlertDialog.Description asChild>

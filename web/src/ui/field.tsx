@@ -17,7 +17,7 @@ export function Field({
   label: ReactNode;
   hint?: ReactNode;
   error?: ReactNode;
-  children: (wear: { id: string; "aria-describedby"?: string; "aria-invalid"?: boolean }) => ReactNode;
+  children: (control: { id: string; "aria-describedby"?: string; "aria-invalid"?: boolean }) => ReactNode;
   className?: string;
 }) {
   const id = useId();
@@ -69,7 +69,7 @@ export function Select({
   placeholder,
   label,
   className,
-  ...wear
+  ...control
 }: {
   value: string;
   onChange: (value: string) => void;
@@ -82,7 +82,7 @@ export function Select({
   "aria-describedby"?: string;
   "aria-invalid"?: boolean;
 }) {
-  const { disabled, ...aria } = wear;
+  const { disabled, ...aria } = control;
   return (
     <RadixSelect.Root value={value} onValueChange={onChange} disabled={disabled ?? false}>
       <RadixSelect.Trigger

@@ -1,8 +1,12 @@
-/** A form edited in place: tracks changes, saves or discards them, and warns before they are lost. */
+/**
+ * The two kinds of forms. `Form` edits a stored value in place: it tracks changes, saves or discards them, and warns before they are lost.
+ * `SubmitForm` is sent once, usually in a dialog.
+ */
 import { useBlocker } from "@tanstack/react-router";
+import clsx from "clsx";
 import { type FormEvent, type ReactNode, useEffect, useRef, useState } from "react";
-import { merged } from "@/lib/merge";
-import { overall } from "@/lib/problems";
+import { formError } from "@/api/errors";
+import { mergeChanges } from "@/lib/merge";
 import { Button } from "./button";
 import { Confirm } from "./dialog";
 
@@ -13,30 +17,30 @@ export interface Draft<T> {
   set: (patch: Partial<T>) => void;
   reset: () => void;
   /** Replace draft and base by the value that is stored now. */
-  take: (stored: T) => void;
+  replace: (stored: T) => void;
 }
 
 /** Space in pixels for a field's hint below it. */
-const ROOM = 40;
+const HINT_HEIGHT = 40;
 
-const same = (one: unknown, other: unknown) => JSON.stringify(one) === JSON.stringify(other);
+const isEqual = (one: unknown, other: unknown) => JSON.stringify(one) === JSON.stringify(other);
 
 /** A draft of a stored value. Changes that others save in the meantime are merged in, except for fields changed here. */
 export function useDraft<T extends object>(stored: T): Draft<T> {
   const [value, setValue] = useState(stored);
   const base = useRef(stored);
   useEffect(() => {
-    if (same(base.current, stored)) return;
+    if (isEqual(base.current, stored)) return;
     const before = base.current;
-    setValue((now) => merged(before, now, stored));
+    setValue((now) => mergeChanges(before, now, stored));
     base.current = stored;
   }, [stored]);
   return {
     value,
-    dirty: !same(value, stored),
+    dirty: !isEqual(value, stored),
     set: (patch) => setValue((now) => ({ ...now, ...patch })),
     reset: () => setValue(stored),
-    take: (now) => {
+    replace: (now) => {
       base.current = now;
       setValue(now);
     },
@@ -73,7 +77,7 @@ export function Form({
   useEffect(() => {
     const field = document.activeElement;
     if (!draft.dirty || !bar.current || !field || !form.current?.contains(field)) return;
-    if (field.getBoundingClientRect().bottom > bar.current.getBoundingClientRect().top - ROOM)
+    if (field.getBoundingClientRect().bottom > bar.current.getBoundingClientRect().top - HINT_HEIGHT)
       field.scrollIntoView({ block: "center" });
   }, [draft.dirty]);
   const submit = (event: FormEvent) => {
@@ -92,7 +96,7 @@ export function Form({
         >
           <p className="mr-auto min-w-0 text-[13px]" aria-live="polite">
             {error ? (
-              <span className="text-bad">{onForce ? "The test failed. Nothing was saved." : overall(error)}</span>
+              <span className="text-bad">{onForce ? "The test failed. Nothing was saved." : formError(error)}</span>
             ) : (
               <span className="text-soft">Unsaved changes</span>
             )}
@@ -132,6 +136,81 @@ export function LeaveGuard({ when }: { when: boolean }) {
 }
 
 /** A note that says why the page is read-only. */
-export function Frozen({ reason }: { reason: string | undefined }) {
+export function ReadOnlyNote({ reason }: { reason: string | undefined }) {
   return reason ? <p className="mb-3 rounded-md border bg-sunken px-3 py-2 text-[13px] text-soft">{reason}</p> : null;
+}
+
+/** The values of a form that is sent once, and a function that changes some of them. */
+export function useFormState<T extends object>(initial: T): [values: T, set: (patch: Partial<T>) => void] {
+  const [values, setValues] = useState(initial);
+  return [values, (patch) => setValues((now) => ({ ...now, ...patch }))];
+}
+
+/** The error of a whole form, read aloud when it appears. */
+export function FormError({ children, className }: { children: ReactNode; className?: string }) {
+  return (
+    <p role="alert" className={clsx("text-[13px] text-bad", className)}>
+      {children}
+    </p>
+  );
+}
+
+/** A form that is sent once: fields, the error of the last attempt, Cancel and the submit button. */
+export function SubmitForm({
+  columns = false,
+  children,
+  busy,
+  error,
+  errorMessage,
+  errorDetails,
+  ready = true,
+  submitLabel,
+  onSubmit,
+  onCancel,
+  divided = false,
+  aside,
+  actions,
+}: {
+  /** Two columns if there is room. Fields that need the full width use `sm:col-span-2`. */
+  columns?: boolean;
+  children: ReactNode;
+  busy: boolean;
+  error?: unknown;
+  /** Shown in place of the message of `error`. */
+  errorMessage?: string | undefined;
+  /** Shown below the error. */
+  errorDetails?: ReactNode;
+  /** All required fields are filled in. */
+  ready?: boolean;
+  submitLabel: ReactNode;
+  onSubmit: () => void;
+  onCancel: () => void;
+  /** Draw a line above the buttons. */
+  divided?: boolean;
+  /** At the other end of the row of buttons. */
+  aside?: ReactNode;
+  /** Buttons between Cancel and the submit button. */
+  actions?: ReactNode;
+}) {
+  const submit = (event: FormEvent) => {
+    event.preventDefault();
+    event.stopPropagation(); // the dialog may have been opened from another form
+    if (ready && !busy) onSubmit();
+  };
+  const fullWidth = columns && "sm:col-span-2";
+  return (
+    <form onSubmit={submit} className={columns ? "grid gap-3 sm:grid-cols-2" : "flex flex-col gap-3"} noValidate>
+      {children}
+      {Boolean(error) && <FormError className={clsx(fullWidth)}>{errorMessage ?? formError(error)}</FormError>}
+      {errorDetails}
+      <div className={clsx("flex flex-wrap items-center justify-end gap-2", divided && "border-t pt-3", fullWidth)}>
+        {aside && <div className="mr-auto">{aside}</div>}
+        <Button onClick={onCancel}>Cancel</Button>
+        {actions}
+        <Button type="submit" look="primary" busy={busy} disabled={!ready}>
+          {submitLabel}
+        </Button>
+      </div>
+    </form>
+  );
 }

@@ -30,7 +30,7 @@ export function NumberInput({
 }
 
 /** Return the trimmed lines that are not empty. */
-export function lines(text: string): string[] {
+export function splitLines(text: string): string[] {
   return text
     .split("\n")
     .map((line) => line.trim())
@@ -49,7 +49,7 @@ export function ListInput({
   mono?: boolean;
 }) {
   const [text, setText] = useState(value.join("\n"));
-  const shown = lines(text).join("\n") === value.join("\n") ? text : value.join("\n");
+  const shown = splitLines(text).join("\n") === value.join("\n") ? text : value.join("\n");
   return (
     <Textarea
       spellCheck={false}
@@ -58,7 +58,7 @@ export function ListInput({
       value={shown}
       onChange={(event) => {
         setText(event.target.value);
-        onChange(lines(event.target.value));
+        onChange(splitLines(event.target.value));
       }}
     />
   );

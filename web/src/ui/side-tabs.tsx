@@ -2,7 +2,7 @@
 import { Link } from "@tanstack/react-router";
 import clsx from "clsx";
 import { type ReactNode, useEffect, useRef } from "react";
-import { useMore } from "./use-more";
+import { useOverflow } from "./use-overflow";
 
 export interface SideTab {
   id: string;
@@ -21,7 +21,7 @@ export function SideTabs({
   children: ReactNode;
 }) {
   const list = useRef<HTMLUListElement>(null);
-  const { more, look } = useMore(list);
+  const { more, look } = useOverflow(list);
   // biome-ignore lint/correctness/useExhaustiveDependencies: runs when another tab is shown
   useEffect(() => {
     const shown = list.current?.querySelector<HTMLElement>("[aria-current=page]");

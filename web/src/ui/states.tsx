@@ -47,7 +47,7 @@ export function ErrorState({ error, retry }: { error: unknown; retry?: () => voi
     <div role="alert" className="mx-auto flex max-w-md flex-col items-center gap-2 px-4 py-10 text-center">
       <Icon className="size-6 text-bad" aria-hidden />
       <p className="font-medium">{offline ? "Not connected" : "Something went wrong"}</p>
-      <p className="text-[13px] text-soft">{words(error)}</p>
+      <p className="text-[13px] text-soft">{errorMessage(error)}</p>
       {error instanceof ApiError && error.problem.requestId && (
         <p className="font-mono text-2xs text-faint">request {error.problem.requestId}</p>
       )}
@@ -60,7 +60,7 @@ export function ErrorState({ error, retry }: { error: unknown; retry?: () => voi
   );
 }
 
-export function words(error: unknown): string {
+export function errorMessage(error: unknown): string {
   if (error instanceof ApiError) {
     const fields = error.problem.errors?.map((one) => `${one.field}: ${one.message}`).join(" ");
     return [error.message, fields].filter(Boolean).join(" ");
@@ -68,7 +68,7 @@ export function words(error: unknown): string {
   return error instanceof Error ? error.message : String(error);
 }
 
-interface Asked<T> {
+interface QueryState<T> {
   data: T | undefined;
   error: unknown;
   isPending: boolean;
@@ -81,7 +81,7 @@ export function Loaded<T>({
   children,
   loading,
 }: {
-  query: Asked<T>;
+  query: QueryState<T>;
   children: (data: T) => ReactNode;
   loading?: ReactNode;
 }) {

@@ -1,7 +1,7 @@
 import clsx from "clsx";
 import { Tabs as RadixTabs } from "radix-ui";
 import { type ReactNode, useEffect, useRef } from "react";
-import { useMore } from "./use-more";
+import { useOverflow } from "./use-overflow";
 
 export interface Tab {
   id: string;
@@ -27,7 +27,7 @@ export function TabBar({
   children?: ReactNode;
 }) {
   const list = useRef<HTMLDivElement>(null);
-  const { more, look } = useMore(list);
+  const { more, look } = useOverflow(list);
   // biome-ignore lint/correctness/useExhaustiveDependencies: runs when the selected tab or the list of tabs changes
   useEffect(() => {
     list.current?.querySelector("[data-state=active]")?.scrollIntoView({ block: "nearest", inline: "nearest" });

@@ -1,5 +1,5 @@
 import { useEffect, useState, useSyncExternalStore } from "react";
-import { ago, duration } from "@/lib/format";
+import { formatAgo, formatDuration } from "@/lib/format";
 
 const waiting = new Set<() => void>();
 let now = Date.now();
@@ -26,10 +26,10 @@ export function useNow(): number {
 }
 
 export function Ago({ at, className }: { at: string; className?: string }) {
-  const [text, setText] = useState(() => ago(at));
+  const [text, setText] = useState(() => formatAgo(at));
   useEffect(() => {
-    setText(ago(at));
-    const every = setInterval(() => setText(ago(at)), 20_000);
+    setText(formatAgo(at));
+    const every = setInterval(() => setText(formatAgo(at)), 20_000);
     return () => clearInterval(every);
   }, [at]);
   return (
@@ -42,7 +42,7 @@ export function Ago({ at, className }: { at: string; className?: string }) {
 /** The duration of something finished or still running. */
 export function Elapsed({ from, to, className }: { from: string; to?: string | null; className?: string }) {
   return to ? (
-    <span className={className}>{duration((Date.parse(to) - Date.parse(from)) / 1000)}</span>
+    <span className={className}>{formatDuration((Date.parse(to) - Date.parse(from)) / 1000)}</span>
   ) : (
     <Running from={from} className={className} />
   );
@@ -50,5 +50,5 @@ export function Elapsed({ from, to, className }: { from: string; to?: string | n
 
 function Running({ from, className }: { from: string; className?: string | undefined }) {
   const at = useNow();
-  return <span className={className}>{duration((at - Date.parse(from)) / 1000)}</span>;
+  return <span className={className}>{formatDuration((at - Date.parse(from)) / 1000)}</span>;
 }

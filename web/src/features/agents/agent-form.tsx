@@ -1,13 +1,12 @@
-import { useMutation, useQueryClient } from "@tanstack/react-query";
-import { type FormEvent, useState } from "react";
-import { api, got, type Schemas } from "@/api/client";
+import type { Schemas } from "@/api/client";
+import { fieldError } from "@/api/errors";
+import { useSaveAgent } from "@/api/queries/agents";
 import type { Agent } from "@/api/types";
-import { fault, overall } from "@/lib/problems";
-import { Button } from "@/ui/button";
+import { formatEnv, formatWord, parseEnv, parseWord } from "@/lib/env-lines";
 import { Checkbox, Field, Input, Textarea } from "@/ui/field";
+import { SubmitForm, useFormState } from "@/ui/form";
 import { ListInput, NumberInput } from "@/ui/inputs";
 import { toast } from "@/ui/toast";
-import { asLine, asLines, envsOf, wordOf } from "./envs";
 
 const APIS: { value: Schemas["ModelApi"]; label: string }[] = [
   { value: "anthropic", label: "Anthropic Messages" },
@@ -19,62 +18,61 @@ const PLACEHOLDERS = "{model}, {base_url}, {capability}, {folder} and {home} are
 
 /** Add or edit a custom agent. Fields of an existing agent that are not shown here are kept. */
 export function AgentForm({ agent, onDone }: { agent: Agent | undefined; onDone: () => void }) {
-  const client = useQueryClient();
-  const known = agent?.definition;
-  const [form, setForm] = useState({
+  const definition = agent?.definition;
+  const [form, set] = useFormState({
     name: agent?.name ?? "",
     title: agent?.title ?? "",
-    description: known?.description ?? "",
-    argv: (known?.argv ?? []).map(asLine),
-    script: known?.install?.script ?? "",
-    check: known?.install?.check ?? "",
-    timeout: known?.install?.timeoutSeconds ?? 900,
-    envs: asLines(known?.envs ?? {}),
-    apis: known?.apis ?? [],
-    models: known?.models ?? [],
-    modes: known?.modes ?? [],
-    authMethod: known?.authMethod ?? "",
+    description: definition?.description ?? "",
+    argv: (definition?.argv ?? []).map(formatWord),
+    script: definition?.install?.script ?? "",
+    check: definition?.install?.check ?? "",
+    timeout: definition?.install?.timeoutSeconds ?? 900,
+    envs: formatEnv(definition?.envs ?? {}),
+    apis: definition?.apis ?? [],
+    models: definition?.models ?? [],
+    modes: definition?.modes ?? [],
+    authMethod: definition?.authMethod ?? "",
   });
-  const set = (patch: Partial<typeof form>) => setForm((now) => ({ ...now, ...patch }));
-  const envs = envsOf(form.envs);
-  const save = useMutation({
-    mutationFn: () => {
-      if (typeof envs === "string") throw new Error(envs);
-      const definition: Schemas["Definition"] = {
-        ...known,
-        description: form.description,
-        argv: form.argv.map(wordOf),
-        install: form.script.trim() ? { script: form.script, check: form.check, timeoutSeconds: form.timeout } : null,
-        envs,
-        apis: form.apis,
-        models: form.models,
-        modes: form.modes,
-        authMethod: form.authMethod || null,
-      };
-      const body = { definition, ...(form.title.trim() && { title: form.title.trim() }) };
-      return agent
-        ? got(api.PUT("/api/v1/agents/{agent_name}", { params: { path: { agent_name: agent.name } }, body }))
-        : got(api.POST("/api/v1/agents", { body: { ...body, name: form.name.trim() } }));
-    },
+  const envs = parseEnv(form.envs);
+  const save = useSaveAgent({
     onSuccess: (saved) => {
-      void client.invalidateQueries({ queryKey: ["agents"] });
       toast.success(`${saved.title} saved`);
       onDone();
     },
   });
-  const at = (field: string) => fault(save.error, field);
-  const toggle = (api_: Schemas["ModelApi"], on: boolean) =>
-    set({ apis: on ? [...form.apis, api_] : form.apis.filter((one) => one !== api_) });
-  const submit = (event: FormEvent) => {
-    event.preventDefault();
-    if (!save.isPending) save.mutate();
+  const errorAt = (field: string) => fieldError(save.error, field);
+  const toggle = (modelApi: Schemas["ModelApi"], on: boolean) =>
+    set({ apis: on ? [...form.apis, modelApi] : form.apis.filter((one) => one !== modelApi) });
+  const submit = () => {
+    if (typeof envs === "string") return; // the error is shown at the field
+    const changed: Schemas["Definition"] = {
+      ...definition,
+      description: form.description,
+      argv: form.argv.map(parseWord),
+      install: form.script.trim() ? { script: form.script, check: form.check, timeoutSeconds: form.timeout } : null,
+      envs,
+      apis: form.apis,
+      models: form.models,
+      modes: form.modes,
+      authMethod: form.authMethod || null,
+    };
+    const body = { definition: changed, ...(form.title.trim() && { title: form.title.trim() }) };
+    save.mutate({ name: agent?.name ?? form.name.trim(), exists: agent !== undefined, body });
   };
   return (
-    <form onSubmit={submit} className="grid gap-3 sm:grid-cols-2" noValidate>
-      <Field label="Name" hint="Lowercase letters, digits and dashes. Cannot be changed later." error={at("name")}>
-        {(wear) => (
+    <SubmitForm
+      columns
+      busy={save.isPending}
+      error={save.error}
+      ready={Boolean(form.name.trim() && form.argv.length) && typeof envs !== "string"}
+      submitLabel="Save"
+      onSubmit={submit}
+      onCancel={onDone}
+    >
+      <Field label="Name" hint="Lowercase letters, digits and dashes. Cannot be changed later." error={errorAt("name")}>
+        {(control) => (
           <Input
-            {...wear}
+            {...control}
             disabled={Boolean(agent)}
             spellCheck={false}
             placeholder="my-agent"
@@ -83,29 +81,29 @@ export function AgentForm({ agent, onDone }: { agent: Agent | undefined; onDone:
           />
         )}
       </Field>
-      <Field label="Title" error={at("title")}>
-        {(wear) => (
+      <Field label="Title" error={errorAt("title")}>
+        {(control) => (
           <Input
-            {...wear}
+            {...control}
             placeholder={form.name || "My agent"}
             value={form.title}
             onChange={(event) => set({ title: event.target.value })}
           />
         )}
       </Field>
-      <Field label="Description" className="sm:col-span-2" error={at("definition.description")}>
-        {(wear) => (
-          <Input {...wear} value={form.description} onChange={(event) => set({ description: event.target.value })} />
+      <Field label="Description" className="sm:col-span-2" error={errorAt("definition.description")}>
+        {(control) => (
+          <Input {...control} value={form.description} onChange={(event) => set({ description: event.target.value })} />
         )}
       </Field>
       <Field
         label="Command"
         hint={`The program and its arguments, one per line, run without a shell. ${PLACEHOLDERS}`}
-        error={at("definition.argv")}
+        error={errorAt("definition.argv")}
       >
-        {(wear) => (
+        {(control) => (
           <ListInput
-            {...wear}
+            {...control}
             mono
             rows={5}
             placeholder={"my-agent\nacp\n--model\n{model}"}
@@ -117,11 +115,11 @@ export function AgentForm({ agent, onDone }: { agent: Agent | undefined; onDone:
       <Field
         label="Environment variables"
         hint="NAME=value, one per line. Not secret: model keys stay with the platform, so use {base_url} and {capability}."
-        error={typeof envs === "string" ? envs : at("definition.envs")}
+        error={typeof envs === "string" ? envs : errorAt("definition.envs")}
       >
-        {(wear) => (
+        {(control) => (
           <ListInput
-            {...wear}
+            {...control}
             mono
             rows={5}
             placeholder={"OPENAI_BASE_URL={base_url}/v1\nOPENAI_API_KEY={capability}"}
@@ -134,11 +132,11 @@ export function AgentForm({ agent, onDone }: { agent: Agent | undefined; onDone:
         label="Install script"
         className="sm:col-span-2"
         hint="A Bash script, run once in a sandbox that lacks the agent. Leave empty if the template contains it. Pin the versions it installs."
-        error={at("definition.install.script")}
+        error={errorAt("definition.install.script")}
       >
-        {(wear) => (
+        {(control) => (
           <Textarea
-            {...wear}
+            {...control}
             rows={3}
             spellCheck={false}
             className="font-mono !text-xs"
@@ -150,10 +148,10 @@ export function AgentForm({ agent, onDone }: { agent: Agent | undefined; onDone:
       </Field>
       {form.script.trim() && (
         <>
-          <Field label="Skip the install if this command succeeds" error={at("definition.install.check")}>
-            {(wear) => (
+          <Field label="Skip the install if this command succeeds" error={errorAt("definition.install.check")}>
+            {(control) => (
               <Input
-                {...wear}
+                {...control}
                 spellCheck={false}
                 className="font-mono !text-xs"
                 placeholder="command -v my-agent"
@@ -162,10 +160,10 @@ export function AgentForm({ agent, onDone }: { agent: Agent | undefined; onDone:
               />
             )}
           </Field>
-          <Field label="Install timeout (seconds)" error={at("definition.install.timeoutSeconds")}>
-            {(wear) => (
+          <Field label="Install timeout (seconds)" error={errorAt("definition.install.timeoutSeconds")}>
+            {(control) => (
               <NumberInput
-                {...wear}
+                {...control}
                 min={1}
                 value={form.timeout}
                 onChange={(timeout) => set({ timeout: timeout ?? 0 })}
@@ -193,43 +191,29 @@ export function AgentForm({ agent, onDone }: { agent: Agent | undefined; onDone:
       <Field
         label="Models"
         hint="Models that the agent is known to work with, one per line."
-        error={at("definition.models")}
+        error={errorAt("definition.models")}
       >
-        {(wear) => <ListInput {...wear} mono rows={3} value={form.models} onChange={(models) => set({ models })} />}
+        {(control) => (
+          <ListInput {...control} mono rows={3} value={form.models} onChange={(models) => set({ models })} />
+        )}
       </Field>
-      <Field label="Modes" hint="One per line." error={at("definition.modes")}>
-        {(wear) => <ListInput {...wear} mono rows={3} value={form.modes} onChange={(modes) => set({ modes })} />}
+      <Field label="Modes" hint="One per line." error={errorAt("definition.modes")}>
+        {(control) => <ListInput {...control} mono rows={3} value={form.modes} onChange={(modes) => set({ modes })} />}
       </Field>
       <Field
         label="Authentication method"
         hint="The ACP authentication method that the agent requires after initialization. Most agents require none."
-        error={at("definition.authMethod")}
+        error={errorAt("definition.authMethod")}
       >
-        {(wear) => (
+        {(control) => (
           <Input
-            {...wear}
+            {...control}
             spellCheck={false}
             value={form.authMethod}
             onChange={(event) => set({ authMethod: event.target.value })}
           />
         )}
       </Field>
-      {save.error && (
-        <p role="alert" className="text-[13px] text-bad sm:col-span-2">
-          {overall(save.error)}
-        </p>
-      )}
-      <div className="flex justify-end gap-2 sm:col-span-2">
-        <Button onClick={onDone}>Cancel</Button>
-        <Button
-          type="submit"
-          look="primary"
-          busy={save.isPending}
-          disabled={!form.name.trim() || !form.argv.length || typeof envs === "string"}
-        >
-          Save
-        </Button>
-      </div>
-    </form>
+    </SubmitForm>
   );
 }

@@ -1,14 +1,14 @@
-import { useQuery } from "@tanstack/react-query";
 import { getRouteApi, useNavigate } from "@tanstack/react-router";
 import { Plus } from "lucide-react";
 import { useState } from "react";
-import { agents, me } from "@/api/queries";
+import { useCurrentUser, useIsAdmin } from "@/api/queries/account";
+import { useAgents } from "@/api/queries/agents";
 import type { Agent } from "@/api/types";
 import { Providers } from "@/features/models/providers";
-import { Page } from "@/shell/page";
 import { Button } from "@/ui/button";
 import { Dialog } from "@/ui/dialog";
-import { Frozen } from "@/ui/form";
+import { ReadOnlyNote } from "@/ui/form";
+import { Page } from "@/ui/page";
 import { Loaded } from "@/ui/states";
 import { TabBar } from "@/ui/tabs";
 import { AgentForm } from "./agent-form";
@@ -42,7 +42,7 @@ export function AgentsPage() {
         label="Agents and models"
         onChange={(id) => navigate({ to: "/agents", search: { tab: id } })}
       >
-        <div className="pt-4">{shown === "agents" ? <List onEdit={setEditing} /> : <SharedProviders />}</div>
+        <div className="pt-4">{shown === "agents" ? <AgentList onEdit={setEditing} /> : <SharedProviders />}</div>
       </TabBar>
       <Dialog
         wide
@@ -57,9 +57,9 @@ export function AgentsPage() {
   );
 }
 
-function List({ onEdit }: { onEdit: (agent: Agent) => void }) {
-  const query = useQuery(agents);
-  const caller = useQuery(me).data?.user;
+function AgentList({ onEdit }: { onEdit: (agent: Agent) => void }) {
+  const query = useAgents();
+  const user = useCurrentUser();
   return (
     <Loaded query={query}>
       {(found) => (
@@ -68,9 +68,7 @@ function List({ onEdit }: { onEdit: (agent: Agent) => void }) {
             <AgentRow
               key={one.name}
               agent={one}
-              mayChange={
-                !one.builtIn && (caller?.role === "admin" || (one.ownerId !== null && one.ownerId === caller?.id))
-              }
+              mayChange={!one.builtIn && (user?.role === "admin" || (one.ownerId !== null && one.ownerId === user?.id))}
               onEdit={() => onEdit(one)}
             />
           ))}
@@ -81,17 +79,17 @@ function List({ onEdit }: { onEdit: (agent: Agent) => void }) {
 }
 
 function SharedProviders() {
-  const admin = useQuery(me).data?.user.role === "admin";
+  const isAdmin = useIsAdmin();
   return (
     <>
-      <Frozen
+      <ReadOnlyNote
         reason={
-          admin
+          isAdmin
             ? undefined
             : "These providers are shared: only administrators can change them. A project can have its own."
         }
       />
-      <Providers frozen={!admin} />
+      <Providers frozen={!isAdmin} />
     </>
   );
 }

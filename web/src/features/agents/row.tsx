@@ -1,16 +1,15 @@
-import { useMutation, useQueryClient } from "@tanstack/react-query";
 import { CircleCheck, CircleX, LoaderCircle, Trash2 } from "lucide-react";
-import { api, got } from "@/api/client";
+import { useDeleteAgent } from "@/api/queries/agents";
 import type { Agent } from "@/api/types";
 import { AddKey } from "@/features/models/provider-help";
-import { duration } from "@/lib/format";
+import { formatDuration } from "@/lib/format";
+import { needsKey } from "@/model/agent-facts";
 import { Badge } from "@/ui/badge";
 import { Button, IconButton } from "@/ui/button";
 import { Confirm } from "@/ui/dialog";
-import { failed } from "@/ui/toast";
-import { needsKey } from "./ready";
-import type { StepName, Trial } from "./trial";
-import { useTrial } from "./use-trial";
+import { showError } from "@/ui/toast";
+import type { StepName, TestProgress } from "./test-progress";
+import { useAgentTest } from "./use-agent-test";
 
 const STEP_NAMES: Record<StepName, string> = {
   sandbox: "Sandbox",
@@ -20,14 +19,9 @@ const STEP_NAMES: Record<StepName, string> = {
 };
 
 export function AgentRow({ agent, mayChange, onEdit }: { agent: Agent; mayChange: boolean; onEdit: () => void }) {
-  const client = useQueryClient();
   const lacksKey = needsKey(agent) && agent.modelProjects.length === 0;
-  const { trial, begin, busy } = useTrial(agent.name);
-  const remove = useMutation({
-    mutationFn: () => got(api.DELETE("/api/v1/agents/{agent_name}", { params: { path: { agent_name: agent.name } } })),
-    onSuccess: () => client.invalidateQueries({ queryKey: ["agents"] }),
-    onError: failed("Could not delete the agent"),
-  });
+  const { progress, start, busy } = useAgentTest(agent.name);
+  const remove = useDeleteAgent({ onError: showError("Could not delete the agent") });
   return (
     <li className="px-4 py-3">
       <div className="flex flex-wrap items-start gap-x-3 gap-y-2">
@@ -49,7 +43,7 @@ export function AgentRow({ agent, mayChange, onEdit }: { agent: Agent; mayChange
         </div>
         <div className="flex flex-wrap items-center gap-1.5">
           {lacksKey && <AddKey agent={agent.name} look="plain" />}
-          <Button size="sm" busy={busy} onClick={begin} aria-label={`Test ${agent.title}`}>
+          <Button size="sm" busy={busy} onClick={start} aria-label={`Test ${agent.title}`}>
             Test
           </Button>
           {mayChange && (
@@ -65,7 +59,7 @@ export function AgentRow({ agent, mayChange, onEdit }: { agent: Agent; mayChange
                 }
                 title={`Delete ${agent.title}?`}
                 action="Delete"
-                onConfirm={() => remove.mutateAsync()}
+                onConfirm={() => remove.mutateAsync(agent.name)}
               >
                 Tasks that use it can no longer start. Running attempts continue.
               </Confirm>
@@ -73,16 +67,16 @@ export function AgentRow({ agent, mayChange, onEdit }: { agent: Agent; mayChange
           )}
         </div>
       </div>
-      {trial && <Progress trial={trial} />}
+      {progress && <Progress progress={progress} />}
     </li>
   );
 }
 
-function Progress({ trial }: { trial: Trial }) {
+function Progress({ progress }: { progress: TestProgress }) {
   return (
     <div className="mt-2 rounded-md border bg-page px-3 py-2 text-[13px]" aria-live="polite">
       <ol className="flex flex-wrap gap-x-4 gap-y-1">
-        {trial.steps.map((step) => (
+        {progress.steps.map((step) => (
           <li key={step.name} className="flex items-center gap-1.5">
             {step.ok === null ? (
               <LoaderCircle className="size-3.5 animate-spin text-info" role="img" aria-label="in progress" />
@@ -94,16 +88,16 @@ function Progress({ trial }: { trial: Trial }) {
             {STEP_NAMES[step.name]}
             {step.seconds !== null && (
               <span className="text-xs text-faint tabular-nums">
-                {step.seconds < 10 ? `${step.seconds.toFixed(1)}s` : duration(step.seconds)}
+                {step.seconds < 10 ? `${step.seconds.toFixed(1)}s` : formatDuration(step.seconds)}
               </span>
             )}
           </li>
         ))}
       </ol>
-      {trial.doing && <p className="mt-1 truncate text-xs text-soft">{trial.doing}</p>}
-      {trial.over && trial.ok && <p className="mt-1 text-ok">Test passed. Answer: {trial.answer}</p>}
-      {trial.over && !trial.ok && (
-        <p className="mt-1 break-words whitespace-pre-wrap text-bad">{trial.error ?? "The test failed."}</p>
+      {progress.action && <p className="mt-1 truncate text-xs text-soft">{progress.action}</p>}
+      {progress.over && progress.ok && <p className="mt-1 text-ok">Test passed. Answer: {progress.answer}</p>}
+      {progress.over && !progress.ok && (
+        <p className="mt-1 break-words whitespace-pre-wrap text-bad">{progress.error ?? "The test failed."}</p>
       )}
     </div>
   );

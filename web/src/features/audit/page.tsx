@@ -1,25 +1,24 @@
-import { useInfiniteQuery, useQuery } from "@tanstack/react-query";
 import { getRouteApi, useNavigate } from "@tanstack/react-router";
 import { Download, ScrollText } from "lucide-react";
 import { type FormEvent, useState } from "react";
-import { api, got } from "@/api/client";
-import { me, users } from "@/api/queries";
-import type { AuditSearch } from "@/routes";
-import { Page } from "@/shell/page";
+import { useIsAdmin } from "@/api/queries/account";
+import { auditExportUrl, useAuditLog } from "@/api/queries/platform";
+import { useUsers } from "@/api/queries/users";
+import type { AuditSearch } from "@/lib/search-params";
 import { Button } from "@/ui/button";
 import { Field, Input, Select } from "@/ui/field";
+import { Page } from "@/ui/page";
 import { Empty, Loaded } from "@/ui/states";
 import { Entry } from "./entry";
 
 const route = getRouteApi("/inside/audit");
-const PAGE = 100;
-const EVERYBODY = "all";
+const EVERYONE = "all";
 
 export function AuditPage() {
-  const admin = useQuery(me).data?.user.role === "admin";
+  const isAdmin = useIsAdmin();
   return (
-    <Page title="Audit log" actions={admin && <Export />}>
-      {admin ? (
+    <Page title="Audit log" actions={isAdmin && <Export />}>
+      {isAdmin ? (
         <Log />
       ) : (
         <Empty title="Administrators only">The audit log shows who did what on this installation.</Empty>
@@ -28,15 +27,14 @@ export function AuditPage() {
   );
 }
 
-const asked = (search: AuditSearch) => ({ userId: search.user, action: search.action, target: search.target });
+const filtersOf = (search: AuditSearch) => ({ userId: search.user, action: search.action, target: search.target });
 
 /** A download of all entries that match the filters, streamed by the platform. */
 function Export() {
   const search = route.useSearch();
-  const given = Object.entries(asked(search)).filter((pair): pair is [string, string] => Boolean(pair[1]));
   return (
     <a
-      href={`/api/v1/audit/export?${new URLSearchParams(given)}`}
+      href={auditExportUrl(filtersOf(search))}
       download="audit.ndjson"
       className="inline-flex h-8 items-center gap-1.5 rounded-md border border-line-strong bg-surface px-3 text-[13px] font-medium hover:bg-hover"
     >
@@ -47,13 +45,7 @@ function Export() {
 
 function Log() {
   const search = route.useSearch();
-  const query = useInfiniteQuery({
-    queryKey: ["audit", search],
-    queryFn: ({ pageParam }) =>
-      got(api.GET("/api/v1/audit", { params: { query: { ...asked(search), limit: PAGE, cursor: pageParam } } })),
-    initialPageParam: undefined as string | undefined,
-    getNextPageParam: (last) => last.nextCursor ?? undefined,
-  });
+  const query = useAuditLog(filtersOf(search));
   return (
     <>
       <Filters key={JSON.stringify(search)} search={search} onRefresh={() => query.refetch()} />
@@ -90,10 +82,10 @@ function Log() {
 
 function Filters({ search, onRefresh }: { search: AuditSearch; onRefresh: () => void }) {
   const navigate = useNavigate();
-  const people = useQuery(users).data ?? [];
+  const users = useUsers().data ?? [];
   const [action, setAction] = useState(search.action ?? "");
   const [target, setTarget] = useState(search.target ?? "");
-  const go = (patch: AuditSearch) =>
+  const applyFilters = (patch: AuditSearch) =>
     navigate({
       to: "/audit",
       search: { ...search, action: action.trim() || undefined, target: target.trim() || undefined, ...patch },
@@ -102,28 +94,28 @@ function Filters({ search, onRefresh }: { search: AuditSearch; onRefresh: () => 
     event.preventDefault();
     const same = (search.action ?? "") === action.trim() && (search.target ?? "") === target.trim();
     if (same) onRefresh();
-    else void go({});
+    else void applyFilters({});
   };
-  const any = search.user || search.action || search.target;
+  const isFiltered = search.user || search.action || search.target;
   return (
     <form onSubmit={submit} className="mb-3 grid items-end gap-2 sm:grid-cols-[10rem_1fr_1fr_auto]">
       <Field label="User">
-        {(wear) => (
+        {(control) => (
           <Select
-            {...wear}
-            value={search.user ?? EVERYBODY}
-            onChange={(id) => go({ user: id === EVERYBODY ? undefined : id })}
+            {...control}
+            value={search.user ?? EVERYONE}
+            onChange={(id) => applyFilters({ user: id === EVERYONE ? undefined : id })}
             choices={[
-              { value: EVERYBODY, label: "Everyone" },
-              ...people.map((one) => ({ value: one.id, label: one.name })),
+              { value: EVERYONE, label: "Everyone" },
+              ...users.map((one) => ({ value: one.id, label: one.name })),
             ]}
           />
         )}
       </Field>
       <Field label="Action">
-        {(wear) => (
+        {(control) => (
           <Input
-            {...wear}
+            {...control}
             spellCheck={false}
             placeholder="sandbox.execute"
             value={action}
@@ -132,9 +124,9 @@ function Filters({ search, onRefresh }: { search: AuditSearch; onRefresh: () => 
         )}
       </Field>
       <Field label="Target">
-        {(wear) => (
+        {(control) => (
           <Input
-            {...wear}
+            {...control}
             spellCheck={false}
             placeholder="sbx_…"
             value={target}
@@ -144,7 +136,7 @@ function Filters({ search, onRefresh }: { search: AuditSearch; onRefresh: () => 
       </Field>
       <div className="flex gap-2">
         <Button type="submit">Search</Button>
-        {any && (
+        {isFiltered && (
           <Button look="ghost" onClick={() => navigate({ to: "/audit", search: {} })}>
             Clear
           </Button>

@@ -1,16 +1,15 @@
-import { useMutation } from "@tanstack/react-query";
 import { createContext, type RefObject, useCallback, useContext, useMemo, useRef, useState } from "react";
-import { api, got } from "@/api/client";
+import { type Move, useMoveCard } from "@/api/queries/board";
+import { useRetryTask, useStopTask, useUpdateTask } from "@/api/queries/tasks";
 import type { Column, TaskCard } from "@/api/types";
-import { running } from "@/features/tasks/card-facts";
-import { COLUMNS } from "@/lib/status";
-import { failed } from "@/ui/toast";
-import { type Move, useMove } from "./use-move";
+import { COLUMNS } from "@/model/status-labels";
+import { isRunning } from "@/model/task-facts";
+import { showError } from "@/ui/toast";
 
 /** The actions of a card. The object is stable, so that cards do not re-render because of it. */
 export interface Actions {
-  /** Move the card. Asks for feedback if needed, and for confirmation before stopping an agent. `keep`: focus follows the card. */
-  move: (task: TaskCard, to: Column, at: number | null, keep?: boolean) => void;
+  /** Move the card. Asks for feedback if needed, and for confirmation before stopping an agent. `keepFocus`: focus follows the card. */
+  move: (task: TaskCard, to: Column, at: number | null, keepFocus?: boolean) => void;
   /** Cancel the task after confirmation. */
   cancel: (task: TaskCard) => void;
   retry: (task: TaskCard) => void;
@@ -35,47 +34,40 @@ export function useActions(): Actions {
 }
 
 /** The dialog that is open before an action. */
-export type Asking =
+export type CardDialog =
   | { kind: "feedback"; move: Move }
   | { kind: "edit"; task: TaskCard }
   | { kind: "delete"; task: TaskCard }
   | { kind: "cancel"; task: TaskCard; run: () => void };
 
-type Verb = "stop" | "retry";
-
-export type Follow = RefObject<{ id: string; column: Column } | null>;
+export type FollowedCard = RefObject<{ id: string; column: Column } | null>;
 
 /** `follow`: the card that gets the focus as soon as it appears in that column. */
-export function useBoardActions(announce: (words: string) => void, follow: Follow) {
-  const [asking, ask] = useState<Asking | null>(null);
-  const { mutate } = useMove((move, words) => {
-    if (move.keep) follow.current = { id: move.task.id, column: move.task.status };
-    announce(`${move.task.title} is back in ${COLUMNS[move.task.status].text}. ${words}`);
-  });
-  const underWay = useRef(new Set<string>());
-
-  const verb = useMutation({
-    mutationFn: ({ task, verb }: { task: TaskCard; verb: Verb }) => {
-      const params = { path: { task_id: task.id } };
-      return got(
-        verb === "stop"
-          ? api.POST("/api/v1/tasks/{task_id}/stop", { params })
-          : api.POST("/api/v1/tasks/{task_id}/retry", { params }),
-      );
+export function useBoardActions(announce: (words: string) => void, follow: FollowedCard) {
+  const [dialog, setDialog] = useState<CardDialog | null>(null);
+  const { mutate } = useMoveCard({
+    onError: (error, move) => {
+      showError(`Could not move “${move.task.title}”`)(error);
+      if (move.keepFocus) follow.current = { id: move.task.id, column: move.task.status };
+      announce(`${move.task.title} is back in ${COLUMNS[move.task.status].text}. ${error.message}`);
     },
-    onSettled: (_, __, { task, verb }) => underWay.current.delete(`${verb} ${task.id}`),
-    onError: (error, { task, verb }) =>
-      failed(`Could not ${verb === "stop" ? "cancel" : "retry"} “${task.title}”`)(error),
   });
-  const waiting = useMutation({
-    mutationFn: ({ task, on }: { task: TaskCard; on: boolean }) =>
-      got(api.PATCH("/api/v1/tasks/{task_id}", { params: { path: { task_id: task.id } }, body: { start: on } })),
-    onError: (error, { task }) => failed(`Could not update “${task.title}”`)(error),
+  const pending = useRef(new Set<string>());
+  const titles = useRef(new Map<string, string>());
+  const report = (verb: string, id: string) => showError(`Could not ${verb} “${titles.current.get(id)}”`);
+  const { mutate: stop } = useStopTask({
+    onError: (error, id) => report("cancel", id)(error),
+    onSettled: (id) => pending.current.delete(`stop ${id}`),
   });
+  const { mutate: retry } = useRetryTask({
+    onError: (error, { id }) => report("retry", id)(error),
+    onSettled: ({ id }) => pending.current.delete(`retry ${id}`),
+  });
+  const { mutate: update } = useUpdateTask({ onError: (error, { id }) => report("update", id)(error) });
 
   const run = useCallback(
     (move: Move) => {
-      if (move.keep) follow.current = { id: move.task.id, column: move.to };
+      if (move.keepFocus) follow.current = { id: move.task.id, column: move.to };
       mutate(move);
       const same = move.to === move.task.status;
       announce(
@@ -87,30 +79,33 @@ export function useBoardActions(announce: (words: string) => void, follow: Follo
     [mutate, announce, follow],
   );
 
-  const { mutate: act } = verb;
-  const { mutate: wait } = waiting;
   const actions = useMemo<Omit<Actions, "key" | "menu" | "open">>(() => {
-    const once = (task: TaskCard, verb: Verb) => {
+    /** Send a request unless the same one is under way. */
+    const sendOnce = (verb: "stop" | "retry", task: TaskCard, send: () => void) => {
       const name = `${verb} ${task.id}`;
-      if (underWay.current.has(name)) return;
-      underWay.current.add(name);
-      act({ task, verb });
+      if (pending.current.has(name)) return;
+      pending.current.add(name);
+      titles.current.set(task.id, task.title);
+      send();
       announce(`${task.title}: ${verb === "stop" ? "stopping" : "retrying"}`);
     };
     return {
-      move: (task, to, at, keep = false) => {
+      move: (task, to, at, keepFocus = false) => {
         if (task.status === "in_review" && to === "in_progress")
-          ask({ kind: "feedback", move: { task, to, at, keep } });
-        else if (to === "cancelled" && running(task))
-          ask({ kind: "cancel", task, run: () => run({ task, to, at, keep }) });
-        else run({ task, to, at, keep });
+          setDialog({ kind: "feedback", move: { task, to, at, keepFocus } });
+        else if (to === "cancelled" && isRunning(task))
+          setDialog({ kind: "cancel", task, run: () => run({ task, to, at, keepFocus }) });
+        else run({ task, to, at, keepFocus });
       },
-      cancel: (task) => ask({ kind: "cancel", task, run: () => once(task, "stop") }),
-      retry: (task) => once(task, "retry"),
-      startWhenReady: (task, on) => wait({ task, on }),
-      edit: (task) => ask({ kind: "edit", task }),
-      remove: (task) => ask({ kind: "delete", task }),
+      cancel: (task) => setDialog({ kind: "cancel", task, run: () => sendOnce("stop", task, () => stop(task.id)) }),
+      retry: (task) => sendOnce("retry", task, () => retry({ id: task.id })),
+      startWhenReady: (task, on) => {
+        titles.current.set(task.id, task.title);
+        update({ id: task.id, start: on });
+      },
+      edit: (task) => setDialog({ kind: "edit", task }),
+      remove: (task) => setDialog({ kind: "delete", task }),
     };
-  }, [run, act, wait, announce]);
-  return { actions, asking, ask, run };
+  }, [run, stop, retry, update, announce]);
+  return { actions, dialog, setDialog, run };
 }

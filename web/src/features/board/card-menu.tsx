@@ -1,13 +1,13 @@
 import { useNavigate } from "@tanstack/react-router";
 import { ArrowRight, Ban, Clock, Ellipsis, ExternalLink, Pencil, Play, RotateCw, Square, Trash2 } from "lucide-react";
 import { useRef } from "react";
+import { TARGET_COLUMNS } from "@/api/card-order";
 import type { TaskCard } from "@/api/types";
-import { hasFailed, running } from "@/features/tasks/card-facts";
-import { useRetryLabel } from "@/features/tasks/use-task";
-import { COLUMNS } from "@/lib/status";
+import { useRetryLabel } from "@/features/tasks/use-task-actions";
+import { COLUMNS } from "@/model/status-labels";
+import { hasFailed, isRunning } from "@/model/task-facts";
 import { Menu, MenuItem, MenuLine, MenuTitle } from "@/ui/menu";
 import { useActions } from "./actions";
-import { WAYS } from "./order";
 
 const ICON = "size-3.5 text-faint";
 
@@ -66,9 +66,9 @@ function Items({ task }: { task: TaskCard }) {
   const actions = useActions();
   const navigate = useNavigate();
   const retryLabel = useRetryLabel(task);
-  const busy = running(task);
+  const busy = isRunning(task);
   const backlog = task.status === "backlog";
-  const again =
+  const canRetry =
     !busy && (hasFailed(task) || task.status === "done" || (task.status === "cancelled" && task.attempts.length > 0));
   return (
     <>
@@ -95,7 +95,7 @@ function Items({ task }: { task: TaskCard }) {
           <Ban className={ICON} aria-hidden /> Cancel task
         </MenuItem>
       )}
-      {again && (
+      {canRetry && (
         <MenuItem onSelect={() => actions.retry(task)}>
           <RotateCw className={ICON} aria-hidden /> {retryLabel}
         </MenuItem>
@@ -105,7 +105,7 @@ function Items({ task }: { task: TaskCard }) {
       </MenuItem>
       <MenuLine />
       <MenuTitle>Move to</MenuTitle>
-      {WAYS[task.status].map((column) => (
+      {TARGET_COLUMNS[task.status].map((column) => (
         <MenuItem key={column} onSelect={() => actions.move(task, column, null, true)}>
           <ArrowRight className={ICON} aria-hidden /> {COLUMNS[column].text}
         </MenuItem>

@@ -16,22 +16,22 @@ import {
 } from "lucide-react";
 import { type MouseEvent, memo, type ReactNode, useEffect, useRef, useState } from "react";
 import type { Sandbox, TaskCard } from "@/api/types";
+import { WorkTime } from "@/features/attempts/work-time";
+import { plainText } from "@/lib/fences";
+import { formatCost, pluralize } from "@/lib/format";
+import { safeHref } from "@/lib/links";
+import { CHECKS, PULLS, SANDBOXES } from "@/model/status-labels";
 import {
   clockOf,
-  current,
+  currentAttempts,
   hasFailed,
-  leading,
+  isRunning,
+  leadingAttempt,
   modelOf,
-  running,
   spentOn,
+  taskStatus,
   wasStopped,
-  wordFor,
-} from "@/features/tasks/card-facts";
-import { Worked } from "@/features/tasks/worked";
-import { plainText } from "@/lib/fences";
-import { cost, plural } from "@/lib/format";
-import { safeHref } from "@/lib/links";
-import { CHECKS, PULLS, SANDBOXES } from "@/lib/status";
+} from "@/model/task-facts";
 import { Badge } from "@/ui/badge";
 import { Status } from "@/ui/status";
 import { Ago } from "@/ui/time";
@@ -79,8 +79,8 @@ export const Card = memo(function Card({
       onDrop: () => setDragging(false),
     });
   }, [task.id]);
-  const word = wordFor(task, place);
-  const failed = hasFailed(task) && !wasStopped(leading(task));
+  const word = taskStatus(task, place);
+  const failed = hasFailed(task) && !wasStopped(leadingAttempt(task));
   return (
     <article
       ref={element}
@@ -147,7 +147,7 @@ function Facts({ task, project, agent, sandbox }: Pick<CardProps, "task" | "proj
   const clock = clockOf(task);
   const spent = spentOn(task);
   const model = modelOf(task);
-  const attempts = current(task).length || task.wanted.length;
+  const attempts = currentAttempts(task).length || task.wanted.length;
   const shown: ReactNode[] = [];
   if (project)
     shown.push(
@@ -166,7 +166,7 @@ function Facts({ task, project, agent, sandbox }: Pick<CardProps, "task" | "proj
   if (attempts > 1)
     shown.push(
       <Fact key="attempts" icon={<Layers className={SMALL} aria-hidden />}>
-        {plural(attempts, "attempt")}
+        {pluralize(attempts, "attempt")}
       </Fact>,
     );
   if (sandbox && sandbox !== "destroyed") {
@@ -179,14 +179,14 @@ function Facts({ task, project, agent, sandbox }: Pick<CardProps, "task" | "proj
   if (clock) {
     shown.push(
       <Fact key="clock" icon={<Clock className={SMALL} aria-hidden />} label="Elapsed">
-        <Worked attempt={clock} />
+        <WorkTime attempt={clock} />
       </Fact>,
     );
   }
-  const diff = leading(task)?.diff;
+  const diff = leadingAttempt(task)?.diff;
   if (diff && (diff.added || diff.removed))
     shown.push(
-      <span key="diff" title={plural(diff.files, "file")}>
+      <span key="diff" title={pluralize(diff.files, "file")}>
         <span className="sr-only">Lines changed</span> <span className="text-ok">+{diff.added}</span>{" "}
         <span className="text-bad">−{diff.removed}</span>
       </span>,
@@ -194,7 +194,7 @@ function Facts({ task, project, agent, sandbox }: Pick<CardProps, "task" | "proj
   if (spent)
     shown.push(
       <Fact key="spent" label="Cost">
-        {cost(spent.usd)}
+        {formatCost(spent.usd)}
         {spent.more && "+"}
       </Fact>,
     );
@@ -227,7 +227,7 @@ function opensElsewhere(event: MouseEvent): boolean {
 function Outcome({ task, tabStop }: { task: TaskCard; tabStop: boolean }) {
   const { open } = useActions();
   const pull = task.pullRequest;
-  const verified = running(task) ? null : (leading(task)?.verified ?? null);
+  const verified = isRunning(task) ? null : (leadingAttempt(task)?.verified ?? null);
   if (!pull && verified === null) return null;
   const numbered = pull?.number ? `#${pull.number}` : undefined;
   const forge = numbered && /^https?:/.test(pull?.url ?? "") ? safeHref(pull?.url) : undefined;

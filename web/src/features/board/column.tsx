@@ -2,13 +2,13 @@ import { defaultRangeExtractor, type Range, useVirtualizer } from "@tanstack/rea
 import clsx from "clsx";
 import { ChevronsLeftRight, ChevronsRightLeft } from "lucide-react";
 import { memo, useCallback, useEffect, useRef, useState } from "react";
-import type { Count } from "@/api/board-data";
+import type { ColumnCount } from "@/api/board-data";
 import type { Column as Name, TaskCard } from "@/api/types";
-import { countStopped } from "@/features/tasks/card-facts";
-import { COLUMNS } from "@/lib/status";
+import { COLUMNS } from "@/model/status-labels";
+import { countStopped } from "@/model/task-facts";
 import { Badge, Dot } from "@/ui/badge";
 import { Button, IconButton } from "@/ui/button";
-import type { Follow } from "./actions";
+import type { FollowedCard } from "./actions";
 import { Card } from "./card";
 import { useDrop } from "./use-drop";
 import { type BoardView, cardProps } from "./view";
@@ -21,7 +21,7 @@ export interface ColumnProps {
   column: Name;
   /** The loaded cards that match the filters. */
   shown: TaskCard[];
-  count: Count;
+  count: ColumnCount;
   /** Load more cards. */
   onMore: (column: Name) => Promise<void>;
   /** The column's limit; only if a single project is shown. */
@@ -34,14 +34,26 @@ export interface ColumnProps {
   closed: boolean;
   /** Register a function that focuses a card of this column. */
   register: (column: Name, focus: ((index: number) => void) | null) => void;
-  follow: Follow;
+  follow: FollowedCard;
 }
 
 export const BoardColumn = memo(function BoardColumn(props: ColumnProps) {
-  return props.folded ? <Folded {...props} /> : <Open {...props} />;
+  return props.folded ? <CollapsedColumn {...props} /> : <ExpandedColumn {...props} />;
 });
 
-function Open({ column, shown, count, onMore, limit, onFold, view, find, closed, register, follow }: ColumnProps) {
+function ExpandedColumn({
+  column,
+  shown,
+  count,
+  onMore,
+  limit,
+  onFold,
+  view,
+  find,
+  closed,
+  register,
+  follow,
+}: ColumnProps) {
   const section = useRef<HTMLElement>(null);
   const scroller = useRef<HTMLDivElement>(null);
   const [active, setActive] = useState<string | null>(null);
@@ -96,7 +108,7 @@ function Open({ column, shown, count, onMore, limit, onFold, view, find, closed,
   const rest = count.matching - shown.length;
   const seen = list.getVirtualItems().at(-1)?.index ?? 0;
   const near = rest > 0 && seen >= shown.length - AHEAD;
-  const [reading, read] = useReading(column, onMore);
+  const [reading, read] = useLoadMore(column, onMore);
   // Load once per end that comes into view; after a failure, the button loads again.
   const asked = useRef(0);
   useEffect(() => {
@@ -202,7 +214,7 @@ function Open({ column, shown, count, onMore, limit, onFold, view, find, closed,
 }
 
 /** Return whether more cards are being loaded, and a function that loads them. */
-function useReading(column: Name, onMore: ColumnProps["onMore"]): [boolean, () => void] {
+function useLoadMore(column: Name, onMore: ColumnProps["onMore"]): [boolean, () => void] {
   const [reading, setReading] = useState(false);
   const read = useCallback(() => {
     setReading(true);
@@ -220,7 +232,7 @@ const EMPTY: Record<Name, string> = {
 };
 
 /** A collapsed column: a narrow strip that still accepts cards. */
-function Folded({ column, shown, count, onFold, find, closed, follow }: ColumnProps) {
+function CollapsedColumn({ column, shown, count, onFold, find, closed, follow }: ColumnProps) {
   const section = useRef<HTMLElement>(null);
   const button = useRef<HTMLButtonElement>(null);
   const place = useDrop(section, section, { column, shown, find });

@@ -1,6 +1,7 @@
 /** Keyboard navigation between cards. */
+
+import { COLUMN_ORDER, type Columns } from "@/api/card-order";
 import type { Column, TaskCard } from "@/api/types";
-import { type Columns, ORDER } from "./order";
 
 export interface Spot {
   column: Column;
@@ -25,8 +26,8 @@ export function findNextCard(key: string, columns: Columns, folded: readonly str
     case "ArrowLeft":
     case "ArrowRight": {
       const step = key === "ArrowLeft" ? -1 : 1;
-      for (let at = ORDER.indexOf(task.status) + step; ORDER[at]; at += step) {
-        const column = ORDER[at] as Column;
+      for (let at = COLUMN_ORDER.indexOf(task.status) + step; COLUMN_ORDER[at]; at += step) {
+        const column = COLUMN_ORDER[at] as Column;
         const count = columns[column].length;
         if (count && !folded.includes(column)) return { column, index: Math.min(index, count - 1) };
       }

@@ -1,29 +1,28 @@
 import { monitorForElements } from "@atlaskit/pragmatic-drag-and-drop/adapter/element-adapter";
-import { useQuery, useQueryClient } from "@tanstack/react-query";
 import { getRouteApi, useNavigate } from "@tanstack/react-router";
 import { Plus } from "lucide-react";
 import { type KeyboardEvent, useCallback, useEffect, useMemo, useRef, useState } from "react";
-import { type BoardData, type BoardWish, isFiltered } from "@/api/board-data";
-import { board as boardQuery, readMore } from "@/api/cards";
+import { type BoardData, type BoardFilters, isFiltered } from "@/api/board-data";
+import { COLUMN_ORDER, columnsOf, stepPlace, TARGET_COLUMNS } from "@/api/card-order";
+import { useBoard, useLoadMoreCards } from "@/api/queries/board";
 import type { Column, TaskCard } from "@/api/types";
-import { QueuePopover } from "@/features/queue/popover";
 import { NewTaskDialog } from "@/features/tasks/new-task";
 import { useStored } from "@/lib/stored";
-import { useTitle } from "@/shell/page";
 import { Button } from "@/ui/button";
+import { useTitle } from "@/ui/page";
 import { Loaded } from "@/ui/states";
-import { failed } from "@/ui/toast";
-import { type Actions, ActionsContext, type Follow, useBoardActions } from "./actions";
-import { Asked } from "./asked";
+import { showError } from "@/ui/toast";
+import { type Actions, ActionsContext, type FollowedCard, useBoardActions } from "./actions";
 import { AutoScroll } from "./auto-scroll";
-import { First, Waiting } from "./blank";
+import { CardDialogs } from "./card-dialogs";
 import { CardMenu, type OpenMenu } from "./card-menu";
 import { BoardColumn } from "./column";
+import { ColumnPicker, showColumn } from "./column-picker";
+import { EmptyBoard, LoadingBoard } from "./empty-board";
 import { Filters } from "./filters";
+import { firstColumn } from "./first-column";
 import { findNextCard } from "./keyboard";
-import { firstColumn } from "./opening";
-import { columnsOf, nudged, ORDER, WAYS } from "./order";
-import { ColumnPicker, showColumn } from "./picker";
+import { QueuePopover } from "./queue-popover";
 import { useShortcut } from "./use-shortcut";
 import { useBoardView } from "./view";
 
@@ -36,8 +35,8 @@ export function BoardPage() {
   const search = route.useSearch();
   const navigate = route.useNavigate();
   const { project = null, q = null, agent = null, show = null } = search;
-  const wish = useMemo<BoardWish>(() => ({ projectId: project, q, agent, show }), [project, q, agent, show]);
-  const known = useQuery(boardQuery(wish));
+  const filters = useMemo<BoardFilters>(() => ({ projectId: project, q, agent, show }), [project, q, agent, show]);
+  const known = useBoard(filters);
   const view = useBoardView(known.data, search.project);
   const create = useCallback(
     (open: boolean) => navigate({ search: (before) => ({ ...before, new: open || undefined }), replace: true }),
@@ -56,12 +55,12 @@ export function BoardPage() {
           <Plus className="size-4" aria-hidden /> New task
         </Button>
       </div>
-      <Loaded query={known} loading={<Waiting />}>
+      <Loaded query={known} loading={<LoadingBoard />}>
         {(data) =>
-          data.items.length || isFiltered(wish) ? (
-            <Board data={data} wish={wish} view={view} />
+          data.items.length || isFiltered(filters) ? (
+            <Board data={data} filters={filters} view={view} />
           ) : (
-            <First onCreate={() => create(true)} />
+            <EmptyBoard onCreate={() => create(true)} />
           )
         }
       </Loaded>
@@ -70,28 +69,36 @@ export function BoardPage() {
   );
 }
 
-function Board({ data, wish, view }: { data: BoardData; wish: BoardWish; view: ReturnType<typeof useBoardView> }) {
+function Board({
+  data,
+  filters,
+  view,
+}: {
+  data: BoardData;
+  filters: BoardFilters;
+  view: ReturnType<typeof useBoardView>;
+}) {
   const search = route.useSearch();
   const board = useRef<HTMLDivElement>(null);
   const said = useRef<HTMLDivElement>(null);
-  const follow: Follow = useRef(null);
+  const follow: FollowedCard = useRef(null);
   const [stored, setFolded] = useStored<Column[]>("board.folded", FOLDED);
-  const folded = useMemo(() => ORDER.filter((one) => stored.includes(one)), [stored]);
+  const folded = useMemo(() => COLUMN_ORDER.filter((one) => stored.includes(one)), [stored]);
   const navigate = useNavigate();
   const [menu, setMenu] = useState<OpenMenu | null>(null);
   const [held, setHeld] = useState<Column | null>(null);
 
-  const client = useQueryClient();
+  const loadCards = useLoadMoreCards(filters);
   const shown = useMemo(() => columnsOf(data.items), [data.items]);
   const byId = useMemo(() => new Map(data.items.map((one) => [one.id, one])), [data.items]);
   const more = useCallback(
-    (column: Column) => readMore(client, wish, column).catch(failed("Could not load more cards")),
-    [client, wish],
+    (column: Column) => loadCards(column).catch(showError("Could not load more cards")),
+    [loadCards],
   );
   const announce = useCallback((words: string) => {
     if (said.current) said.current.textContent = words;
   }, []);
-  const { actions, asking, ask, run } = useBoardActions(announce, follow);
+  const { actions, dialog, setDialog, run } = useBoardActions(announce, follow);
 
   const latest = useRef({ shown, byId, folded });
   latest.current = { shown, byId, folded };
@@ -123,11 +130,11 @@ function Board({ data, wish, view }: { data: BoardData; wish: BoardWish; view: R
       const step = event.key === "ArrowUp" || event.key === "ArrowLeft" ? -1 : 1;
       if (event.key === "ArrowUp" || event.key === "ArrowDown") {
         event.preventDefault();
-        const place = nudged(now.shown[task.status], task, step);
+        const place = stepPlace(now.shown[task.status], task, step);
         if (place !== null) actions.move(task, task.status, place, true);
       } else if (event.key === "ArrowLeft" || event.key === "ArrowRight") {
         event.preventDefault();
-        const to = ORDER[ORDER.indexOf(task.status) + step];
+        const to = COLUMN_ORDER[COLUMN_ORDER.indexOf(task.status) + step];
         if (to) actions.move(task, to, null, true);
       }
     };
@@ -172,7 +179,7 @@ function Board({ data, wish, view }: { data: BoardData; wish: BoardWish; view: R
         ref={board}
         className={`flex min-h-0 flex-1 gap-2.5 overflow-x-auto px-3 pb-3 sm:snap-none sm:px-4 ${held ? "" : "snap-x snap-mandatory"}`}
       >
-        {ORDER.map((column) => (
+        {COLUMN_ORDER.map((column) => (
           <BoardColumn
             key={column}
             column={column}
@@ -184,7 +191,7 @@ function Board({ data, wish, view }: { data: BoardData; wish: BoardWish; view: R
             onFold={fold}
             view={view}
             find={find}
-            closed={held !== null && held !== column && !WAYS[held].includes(column)}
+            closed={held !== null && held !== column && !TARGET_COLUMNS[held].includes(column)}
             register={register}
             follow={follow}
           />
@@ -192,7 +199,7 @@ function Board({ data, wish, view }: { data: BoardData; wish: BoardWish; view: R
       </div>
       <div ref={said} aria-live="polite" className="sr-only" data-testid="announcements" />
       <CardMenu shown={menu && { ...menu, task: byId.get(menu.task.id) ?? menu.task }} onClose={() => setMenu(null)} />
-      <Asked asking={asking} onClose={() => ask(null)} onMove={run} />
+      <CardDialogs dialog={dialog} onClose={() => setDialog(null)} onMove={run} />
     </ActionsContext>
   );
 }

@@ -1,11 +1,11 @@
 import { dropTargetForElements } from "@atlaskit/pragmatic-drag-and-drop/adapter/element-adapter";
 import { type RefObject, useEffect, useRef, useState } from "react";
+import { gapAt, gapOf, placeInGap } from "@/api/card-order";
 import type { Column, TaskCard } from "@/api/types";
 import { useActions } from "./actions";
 import { AutoScroll } from "./auto-scroll";
-import { gapAt, gapOf, landing } from "./order";
 
-interface Place {
+interface DropPlace {
   /** The gap between the shown cards in which the card will appear. */
   gap: number;
   at: number | null;
@@ -29,27 +29,27 @@ export function useDrop(
   scroller: RefObject<HTMLElement | null>,
   target: Target,
 ) {
-  const [place, setPlace] = useState<Place | null>(null);
+  const [place, setPlace] = useState<DropPlace | null>(null);
   const { move } = useActions();
   const latest = useRef(target);
   latest.current = target;
   useEffect(() => {
     if (!element.current) return;
     let [y, id] = [0, undefined as unknown];
-    const locate = (): Place | null => {
+    const locate = (): DropPlace | null => {
       const { shown, items, find, column } = latest.current;
       const card = find(id);
       if (!card) return null;
       if (!items || !scroller.current) return { gap: 0, at: null };
       const top = scroller.current.getBoundingClientRect().top - scroller.current.scrollTop;
-      const at = landing(shown, card, gapAt(y - top, items()));
+      const at = placeInGap(shown, card, gapAt(y - top, items()));
       return { gap: gapOf(shown, card, at, column), at };
     };
-    const look = () => {
+    const update = () => {
       const next = locate();
       setPlace((known) => (known?.gap === next?.gap && known?.at === next?.at ? known : next));
     };
-    const scrolling = scroller.current ? new AutoScroll(scroller.current, "y", look) : undefined;
+    const scrolling = scroller.current ? new AutoScroll(scroller.current, "y", update) : undefined;
     const end = () => {
       scrolling?.stop();
       setPlace(null);
@@ -61,7 +61,7 @@ export function useDrop(
         ({ clientY: y } = location.current.input);
         id = source.data.id;
         scrolling?.point(location.current.input.clientX, y);
-        look();
+        update();
       },
       onDragLeave: end,
       onDrop: ({ location, source }) => {

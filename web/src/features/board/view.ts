@@ -1,11 +1,12 @@
-import { useQuery } from "@tanstack/react-query";
 import { useMemo } from "react";
 import type { BoardData } from "@/api/board-data";
-import { all, api, got } from "@/api/client";
-import { agents, pendingAsks, projects } from "@/api/queries";
+import { useAgents } from "@/api/queries/agents";
+import { usePendingAsks } from "@/api/queries/conversation";
+import { useProjects } from "@/api/queries/projects";
+import { useSandboxStates } from "@/api/queries/sandboxes";
+import { useQueue } from "@/api/queries/tasks";
 import type { Agent, Project, Sandbox, TaskCard } from "@/api/types";
-import { queue } from "@/features/queue/queue";
-import { agentOf, agentTitle, leading, needsPerson } from "@/features/tasks/card-facts";
+import { agentOf, agentTitle, leadingAttempt, needsPerson } from "@/model/task-facts";
 import type { CardProps } from "./card";
 
 /** Data that cards show in addition to their own. */
@@ -24,24 +25,17 @@ export interface BoardView {
   several: boolean;
 }
 
-const sandboxes = {
-  queryKey: ["sandboxes", "of the board"],
-  queryFn: () =>
-    all((cursor) => got(api.GET("/api/v1/sandboxes", { params: { query: { all: true, cursor, limit: 200 } } }))),
-  select: (list: Sandbox[]) => new Map(list.map((one) => [one.id, one.status])),
-};
-
-const NONE: ReadonlyMap<string, Sandbox["status"]> = new Map();
+const NO_STATES: ReadonlyMap<string, Sandbox["status"]> = new Map();
 
 /** Load the additional data. What cannot be loaded is omitted, so that the board still works. */
 export function useBoardView(board: BoardData | undefined, chosen: string | undefined): BoardView {
-  const { data: known } = useQuery(projects);
-  const { data: workers } = useQuery(agents);
-  const { data: asks, isPending: asksAwaited } = useQuery(pendingAsks);
-  const { data: waiting } = useQuery(queue);
-  const { data: states } = useQuery(sandboxes);
-  const byId = useMemo(() => new Map<string, Project>(known?.map((one) => [one.id, one])), [known]);
-  const byName = useMemo(() => new Map<string, Agent>(workers?.map((one) => [one.name, one])), [workers]);
+  const { data: projects } = useProjects();
+  const { data: agents } = useAgents();
+  const { data: asks, isPending: asksPending } = usePendingAsks();
+  const { data: queue } = useQueue();
+  const { data: states } = useSandboxStates();
+  const projectsById = useMemo(() => new Map<string, Project>(projects?.map((one) => [one.id, one])), [projects]);
+  const agentsByName = useMemo(() => new Map<string, Agent>(agents?.map((one) => [one.name, one])), [agents]);
   const asked = useMemo(() => new Set(asks?.map((one) => one.sessionId)), [asks]);
   const titles = useMemo(
     () =>
@@ -51,19 +45,19 @@ export function useBoardView(board: BoardData | undefined, chosen: string | unde
       ]),
     [board],
   );
-  const places = useMemo(() => new Map(waiting?.toReversed().map((one) => [one.taskId, one.position])), [waiting]);
+  const places = useMemo(() => new Map(queue?.toReversed().map((one) => [one.taskId, one.position])), [queue]);
   return useMemo(
     () => ({
       places,
-      projects: byId,
-      agents: byName,
+      projects: projectsById,
+      agents: agentsByName,
       asked,
-      asksKnown: !asksAwaited,
-      sandboxes: states ?? NONE,
+      asksKnown: !asksPending,
+      sandboxes: states ?? NO_STATES,
       titles,
-      several: !chosen && byId.size > 1,
+      several: !chosen && projectsById.size > 1,
     }),
-    [byId, byName, asked, asksAwaited, states, titles, places, chosen],
+    [projectsById, agentsByName, asked, asksPending, states, titles, places, chosen],
   );
 }
 
@@ -72,7 +66,7 @@ export function cardProps(task: TaskCard, view: BoardView): Omit<CardProps, "tas
   const project = view.projects.get(task.projectId);
   const name = agentOf(task, project);
   const agent = name ? view.agents.get(name) : undefined;
-  const sandboxId = leading(task)?.sandboxId;
+  const sandboxId = leadingAttempt(task)?.sandboxId;
   const blockers = task.blockedBy.map((id) => view.titles.get(id) ?? "a task that is not shown").join(", ");
   return {
     project: view.several ? project?.name : undefined,

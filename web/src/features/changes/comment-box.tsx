@@ -1,13 +1,13 @@
 /** A comment below its lines, and the box for writing one. */
 import { MessageSquare, Pencil, Trash2 } from "lucide-react";
 import { type KeyboardEvent, useEffect, useRef, useState } from "react";
+import { type Comment, type Place, placeWords } from "@/features/conversation/comments";
 import { Button, IconButton } from "@/ui/button";
 import { Textarea } from "@/ui/field";
-import { type Comment, type Place, placeWords } from "./comments";
 
 const FRAME = "mx-2 my-1.5 max-w-3xl rounded-md border bg-raised font-sans";
 
-export function Written({
+export function CommentView({
   comment,
   loose,
   onEdit,
@@ -25,7 +25,7 @@ export function Written({
       setText(null);
     };
     return (
-      <Writing
+      <CommentEditor
         place={comment}
         text={text}
         onText={setText}
@@ -60,7 +60,7 @@ export function Written({
   );
 }
 
-export function Writing({
+export function CommentEditor({
   place,
   text,
   onText,

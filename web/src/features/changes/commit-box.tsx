@@ -1,43 +1,38 @@
 /** Commit or discard uncommitted changes. */
-import { useMutation, useQueryClient } from "@tanstack/react-query";
 import { GitCommitHorizontal, Undo2, Wand2 } from "lucide-react";
 import { type KeyboardEvent, useState } from "react";
-import { plural } from "@/lib/format";
+import { hasCode } from "@/api/client";
+import { useCommit, useDiscardChanges } from "@/api/queries/git";
+import type { GitStatus } from "@/api/types";
+import { pluralize } from "@/lib/format";
 import { useStored } from "@/lib/stored";
 import { Button } from "@/ui/button";
 import { Confirm } from "@/ui/dialog";
 import { Field, Textarea } from "@/ui/field";
-import { words } from "@/ui/states";
-import { failed, toast } from "@/ui/toast";
-import { type GitStatus, git, isCode } from "./queries";
+import { errorMessage } from "@/ui/states";
+import { showError, toast } from "@/ui/toast";
 
 export function CommitBox({ sandboxId, status }: { sandboxId: string; status: GitStatus }) {
-  const client = useQueryClient();
   const [open, setOpen] = useState(false);
   const [message, setMessage] = useStored(`commit.${sandboxId}`, "");
-  const again = () => client.invalidateQueries({ queryKey: ["git", sandboxId] });
-  const commit = useMutation({
-    mutationFn: (text: string) => git.commit(sandboxId, text),
+  const commit = useCommit({
     onSuccess: () => {
       setMessage("");
       setOpen(false);
       toast.success("Committed");
-      return again();
     },
   });
-  const discard = useMutation({
-    mutationFn: () => git.discard(sandboxId),
+  const discard = useDiscardChanges({
     onSuccess: (done) => {
-      toast.success(`Discarded ${plural(Number(done.detail.count ?? 0), "file")}`, {
+      toast.success(`Discarded ${pluralize(Number(done.detail.count ?? 0), "file")}`, {
         description: "A checkpoint was saved first. See History.",
       });
-      return again();
     },
-    onError: failed("Could not discard the changes"),
+    onError: showError("Could not discard the changes"),
   });
-  const suggestion = isCode(commit.error, "commit_message") ? commit.error.problem.suggestion : undefined;
+  const suggestion = hasCode(commit.error, "commit_message") ? commit.error.problem.suggestion : undefined;
   const conflicted = status.entries.filter((entry) => entry.worktree === "conflicted").length;
-  const submit = () => message.trim() && !commit.isPending && commit.mutate(message);
+  const submit = () => message.trim() && !commit.isPending && commit.mutate({ sandboxId, message });
   const key = (event: KeyboardEvent) => {
     if (event.key === "Enter" && (event.metaKey || event.ctrlKey)) submit();
   };
@@ -48,7 +43,7 @@ export function CommitBox({ sandboxId, status }: { sandboxId: string; status: Gi
         <p className="mr-auto text-[13px]">
           <span className="font-medium tabular-nums">
             {status.truncated ? "More than " : ""}
-            {plural(status.entries.length, "file")}
+            {pluralize(status.entries.length, "file")}
           </span>{" "}
           <span className="text-soft">not committed{conflicted > 0 && `, ${conflicted} in conflict`}</span>
         </p>
@@ -61,10 +56,10 @@ export function CommitBox({ sandboxId, status }: { sandboxId: string; status: Gi
           }
           title="Discard all uncommitted changes?"
           action="Discard"
-          onConfirm={() => discard.mutateAsync()}
+          onConfirm={() => discard.mutateAsync({ sandboxId })}
         >
-          {plural(status.entries.length, "file")} will be reset to the last commit; new files are deleted. A checkpoint
-          is saved first, which you can restore.
+          {pluralize(status.entries.length, "file")} will be reset to the last commit; new files are deleted. A
+          checkpoint is saved first, which you can restore.
         </Confirm>
         {!open && (
           <Button size="sm" onClick={() => setOpen(true)}>
@@ -77,12 +72,12 @@ export function CommitBox({ sandboxId, status }: { sandboxId: string; status: Gi
         <div className="mt-1.5 flex flex-col gap-2 pb-1">
           <Field
             label="Commit message"
-            error={commit.error ? words(commit.error) : undefined}
+            error={commit.error ? errorMessage(commit.error) : undefined}
             hint="Summarize the change in the first line, such as “fix: restore the login”."
           >
-            {(wear) => (
+            {(control) => (
               <Textarea
-                {...wear}
+                {...control}
                 rows={3}
                 autoFocus
                 value={message}
@@ -102,7 +97,7 @@ export function CommitBox({ sandboxId, status }: { sandboxId: string; status: Gi
                 busy={commit.isPending}
                 onClick={() => {
                   setMessage(suggestion);
-                  commit.mutate(suggestion);
+                  commit.mutate({ sandboxId, message: suggestion });
                 }}
               >
                 <Wand2 className="size-3.5" aria-hidden />
@@ -121,7 +116,7 @@ export function CommitBox({ sandboxId, status }: { sandboxId: string; status: Gi
               Cancel
             </Button>
             <Button size="sm" look="primary" busy={commit.isPending} disabled={!message.trim()} onClick={submit}>
-              Commit {plural(status.entries.length, "file")}
+              Commit {pluralize(status.entries.length, "file")}
             </Button>
           </div>
         </div>

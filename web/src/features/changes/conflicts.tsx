@@ -1,13 +1,13 @@
 /** List the conflicting files and the ways to resolve the conflicts. */
 import { useState } from "react";
 import type { ApiError } from "@/api/client";
-import { plural } from "@/lib/format";
+import type { UpdateMethod } from "@/api/types";
+import { pluralize } from "@/lib/format";
 import { Badge } from "@/ui/badge";
 import { Button } from "@/ui/button";
 import { Dialog } from "@/ui/dialog";
-import type { How } from "./queries";
 
-const CHOICES: Record<string, { how: How; title: string; detail: string }> = {
+const CHOICES: Record<string, { how: UpdateMethod; title: string; detail: string }> = {
   rebase: { how: "rebase", title: "Rebase", detail: "Put the branch's commits on top of the new commits." },
   merge: {
     how: "merge",
@@ -35,17 +35,17 @@ export function Conflicts({
 }: {
   error: ApiError | null;
   busy: boolean;
-  onChoose: (how: How) => void;
+  onChoose: (how: UpdateMethod) => void;
   onClose: () => void;
 }) {
-  const [chosen, setChosen] = useState<How>();
+  const [chosen, setChosen] = useState<UpdateMethod>();
   const files = error?.problem.files ?? [];
   const choices = (error?.problem.choices ?? []).flatMap((one) => CHOICES[one] ?? []);
   return (
     <Dialog
       open={error !== null}
       onOpenChange={(open) => !open && onClose()}
-      title={`Conflicts in ${plural(files.length, "file")}`}
+      title={`Conflicts in ${pluralize(files.length, "file")}`}
       description="The branch and the new commits changed the same lines. No files have been changed yet."
       footer={<Button onClick={onClose}>Close</Button>}
     >

@@ -1,7 +1,7 @@
 /** Keyboard navigation through the lines of a diff. Pure. */
 import type { FileDiff } from "@/api/types";
-import { anchorOf, type Place } from "./comments";
-import type { Line, Side } from "./patch";
+import { anchorOf, type Place } from "@/features/conversation/comments";
+import type { Line, Side } from "@/model/patch";
 import type { Row } from "./rows";
 
 /** The keyboard selection: from the line where it started (`origin`) to the current line (`head`). */

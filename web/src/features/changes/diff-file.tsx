@@ -4,10 +4,10 @@ import { ChevronDown, ChevronRight } from "lucide-react";
 import { memo, type ReactNode } from "react";
 import type { FileDiff } from "@/api/types";
 import { count } from "@/lib/format";
+import type { Hunk } from "@/model/patch";
 import { Button } from "@/ui/button";
 import { CopyButton } from "@/ui/code";
 import { Checkbox } from "@/ui/field";
-import type { Hunk } from "./patch";
 import { LETTERS } from "./tree";
 
 export function Letter({ change }: { change: FileDiff["change"] }) {

@@ -1,11 +1,11 @@
 /** The code lines of a diff, in unified or split view. */
 import clsx from "clsx";
 import { type MouseEvent, memo } from "react";
+import { anchorOf } from "@/features/conversation/comments";
 import type { Token } from "@/lib/highlight";
 import { isCoarse } from "@/lib/pointer";
-import { anchorOf } from "./comments";
-import type { Hunk, Line, Side } from "./patch";
-import { changedWords, marked, type Span } from "./words";
+import type { Hunk, Line, Side } from "@/model/patch";
+import { changedWords, markWords, type Span } from "./word-diff";
 
 export type OnGutter = (side: Side, number: number, extend: boolean) => void;
 
@@ -40,7 +40,7 @@ function emphasis(hunk: Hunk, line: Line): Span[] {
 
 function Text({ hunk, line, tokens }: { hunk: Hunk; line: Line; tokens: Token[] | undefined }) {
   const plain: Token[] = [["", line.text]];
-  const pieces = marked(tokens?.length ? tokens : plain, emphasis(hunk, line));
+  const pieces = markWords(tokens?.length ? tokens : plain, emphasis(hunk, line));
   const mate = line.mate < 0 ? undefined : hunk.lines[line.mate];
   return (
     <>

@@ -11,15 +11,15 @@ import {
   useState,
 } from "react";
 import type { FileDiff } from "@/api/types";
+import type { CommentStore, Place } from "@/features/conversation/comments";
 import { languageOf } from "@/lib/highlight";
 import { isCoarse } from "@/lib/pointer";
-import { coloursOf, useColours } from "./colours";
-import { Writing, Written } from "./comment-box";
-import type { CommentStore, Place } from "./comments";
+import type { Side } from "@/model/patch";
+import { CommentEditor, CommentView } from "./comment-box";
 import { type Cursor, inPlace, placeOf, step } from "./cursor";
 import { FileHead, FileNote, HunkHead } from "./diff-file";
 import { type OnGutter, SplitLine, UnifiedLine } from "./diff-line";
-import type { Side } from "./patch";
+import { coloursOf, useColours } from "./highlighting";
 import type { Row } from "./rows";
 
 export interface Draft extends Place {
@@ -192,7 +192,7 @@ export function DiffList(props: ListProps) {
       }
       case "comment":
         return (
-          <Written
+          <CommentView
             comment={row.comment}
             loose={row.loose}
             onEdit={(text) => store?.edit(row.comment.id, text)}
@@ -202,7 +202,7 @@ export function DiffList(props: ListProps) {
       case "draft":
         return (
           draft && (
-            <Writing
+            <CommentEditor
               place={draft}
               text={draft.text}
               onText={(text) => onDraft({ ...draft, text })}

@@ -3,21 +3,21 @@ import clsx from "clsx";
 import { Columns2, FolderTree, FoldVertical, Keyboard, Rows2, UnfoldVertical } from "lucide-react";
 import { type ReactNode, startTransition, useCallback, useLayoutEffect, useMemo, useRef, useState } from "react";
 import type { Diff, FileDiff } from "@/api/types";
-import { plural } from "@/lib/format";
+import { type CommentStore, quoteOf } from "@/features/conversation/comments";
+import { pluralize } from "@/lib/format";
 import { useStored } from "@/lib/stored";
 import { Kbd } from "@/ui/badge";
 import { IconButton } from "@/ui/button";
 import { Sheet } from "@/ui/dialog";
 import { Popover } from "@/ui/menu";
 import { Empty } from "@/ui/states";
-import { failed } from "@/ui/toast";
-import { type CommentStore, quoteOf } from "./comments";
+import { showError } from "@/ui/toast";
 import { Counts } from "./diff-file";
 import { DiffList, type Draft, type ListHandle } from "./diff-list";
 import { FileTree } from "./file-tree";
 import { patchOf, rowsOf } from "./rows";
 import { inTreeOrder } from "./tree";
-import { useViewed } from "./viewed";
+import { useViewed } from "./viewed-files";
 
 export interface DiffViewProps {
   diff: Diff;
@@ -110,7 +110,7 @@ export function DiffView({ diff, commentable, viewedAs, onLoad, fileActions, bar
           <FolderTree className="size-4" aria-hidden />
         </IconButton>
         <p className="flex items-center gap-2 text-xs text-soft" aria-live="polite">
-          <span>{plural(files.length, "file")}</span>
+          <span>{pluralize(files.length, "file")}</span>
           <Counts added={diff.added} removed={diff.removed} />
           {seen.size > 0 && <span className="text-faint">{seen.size} viewed</span>}
         </p>
@@ -187,7 +187,7 @@ function useLoaded(diff: Diff, onLoad: DiffViewProps["onLoad"]) {
       const found = await onLoad?.(file);
       if (found) setLoaded((now) => new Map(now).set(file, found));
     } catch (error) {
-      failed("Could not load the file's changes")(error);
+      showError("Could not load the file's changes")(error);
     } finally {
       setLoading((now) => new Set([...now].filter((path) => path !== file.path)));
     }

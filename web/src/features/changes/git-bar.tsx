@@ -1,5 +1,4 @@
 /** The branch with its update and push actions. */
-import { useMutation, useQueryClient } from "@tanstack/react-query";
 import {
   ArrowUpFromLine,
   ChevronDown,
@@ -10,23 +9,19 @@ import {
   RotateCcw,
 } from "lucide-react";
 import { useState } from "react";
-import type { ApiError } from "@/api/client";
-import { appendToDraft } from "@/features/conversation/compose";
-import { plural } from "@/lib/format";
+import { type ApiError, hasCode } from "@/api/client";
+import { isAhead, usePush, useUpdateBranch } from "@/api/queries/git";
+import type { Checkout, GitOperation, GitStatus, UpdateMethod } from "@/api/types";
+import { appendToDraft } from "@/features/conversation/prompt-draft";
+import { pluralize } from "@/lib/format";
 import { Badge } from "@/ui/badge";
 import { Button, IconButton } from "@/ui/button";
 import { CopyButton } from "@/ui/code";
 import { Menu, MenuItem, MenuTitle } from "@/ui/menu";
-import { words } from "@/ui/states";
+import { errorMessage } from "@/ui/states";
 import { toast } from "@/ui/toast";
 import { Conflicts } from "./conflicts";
-import { Refusal } from "./operations";
-import { type Checkout, type GitStatus, git, type How, isAhead, isCode, type Operation } from "./queries";
-
-interface Wanted {
-  how: How;
-  source: "base" | "branch";
-}
+import { ErrorBanner } from "./operations";
 
 export function GitBar({
   sandboxId,
@@ -43,18 +38,9 @@ export function GitBar({
   refreshing: boolean;
   onRefresh: () => void;
 }) {
-  const client = useQueryClient();
   const [conflict, setConflict] = useState<ApiError | null>(null);
-  const again = () => client.invalidateQueries({ queryKey: ["git", sandboxId] });
-  const push = useMutation({
-    mutationFn: () => git.push(sandboxId),
-    onSuccess: (done) => {
-      pushed(done);
-      return again();
-    },
-  });
-  const update = useMutation({
-    mutationFn: ({ how, source }: Wanted) => git.update(sandboxId, how, source),
+  const push = usePush({ onSuccess: reportPush });
+  const update = useUpdateBranch({
     onSuccess: (done, { how }) => {
       setConflict(null);
       if (how === "agent" && conflictsOf(done).length) {
@@ -65,21 +51,20 @@ export function GitBar({
         toast.success("Conflicts written into the files", {
           description: "A message for the agent was added to your draft in the conversation.",
         });
-      } else updated(done, how);
-      return again();
+      } else reportUpdate(done, how);
     },
-    onError: (error) => isCode(error, "conflicts") && setConflict(error),
+    onError: (error) => hasCode(error, "conflicts") && setConflict(error),
   });
   const busy = push.isPending || update.isPending;
-  const refused = push.error ?? (isCode(update.error, "conflicts") ? null : update.error);
+  const error = push.error ?? (hasCode(update.error, "conflicts") ? null : update.error);
   const close = () => {
     push.reset();
     update.reset();
   };
   const ahead = isAhead(checkout, status);
-  const wanted = (how: How, source: "base" | "branch" = "base") => {
+  const startUpdate = (how: UpdateMethod, source: "base" | "branch" = "base") => {
     close();
-    update.mutate({ how, source });
+    update.mutate({ sandboxId, how, source });
   };
   return (
     <>
@@ -105,24 +90,24 @@ export function GitBar({
           }
         >
           <MenuTitle>Update from {checkout.baseBranch}</MenuTitle>
-          <MenuItem onSelect={() => wanted("check")}>
+          <MenuItem onSelect={() => startUpdate("check")}>
             <RefreshCw className="size-3.5" aria-hidden /> Check for new commits
           </MenuItem>
           {checkout.pushed === null && (
-            <MenuItem onSelect={() => wanted("rebase")}>
+            <MenuItem onSelect={() => startUpdate("rebase")}>
               <GitPullRequestArrow className="size-3.5" aria-hidden /> Rebase
             </MenuItem>
           )}
-          <MenuItem onSelect={() => wanted("merge")}>
+          <MenuItem onSelect={() => startUpdate("merge")}>
             <GitMerge className="size-3.5" aria-hidden /> Merge
           </MenuItem>
           {checkout.pushed !== null && (
-            <MenuItem onSelect={() => wanted("merge", "branch")}>
+            <MenuItem onSelect={() => startUpdate("merge", "branch")}>
               <GitMerge className="size-3.5" aria-hidden /> Merge commits pushed by others
             </MenuItem>
           )}
           {status?.underWay && (
-            <MenuItem danger onSelect={() => wanted("give_up")}>
+            <MenuItem danger onSelect={() => startUpdate("give_up")}>
               <RotateCcw className="size-3.5" aria-hidden /> Abort the {status.underWay}
             </MenuItem>
           )}
@@ -131,43 +116,47 @@ export function GitBar({
           size="sm"
           busy={push.isPending}
           disabled={busy || !ahead}
-          onClick={() => push.mutate()}
+          onClick={() => push.mutate(sandboxId)}
           title={ahead ? undefined : checkout.pushed === null ? "No commits to push" : "Everything is pushed"}
         >
           {!push.isPending && <ArrowUpFromLine className="size-3.5" aria-hidden />}
           Push
         </Button>
       </div>
-      {refused && (
-        <Refusal title={push.error ? "Could not push" : "Could not update"} text={words(refused)} onClose={close}>
-          {isCode(refused, "branch_moved") && (
-            <Button size="sm" busy={update.isPending} onClick={() => wanted("merge", "branch")}>
+      {error && (
+        <ErrorBanner
+          title={push.error ? "Could not push" : "Could not update"}
+          text={errorMessage(error)}
+          onClose={close}
+        >
+          {hasCode(error, "branch_moved") && (
+            <Button size="sm" busy={update.isPending} onClick={() => startUpdate("merge", "branch")}>
               Merge them
             </Button>
           )}
-          {isCode(refused, "rebase_refused") && (
-            <Button size="sm" busy={update.isPending} onClick={() => wanted("merge")}>
+          {hasCode(error, "rebase_refused") && (
+            <Button size="sm" busy={update.isPending} onClick={() => startUpdate("merge")}>
               Merge instead
             </Button>
           )}
-        </Refusal>
+        </ErrorBanner>
       )}
       <Conflicts
         error={conflict}
         busy={update.isPending}
         onClose={() => setConflict(null)}
-        onChoose={(how) => wanted(how, update.variables?.source)}
+        onChoose={(how) => startUpdate(how, update.variables?.source)}
       />
     </>
   );
 }
 
-function pushed(done: Operation): void {
+function reportPush(done: GitOperation): void {
   if (done.status !== "completed") toast.info("Still pushing", { description: "Progress is shown above the changes." });
-  else toast.success(`Pushed ${String(done.detail.branch ?? "the branch")}`, { description: notes(done) });
+  else toast.success(`Pushed ${String(done.detail.branch ?? "the branch")}`, { description: warningsOf(done) });
 }
 
-function updated(done: Operation, how: How): void {
+function reportUpdate(done: GitOperation, how: UpdateMethod): void {
   const { behind, source, ended } = done.detail as { behind?: number; source?: string; ended?: boolean };
   const conflicts = conflictsOf(done);
   if (done.status !== "completed")
@@ -175,21 +164,21 @@ function updated(done: Operation, how: How): void {
   else if (how === "give_up") toast.success(ended ? "The branch was restored" : "No merge or rebase was in progress");
   else if (!behind) toast.success(`No new commits on ${source ?? "the base branch"}`);
   else if (how === "check")
-    toast.info(`${plural(behind, "new commit")} on ${source}`, {
+    toast.info(`${pluralize(behind, "new commit")} on ${source}`, {
       description: conflicts.length
         ? `They conflict with the branch in ${conflicts.slice(0, 5).join(", ")}.`
         : "They can be merged without conflicts.",
     });
-  else toast.success(`Updated with ${plural(behind, "commit")} from ${source}`, { description: notes(done) });
+  else toast.success(`Updated with ${pluralize(behind, "commit")} from ${source}`, { description: warningsOf(done) });
 }
 
-function conflictsOf(done: Operation): string[] {
+function conflictsOf(done: GitOperation): string[] {
   const { conflicts } = done.detail;
   return Array.isArray(conflicts) ? conflicts.map((one) => String((one as { path?: unknown }).path ?? one)) : [];
 }
 
 /** Return git's warnings as one text. */
-function notes(done: Operation): string | undefined {
+function warningsOf(done: GitOperation): string | undefined {
   const { warnings } = done.detail;
   return Array.isArray(warnings) && warnings.length ? warnings.map(String).join(" ") : undefined;
 }

@@ -1,20 +1,19 @@
 /** The git operations running in the sandbox, tracked by events, including those started by other users. */
-import { useQuery } from "@tanstack/react-query";
 import { CircleAlert, LoaderCircle, X } from "lucide-react";
 import { useState } from "react";
+import { useGitOperations } from "@/api/queries/git";
 import type { PlatformEvent } from "@/api/types";
 import { useEvents } from "@/live/context";
 import { IconButton } from "@/ui/button";
-import { operations } from "./queries";
 
-interface Doing {
+interface OperationState {
   kind: string;
   position: number | null;
   what: string;
   percent: number | null;
 }
 
-const WORDS: Record<string, string> = {
+const LABELS: Record<string, string> = {
   clone: "Checking out",
   branch: "Creating the branch",
   stage: "Staging",
@@ -28,7 +27,10 @@ const WORDS: Record<string, string> = {
 };
 
 /** Return an operation's state from an event; null if it has ended. */
-export function doingOf(event: Pick<PlatformEvent, "kind" | "data">, before: Doing | undefined): Doing | null {
+export function operationState(
+  event: Pick<PlatformEvent, "kind" | "data">,
+  before: OperationState | undefined,
+): OperationState | null {
   const { operation, position, what, percent } = event.data as Record<string, unknown>;
   const kind = typeof operation === "string" ? operation : (before?.kind ?? "");
   switch (event.kind) {
@@ -49,35 +51,35 @@ export function doingOf(event: Pick<PlatformEvent, "kind" | "data">, before: Doi
 }
 
 /** Return the running operations by id. Those that started before the subscription are read once. */
-export function useDoing(sandboxId: string): [id: string, doing: Doing][] {
-  const known = useQuery(operations(sandboxId));
-  const [told, setTold] = useState<ReadonlyMap<string, Doing | null>>(new Map());
+export function useRunningOperations(sandboxId: string): [id: string, state: OperationState][] {
+  const known = useGitOperations(sandboxId);
+  const [reported, setReported] = useState<ReadonlyMap<string, OperationState | null>>(new Map());
   useEvents(
     (event) => {
       const id = (event.data as Record<string, unknown>).operationId;
       if (!event.kind.startsWith("git.") || event.sandboxId !== sandboxId || typeof id !== "string") return;
-      setTold((now) => new Map([...now].slice(-50)).set(id, doingOf(event, now.get(id) ?? undefined)));
+      setReported((now) => new Map([...now].slice(-50)).set(id, operationState(event, now.get(id) ?? undefined)));
     },
-    () => setTold(new Map()),
+    () => setReported(new Map()),
   );
-  const all = new Map<string, Doing | null>();
+  const all = new Map<string, OperationState | null>();
   for (const one of known.data ?? []) {
     if (one.status === "queued" || one.status === "running")
       all.set(one.id, { kind: one.kind, position: one.position, what: "", percent: null });
   }
-  for (const [id, doing] of told) all.set(id, doing);
-  return [...all].filter((entry): entry is [string, Doing] => entry[1] !== null);
+  for (const [id, state] of reported) all.set(id, state);
+  return [...all].filter((entry): entry is [string, OperationState] => entry[1] !== null);
 }
 
 export function Operations({ sandboxId }: { sandboxId: string }) {
-  const doing = useDoing(sandboxId);
+  const running = useRunningOperations(sandboxId);
   return (
     <div aria-live="polite">
-      {doing.map(([id, one]) => (
+      {running.map(([id, one]) => (
         <div key={id} className="flex items-center gap-2 border-b bg-info-soft px-3 py-1 text-xs text-info">
           <LoaderCircle className="size-3.5 shrink-0 animate-spin" aria-hidden />
           <span className="truncate">
-            {WORDS[one.kind] ?? one.kind}
+            {LABELS[one.kind] ?? one.kind}
             {one.position !== null && one.position > 0 && `: ${one.position} ahead in the repository's queue`}
             {one.what && `: ${one.what}`}
           </span>
@@ -96,7 +98,7 @@ export function Operations({ sandboxId }: { sandboxId: string }) {
 }
 
 /** An error message that stays until it is dismissed. */
-export function Refusal({
+export function ErrorBanner({
   title,
   text,
   onClose,

@@ -1,36 +1,36 @@
 /** The changes of a session: review, comment, commit and push. */
-import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
 import { GitCompare, MoonStar, Undo2 } from "lucide-react";
 import { useRef, useState } from "react";
+import { hasCode } from "@/api/client";
+import { readFileDiff, useCheckout, useDiff, useDiscardChanges, useGitStatus } from "@/api/queries/git";
+import { useRefreshGit } from "@/api/refresh";
 import type { Attempt, FileDiff, Session, Task } from "@/api/types";
+import { useComments } from "@/features/conversation/comments";
 import { useEvents } from "@/live/context";
 import { IconButton } from "@/ui/button";
 import { Confirm } from "@/ui/dialog";
 import { Select } from "@/ui/field";
 import { Empty, ErrorState, Loaded, Loading } from "@/ui/states";
 import { Ago } from "@/ui/time";
-import { failed, toast } from "@/ui/toast";
-import { useComments } from "./comments";
+import { showError, toast } from "@/ui/toast";
 import { CommitBox } from "./commit-box";
 import { DiffView } from "./diff-view";
 import { GitBar } from "./git-bar";
 import { Operations } from "./operations";
-import * as queries from "./queries";
 import { SendComments } from "./send-comments";
 
-const AGAIN_MS = 2000;
+const REFRESH_MS = 2000;
 
 /** Refresh the git queries when a turn changes state, files change or a command finishes. Returns a manual refresh. */
-function useRefreshOnEvents(sandboxId: string, sessionId: string): () => void {
-  const client = useQueryClient();
+function useRefreshOnEvents(sandboxId: string, sessionId: string): () => Promise<void> {
   const timer = useRef<ReturnType<typeof setTimeout>>(undefined);
-  const refresh = () => void client.invalidateQueries({ queryKey: ["git", sandboxId] });
+  const refresh = useRefreshGit(sandboxId);
   useEvents((event) => {
     const turn = event.kind.startsWith("turn.") && event.sessionId === sessionId;
     const here = event.sandboxId === sandboxId && /^(file\.|sandbox\.|command\.finished)/.test(event.kind);
     if (!turn && !here) return;
     clearTimeout(timer.current);
-    timer.current = setTimeout(refresh, turn ? 100 : AGAIN_MS);
+    timer.current = setTimeout(refresh, turn ? 100 : REFRESH_MS);
   });
   return refresh;
 }
@@ -51,24 +51,19 @@ export function ChangesPanel({
 }) {
   const sessionId = session.id;
   const [against, setAgainst] = useState("base");
-  const checkout = useQuery(queries.checkout(sandboxId));
-  const status = useQuery({ ...queries.status(sandboxId), enabled: !checkout.error });
+  const checkout = useCheckout(sandboxId);
+  const status = useGitStatus(sandboxId, { enabled: !checkout.error });
   const pushed = checkout.data?.pushed ?? null;
   const since = against === "pushed" ? (pushed ?? "base") : against;
-  const diff = useQuery({ ...queries.diff(sandboxId, since), enabled: !checkout.error }); // The three queries run in parallel.
+  const diff = useDiff(sandboxId, since, { enabled: !checkout.error }); // The three queries run in parallel.
   const store = useComments(sessionId);
   const refresh = useRefreshOnEvents(sandboxId, sessionId);
-  const client = useQueryClient();
-  const discard = useMutation({
-    mutationFn: (path: string) => queries.git.discard(sandboxId, [path]),
-    onSuccess: () => {
-      toast.success("Discarded", { description: "A checkpoint was saved first. See History." });
-      return client.invalidateQueries({ queryKey: ["git", sandboxId] });
-    },
-    onError: failed("Could not discard the file's changes"),
+  const discard = useDiscardChanges({
+    onSuccess: () => toast.success("Discarded", { description: "A checkpoint was saved first. See History." }),
+    onError: showError("Could not discard the file's changes"),
   });
 
-  if (queries.isCode(checkout.error, "no_checkout") || queries.isCode(checkout.error, "not_found")) {
+  if (hasCode(checkout.error, "no_checkout") || hasCode(checkout.error, "not_found")) {
     return (
       <>
         <Operations sandboxId={sandboxId} />
@@ -85,9 +80,9 @@ export function ChangesPanel({
       <Loading lines={8} />
     );
 
-  const loose = new Set(status.data?.entries.map((entry) => entry.path));
+  const uncommitted = new Set(status.data?.entries.map((entry) => entry.path));
   const discardFile = (file: FileDiff) =>
-    loose.has(file.path) && (
+    uncommitted.has(file.path) && (
       <Confirm
         trigger={
           <IconButton size="sm" label={`Discard uncommitted changes in ${file.path}`}>
@@ -96,7 +91,7 @@ export function ChangesPanel({
         }
         title="Discard this file's changes?"
         action="Discard"
-        onConfirm={() => discard.mutateAsync(file.path)}
+        onConfirm={() => discard.mutateAsync({ sandboxId, paths: [file.path] })}
       >
         <span className="font-mono text-xs [overflow-wrap:anywhere]">{file.path}</span> will be reset to the last
         commit. A checkpoint is saved first.
@@ -147,7 +142,7 @@ export function ChangesPanel({
             diff={found}
             commentable={store}
             viewedAs={sessionId}
-            onLoad={(file) => queries.fileDiff(sandboxId, since, file)}
+            onLoad={(file) => readFileDiff(sandboxId, since, file)}
             fileActions={discardFile}
             bar={
               <Select

@@ -1,6 +1,6 @@
 import { describe, expect, it } from "vitest";
 import type { FileDiff } from "@/api/types";
-import type { Comment } from "./comments";
+import type { Comment } from "@/features/conversation/comments";
 import { type Row, rowsOf, type Shape } from "./rows";
 
 const FILE: FileDiff = {

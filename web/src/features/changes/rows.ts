@@ -1,7 +1,7 @@
 /** Flatten a diff into a list of rows for the virtual list. Pure. */
 import type { FileDiff } from "@/api/types";
-import type { Comment, Place } from "./comments";
-import { type Hunk, type Line, type Patch, parsePatch } from "./patch";
+import type { Comment, Place } from "@/features/conversation/comments";
+import { type Hunk, type Line, type Patch, parsePatch } from "@/model/patch";
 
 export type Row =
   | { kind: "file"; key: string; file: number }
@@ -21,21 +21,21 @@ export interface Shape {
   draft: Place | null;
 }
 
-const parsed = new WeakMap<FileDiff, Patch>();
+const parsedPatches = new WeakMap<FileDiff, Patch>();
 
 /** Return the parsed patch of a file. Parsed once per response. */
 export function patchOf(file: FileDiff): Patch {
-  let patch = parsed.get(file);
+  let patch = parsedPatches.get(file);
   if (!patch) {
     patch = parsePatch(file.patch ?? "");
-    parsed.set(file, patch);
+    parsedPatches.set(file, patch);
   }
   return patch;
 }
 
 export function rowsOf(files: FileDiff[], shape: Shape): Row[] {
   const rows: Row[] = [];
-  const byPath = grouped(shape.comments);
+  const byPath = groupLines(shape.comments);
   files.forEach((file, index) => {
     rows.push({ kind: "file", key: file.path, file: index });
     if (shape.folded.has(file.path)) return;
@@ -56,7 +56,7 @@ export function rowsOf(files: FileDiff[], shape: Shape): Row[] {
   return rows;
 }
 
-function grouped(comments: Comment[]): Map<string, Comment[]> {
+function groupLines(comments: Comment[]): Map<string, Comment[]> {
   const made = new Map<string, Comment[]>();
   for (const comment of comments) made.set(comment.path, [...(made.get(comment.path) ?? []), comment]);
   return made;

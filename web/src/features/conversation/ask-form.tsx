@@ -1,7 +1,7 @@
 import { useId, useMemo, useState } from "react";
 import { Button } from "@/ui/button";
 import { Checkbox, Field, FieldNote, Input, Select, Switch, Textarea } from "@/ui/field";
-import { check, currentValue, type Filled, type FormField, fieldsOf } from "./form";
+import { check, currentValue, type Filled, type FormField, fieldsOf } from "./question-form";
 
 /** Up to this many choices are shown as radio buttons; more are shown as a select. */
 const SHOWN_CHOICES = 8;
@@ -137,11 +137,11 @@ function One({
       hint={field.hint || undefined}
       error={error}
     >
-      {(wear) => {
+      {(control) => {
         if (field.type === "choice") {
           return (
             <Select
-              {...wear}
+              {...control}
               value={text}
               placeholder="Choose"
               onChange={onChange}
@@ -150,11 +150,11 @@ function One({
           );
         }
         if (field.type === "long")
-          return <Textarea {...wear} rows={2} value={text} onChange={(event) => onChange(event.target.value)} />;
+          return <Textarea {...control} rows={2} value={text} onChange={(event) => onChange(event.target.value)} />;
         const numeric = field.type === "number" || field.type === "integer";
         return (
           <Input
-            {...wear}
+            {...control}
             inputMode={numeric ? "decimal" : undefined}
             value={text}
             onChange={(event) => onChange(event.target.value)}

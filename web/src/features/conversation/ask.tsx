@@ -1,23 +1,22 @@
-import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
 import { Link } from "@tanstack/react-router";
 import { CircleCheck, CircleHelp, CircleX, ShieldQuestion } from "lucide-react";
 import { useState } from "react";
 import type { Schemas } from "@/api/client";
-import { api, got } from "@/api/client";
-import { session as sessionQuery } from "@/api/queries";
+import { useAnswerAsk } from "@/api/queries/conversation";
+import { useSession } from "@/api/queries/sessions";
 import type { Ask } from "@/api/types";
-import { roughly } from "@/lib/format";
+import { formatRoughDuration } from "@/lib/format";
 import { Button } from "@/ui/button";
 import { Ago, useNow } from "@/ui/time";
-import { failed } from "@/ui/toast";
+import { showError } from "@/ui/toast";
 import { AllowButton } from "./allow";
 import { AskForm } from "./ask-form";
 import { Fold } from "./fold";
-import { list, record, shownValue, toolCallOf, withoutRepeats, words } from "./parts";
-import { useName } from "./people";
-import { Refusal } from "./refusal";
-import { isRefusedByPolicy } from "./refused";
+import { formatValue, list, record, textOrEmpty, toolCallOf, withoutRepeats } from "./message-parts";
+import { isDeniedByPolicy } from "./policy-denials";
+import { RejectionForm } from "./rejection-form";
 import { CallDetails } from "./tool-call";
+import { useName } from "./user-names";
 
 export interface AskOption {
   id: string;
@@ -28,41 +27,32 @@ export interface AskOption {
 export function optionsOf(ask: Ask): AskOption[] {
   return list(ask.detail.options).flatMap((one) => {
     const { optionId, name, kind } = record(one);
-    return typeof optionId === "string" ? [{ id: optionId, name: words(name) || optionId, kind: words(kind) }] : [];
+    return typeof optionId === "string"
+      ? [{ id: optionId, name: textOrEmpty(name) || optionId, kind: textOrEmpty(kind) }]
+      : [];
   });
 }
 
 /** A question or permission request of the agent or the platform, answered in place. */
 export function AskRow({ ask }: { ask: Ask }) {
-  return ask.status === "pending" ? <Pending ask={ask} /> : <Settled ask={ask} />;
+  return ask.status === "pending" ? <PendingAsk ask={ask} /> : <SettledAsk ask={ask} />;
 }
 
-export function useAnswer(ask: Ask | undefined) {
-  const client = useQueryClient();
-  return useMutation({
-    mutationFn: (body: Schemas["Answer"]) =>
-      got(api.POST("/api/v1/asks/{ask_id}/answer", { params: { path: { ask_id: ask?.id ?? "" } }, body })),
-    onSuccess: (done) => {
-      client.setQueriesData<Ask[]>({ queryKey: ["asks"] }, (known) =>
-        known?.map((one) => (one.id === done.id ? done : one)),
-      );
-    },
-    onError: failed("Could not send the answer"),
-    onSettled: () => client.invalidateQueries({ queryKey: ["asks"] }),
-  });
-}
+/** Answer a question or permission request, and report an error. */
+export const useAnswer = () => useAnswerAsk({ onError: showError("Could not send the answer") });
 
-function Pending({ ask }: { ask: Ask }) {
-  const answer = useAnswer(ask);
-  const [refused, refuse] = useState<string | null>(null);
-  const platform = words(ask.detail.by) !== "";
+function PendingAsk({ ask }: { ask: Ask }) {
+  const answer = useAnswer();
+  const send = (given: Schemas["Answer"]) => answer.mutate({ askId: ask.id, answer: given });
+  const [rejectionOption, setRejectionOption] = useState<string | null>(null);
+  const platform = textOrEmpty(ask.detail.by) !== "";
   const form = ask.kind === "question" && !platform;
   const options = optionsOf(ask);
   const call = ask.detail.toolCall ? withoutRepeats(toolCallOf(record(ask.detail.toolCall)), ask.title) : null;
   const Icon = ask.kind === "permission" ? ShieldQuestion : CircleHelp;
   const busy = answer.isPending || answer.isSuccess;
-  const pressed = (body: Schemas["Answer"]) =>
-    busy && answer.variables?.optionId === body.optionId && answer.variables?.decision === body.decision;
+  const isSending = (body: Schemas["Answer"]) =>
+    busy && answer.variables?.answer.optionId === body.optionId && answer.variables.answer.decision === body.decision;
   return (
     <section
       aria-label={ask.title}
@@ -94,14 +84,14 @@ function Pending({ ask }: { ask: Ask }) {
             schema={ask.detail.form}
             title={ask.title}
             busy={busy}
-            onAnswer={(content) => answer.mutate({ content })}
-            onDecline={() => answer.mutate({ decision: "reject" })}
+            onAnswer={(content) => send({ content })}
+            onDecline={() => send({ decision: "reject" })}
           />
-        ) : refused !== null ? (
-          <Refusal
+        ) : rejectionOption !== null ? (
+          <RejectionForm
             busy={busy}
-            onRefuse={(message) => answer.mutate({ optionId: refused, ...(message && { message }) })}
-            onCancel={() => refuse(null)}
+            onRefuse={(message) => send({ optionId: rejectionOption, ...(message && { message }) })}
+            onCancel={() => setRejectionOption(null)}
           />
         ) : (
           <div className="flex flex-wrap gap-2">
@@ -113,9 +103,9 @@ function Pending({ ask }: { ask: Ask }) {
                 <Button
                   key={one.id}
                   look={no ? "danger" : one.kind === "allow_once" ? "primary" : "plain"}
-                  busy={pressed(body)}
+                  busy={isSending(body)}
                   disabled={busy}
-                  onClick={() => (asksWhy ? refuse(one.id) : answer.mutate(body))}
+                  onClick={() => (asksWhy ? setRejectionOption(one.id) : send(body))}
                   className="!h-auto min-h-8 max-w-full py-1 text-left [overflow-wrap:anywhere] !whitespace-normal"
                 >
                   <span className="min-w-0">{one.name}</span>
@@ -123,7 +113,7 @@ function Pending({ ask }: { ask: Ask }) {
               );
             })}
             {!options.length && (
-              <Button look="danger" busy={busy} onClick={() => answer.mutate({ decision: "reject" })}>
+              <Button look="danger" busy={busy} onClick={() => send({ decision: "reject" })}>
                 Deny
               </Button>
             )}
@@ -136,8 +126,8 @@ function Pending({ ask }: { ask: Ask }) {
 
 /** Why the user is asked, with a link to the setting that controls it. */
 function Reason({ ask }: { ask: Ask }) {
-  const reason = words(ask.detail.reason);
-  const projectId = useQuery({ ...sessionQuery(ask.sessionId), enabled: reason !== "" }).data?.projectId;
+  const reason = textOrEmpty(ask.detail.reason);
+  const projectId = useSession(ask.sessionId, { enabled: reason !== "" }).data?.projectId;
   if (!reason) return null;
   return (
     <p className="text-xs text-soft">
@@ -161,7 +151,7 @@ function Countdown({ until, outcome }: { until: string; outcome: string }) {
   return (
     <span className="tabular-nums">
       {" · "}
-      {left > 0 ? `${outcome} automatically in ${roughly(left)}` : `${outcome}: not answered in time`}
+      {left > 0 ? `${outcome} automatically in ${formatRoughDuration(left)}` : `${outcome}: not answered in time`}
     </span>
   );
 }
@@ -175,13 +165,13 @@ const WORDS: Record<string, string> = {
   reject: "Denied",
 };
 
-function Settled({ ask }: { ask: Ask }) {
+function SettledAsk({ ask }: { ask: Ask }) {
   const name = useName();
   const { text, yes } = outcome(ask);
   const Icon = yes ? CircleCheck : CircleX;
   const call = ask.detail.toolCall ? toolCallOf(record(ask.detail.toolCall)) : null;
-  const reason = words(ask.detail.reason);
-  const given = givenOf(ask);
+  const reason = textOrEmpty(ask.detail.reason);
+  const given = answersOf(ask);
   const by =
     ask.decidedBy === "person" || ask.decidedBy === "overruled"
       ? name(ask.userId)
@@ -210,7 +200,7 @@ function Settled({ ask }: { ask: Ask }) {
         <div className="ml-5 flex flex-col gap-2 border-l py-1.5 pl-3 text-[13px]">
           <p className="break-words whitespace-pre-wrap">{ask.title}</p>
           {call && <CallDetails call={withoutRepeats(call, ask.title)} />}
-          <Given ask={ask} />
+          <AnswerContent ask={ask} />
           <p className="text-xs text-soft">
             {text}
             {by && ` by ${by === "You" ? "you" : by}`}
@@ -222,7 +212,7 @@ function Settled({ ask }: { ask: Ask }) {
               </>
             )}
           </p>
-          {isRefusedByPolicy(ask) && (
+          {isDeniedByPolicy(ask) && (
             <div>
               <AllowButton asks={[ask]} />
             </div>
@@ -234,15 +224,15 @@ function Settled({ ask }: { ask: Ask }) {
 }
 
 /** The answers to a question's form, by field. */
-function givenOf(ask: Ask): [field: string, value: string][] {
+function answersOf(ask: Ask): [field: string, value: string][] {
   return Object.entries(record(ask.answer?.content)).map(([field, value]) => [
     field,
-    Array.isArray(value) ? value.map(shownValue).join(", ") : shownValue(value),
+    Array.isArray(value) ? value.map(formatValue).join(", ") : formatValue(value),
   ]);
 }
 
-function Given({ ask }: { ask: Ask }) {
-  const content = givenOf(ask);
+function AnswerContent({ ask }: { ask: Ask }) {
+  const content = answersOf(ask);
   if (!content.length) return null;
   return (
     <dl className="grid grid-cols-[auto_1fr] gap-x-3 gap-y-0.5">
@@ -263,7 +253,7 @@ function outcome(ask: Ask): { text: string; yes: boolean } {
   if (ask.decidedBy === "overruled") return { text: "Allowed from now on", yes: true };
   if (answer.action === "accept") return { text: "Answered", yes: true };
   if (answer.action) return { text: "Declined", yes: false };
-  const kind = words(answer.kind) || words(answer.decision);
+  const kind = textOrEmpty(answer.kind) || textOrEmpty(answer.decision);
   const chosen = optionsOf(ask).find((one) => one.id === answer.optionId);
   const plain = ask.kind === "question" && chosen ? chosen.name : undefined;
   return { text: plain ?? WORDS[kind] ?? chosen?.name ?? "Denied", yes: kind.startsWith("allow") };

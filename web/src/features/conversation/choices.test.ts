@@ -1,7 +1,7 @@
 import { expect, it } from "vitest";
 import type { Schemas } from "@/api/client";
 import type { Agent } from "@/api/types";
-import { modelsOf, modesOf, suggested } from "./choices";
+import { modelsOf, modesOf, suggestCommands } from "./choices";
 
 const state = (options: Record<string, unknown>) => ({ options }) as Schemas["AgentStateView"];
 const agent = { models: ["m1"], modes: ["work"] } as unknown as Agent;
@@ -23,8 +23,8 @@ it("prefers what the agent reports over its static definition", () => {
 
 it("suggests commands only while one is being typed", () => {
   const said = state({ commands: [{ name: "review", description: "Looks" }, { name: "test" }] });
-  expect(suggested(said, "/re")).toEqual([{ name: "review", description: "Looks" }]);
-  expect(suggested(said, "/")).toHaveLength(2);
-  expect(suggested(said, "/review now")).toEqual([]);
-  expect(suggested(said, "see /re")).toEqual([]);
+  expect(suggestCommands(said, "/re")).toEqual([{ name: "review", description: "Looks" }]);
+  expect(suggestCommands(said, "/")).toHaveLength(2);
+  expect(suggestCommands(said, "/review now")).toEqual([]);
+  expect(suggestCommands(said, "see /re")).toEqual([]);
 });

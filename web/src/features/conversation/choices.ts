@@ -1,7 +1,7 @@
 /** The models, modes and commands of a session's agent: as the agent reports them, else from its definition. Pure. */
 import type { Schemas } from "@/api/client";
 import type { Agent } from "@/api/types";
-import { list, record, words } from "./parts";
+import { list, record, textOrEmpty } from "./message-parts";
 
 export interface Option {
   value: string;
@@ -17,7 +17,7 @@ function configured(options: Record<string, unknown>, category: string): Option[
       .flatMap((given) => (Array.isArray(record(given).options) ? list(record(given).options) : [given]))
       .flatMap((given) => {
         const { value, name } = record(given);
-        return typeof value === "string" && value ? [{ value, label: words(name) || value }] : [];
+        return typeof value === "string" && value ? [{ value, label: textOrEmpty(name) || value }] : [];
       });
   }
   return [];
@@ -31,7 +31,7 @@ export function modelsOf(state: Schemas["AgentStateView"] | undefined, agent: Ag
 export function modesOf(state: Schemas["AgentStateView"] | undefined, agent: Agent | undefined): Option[] {
   const said = list(state?.options.modes).flatMap((one) => {
     const { id, name } = record(one);
-    return typeof id === "string" && id ? [{ value: id, label: words(name) || id }] : [];
+    return typeof id === "string" && id ? [{ value: id, label: textOrEmpty(name) || id }] : [];
   });
   if (said.length) return said;
   const set = configured(state?.options ?? {}, "mode");
@@ -44,11 +44,11 @@ export interface SlashCommand {
 }
 
 /** Return up to eight commands that match the draft, if the draft is only the beginning of a slash command. */
-export function suggested(state: Schemas["AgentStateView"] | undefined, draft: string): SlashCommand[] {
+export function suggestCommands(state: Schemas["AgentStateView"] | undefined, draft: string): SlashCommand[] {
   const begun = /^\/([\w:.-]*)$/.exec(draft)?.[1];
   if (begun === undefined) return [];
   return list(state?.options.commands)
-    .map((one) => ({ name: words(record(one).name), description: words(record(one).description) }))
+    .map((one) => ({ name: textOrEmpty(record(one).name), description: textOrEmpty(record(one).description) }))
     .filter((one) => one.name !== "" && one.name.startsWith(begun))
     .slice(0, 8);
 }

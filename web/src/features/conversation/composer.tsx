@@ -1,31 +1,28 @@
-import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
 import { CornerDownLeft, Square } from "lucide-react";
 import { useEffect, useRef, useState } from "react";
-import { api, got } from "@/api/client";
-import { agents } from "@/api/queries";
+import { useAgents } from "@/api/queries/agents";
+import { useAgentState, useCancelTurn, useSendPrompt } from "@/api/queries/conversation";
 import type { Ask, Attempt, Message, Session, Task, Turn } from "@/api/types";
-import { promptOf, useComments } from "@/features/changes/comments";
-import { plural } from "@/lib/format";
+import { pluralize } from "@/lib/format";
 import { Kbd } from "@/ui/badge";
 import { Button } from "@/ui/button";
 import { Select } from "@/ui/field";
-import { failed, toast } from "@/ui/toast";
-import { answerOf, questionOf } from "./answering";
+import { showError, toast } from "@/ui/toast";
+import { answerOf, questionOf } from "./answer-text";
 import { useAnswer } from "./ask";
-import { modelsOf, modesOf, type Option, type SlashCommand, suggested } from "./choices";
-import { useDraft } from "./compose";
+import { modelsOf, modesOf, type Option, type SlashCommand, suggestCommands } from "./choices";
+import { promptOf, useComments } from "./comments";
 import { takesFocus } from "./focus";
-import { prompting, type Way } from "./prompting";
-import { agentState } from "./queries";
+import { useDraft } from "./prompt-draft";
+import { promptOptions, promptTarget, type Way } from "./prompt-options";
 import { Queue } from "./queue";
-import { sendPrompt } from "./send-prompt";
 import { StartSandbox } from "./start-sandbox";
 
-const MOST = 200_000;
-const MOST_FEEDBACK = 50_000;
-const OWN = "-";
+const MAX_LENGTH = 200_000;
+const MAX_FEEDBACK_LENGTH = 50_000;
+const DEFAULT = "-";
 
-interface Composed {
+interface ComposerProps {
   session: Session;
   task: Task | undefined;
   attempt: Attempt | undefined;
@@ -37,51 +34,46 @@ interface Composed {
 }
 
 /** The message box: write the next prompt, answer a question, stop the agent. Unsent comments on the changes are sent along. */
-export function Composer({ session, task, attempt, running, queued, messages, asks, onSent }: Composed) {
+export function Composer({ session, task, attempt, running, queued, messages, asks, onSent }: ComposerProps) {
   const [draft, setDraft] = useDraft(session.id);
-  const [wanted, setWay] = useState<Way>();
+  const [chosenWay, setWay] = useState<Way>();
   const [model, setModel] = useState<string>();
   const [mode, setMode] = useState<string>();
   const box = useRef<HTMLTextAreaElement>(null);
-  const client = useQueryClient();
-  const state = useQuery(agentState(session.id)).data;
-  const agent = useQuery(agents).data?.find((one) => one.name === (state?.agent ?? session.agent));
-  const allowed = prompting(session, task, attempt);
-  const way = wanted && allowed.ways.includes(wanted) ? wanted : (allowed.ways[0] ?? "chat");
-  const commands = suggested(state, draft);
+  const state = useAgentState(session.id).data;
+  const agent = useAgents().data?.find((one) => one.name === (state?.agent ?? session.agent));
+  const options = promptOptions(session, task, attempt);
+  const way = chosenWay && options.ways.includes(chosenWay) ? chosenWay : (options.ways[0] ?? "chat");
+  const commands = suggestCommands(state, draft);
   const question = questionOf(asks);
-  const answer = useAnswer(question);
+  const answer = useAnswer();
   const store = useComments(session.id);
   const comments = question ? [] : store.comments;
 
-  const shown = !allowed.closed;
+  const shown = !options.closed;
   useEffect(() => {
     if (shown && takesFocus(session.id)) box.current?.focus();
   }, [session.id, shown]);
 
-  const send = useMutation({
-    mutationFn: ({ text, key }: { text: string; key: string; draft: string; comments: string[] }) =>
-      sendPrompt(client, { sessionId: session.id, task, attempt, allowed, way }, { text, key, model, mode }),
-    onSuccess: (_, sent) => {
+  const send = useSendPrompt({
+    onSuccess: (_, { source }) => {
       // Keep what was typed while the message was being sent.
-      if (box.current === null || box.current.value.trim() === sent.draft) setDraft("");
-      store.removeAll(sent.comments);
+      if (box.current === null || box.current.value.trim() === source?.draft) setDraft("");
+      store.removeAll(source?.comments ?? []);
       onSent();
       setModel(undefined);
       setMode(undefined);
-      void client.invalidateQueries({ queryKey: ["turns", session.id] });
-      void client.invalidateQueries({ queryKey: ["session", session.id] });
     },
-    onError: failed("Could not send the message"),
+    onError: showError("Could not send the message"),
     // If the response was lost, retry with the same key: it stays one turn.
     retry: (failures, error) => way === "chat" && failures < 2 && (error as { status?: number }).status === 0,
   });
   const busy = send.isPending || answer.isPending;
-  const ready = (draft.trim() !== "" || comments.length > 0) && (question || allowed.ways.length > 0) && !busy;
+  const ready = (draft.trim() !== "" || comments.length > 0) && (question || options.ways.length > 0) && !busy;
   const reply = (asked: Ask) => {
     const given = answerOf(asked, draft.trim());
     if ("error" in given) toast.error("Could not send the answer", { description: given.error });
-    else answer.mutate(given.body, { onSuccess: () => setDraft("") });
+    else answer.mutate({ askId: asked.id, answer: given.body }, { onSuccess: () => setDraft("") });
   };
   const submit = () => {
     if (!ready) return;
@@ -90,21 +82,24 @@ export function Composer({ session, task, attempt, running, queued, messages, as
       return;
     }
     send.mutate({
+      sessionId: session.id,
+      target: promptTarget(way, task, attempt, options),
+      model,
+      mode,
       text: comments.length ? promptOf(comments, [], draft) : draft.trim(),
       key: crypto.randomUUID?.() ?? `${Date.now()}-${Math.random()}`,
-      draft: draft.trim(),
-      comments: comments.map((one) => one.id),
+      source: { draft: draft.trim(), comments: comments.map((one) => one.id) },
     });
   };
 
-  if (allowed.closed)
-    return <Closed session={session} reason={allowed.closed} provision={allowed.provision ?? false} />;
+  if (options.closed)
+    return <Closed session={session} reason={options.closed} provision={options.provision ?? false} />;
   return (
     <div className="shrink-0 border-t bg-surface px-2 py-2 sm:px-4">
       <div className="mx-auto max-w-3xl">
         <Queue turns={queued} messages={messages} />
         {commands.length > 0 && (
-          <Commands
+          <SlashCommands
             commands={commands}
             onPick={(name) => {
               setDraft(`/${name} `);
@@ -124,11 +119,11 @@ export function Composer({ session, task, attempt, running, queued, messages, as
             data-composer={session.id}
             value={draft}
             rows={Math.min(10, Math.max(2, draft.split("\n").length))}
-            maxLength={way === "round" ? MOST_FEEDBACK : MOST}
+            maxLength={way === "round" ? MAX_FEEDBACK_LENGTH : MAX_LENGTH}
             aria-label={
               question
                 ? "Answer to the agent"
-                : way === "round" && !allowed.retry
+                : way === "round" && !options.retry
                   ? "Feedback to the agent"
                   : "Message to the agent"
             }
@@ -137,7 +132,7 @@ export function Composer({ session, task, attempt, running, queued, messages, as
               question
                 ? question.title
                 : way === "round"
-                  ? allowed.retry
+                  ? options.retry
                     ? "Tell the agent how to continue"
                     : "What should be different?"
                   : running
@@ -154,11 +149,11 @@ export function Composer({ session, task, attempt, running, queued, messages, as
           />
           {comments.length > 0 && (
             <p className="px-3 pb-1 text-xs text-soft" aria-live="polite">
-              {plural(comments.length, "comment")} on the changes will be sent too.
+              {pluralize(comments.length, "comment")} on the changes will be sent too.
             </p>
           )}
           <div className="flex flex-wrap items-center gap-1.5 px-2 pb-2">
-            {allowed.ways.length > 1 && (
+            {options.ways.length > 1 && (
               <Select
                 label="Send as"
                 className="!h-7 !w-auto max-w-44 text-xs"
@@ -167,7 +162,7 @@ export function Composer({ session, task, attempt, running, queued, messages, as
                 choices={[
                   {
                     value: "round",
-                    label: allowed.retry ? "Continue the task" : "Request changes",
+                    label: options.retry ? "Continue the task" : "Request changes",
                     detail: "Changes are checked, committed and pushed",
                   },
                   { value: "chat", label: "Chat only", detail: "Changes stay in the sandbox" },
@@ -196,13 +191,13 @@ export function Composer({ session, task, attempt, running, queued, messages, as
               <span className="hidden text-2xs text-faint md:inline">
                 <Kbd>Enter</Kbd> to send, <Kbd>Shift</Kbd> <Kbd>Enter</Kbd> for a new line
               </span>
-              {running && <Stop turn={running} />}
+              {running && <StopButton turn={running} />}
               <Button type="submit" look="primary" size="sm" busy={busy} disabled={!ready}>
                 <CornerDownLeft className="size-3.5" aria-hidden />
                 {question
                   ? "Answer"
                   : way === "round"
-                    ? allowed.retry
+                    ? options.retry
                       ? "Send and retry"
                       : "Request changes"
                     : running
@@ -215,7 +210,7 @@ export function Composer({ session, task, attempt, running, queued, messages, as
         <p id={`${session.id}-hint`} className="mt-1 min-h-4 text-xs text-faint">
           {question
             ? "The agent is waiting for your answer."
-            : allowed.hint[way] ||
+            : options.hint[way] ||
               (session.archivedAt ? "This session is archived. Sending a message restores it." : "")}
         </p>
       </div>
@@ -239,33 +234,28 @@ function Setting({
   if (!options.length) return null;
   const known =
     now === null || options.some((one) => one.value === now) ? options : [{ value: now, label: now }, ...options];
-  const choices = now === null ? [{ value: OWN, label: own }, ...known] : known;
+  const choices = now === null ? [{ value: DEFAULT, label: own }, ...known] : known;
   return (
     <Select
       label={label}
       className="!h-7 !w-auto max-w-44 text-xs"
-      value={now ?? OWN}
-      onChange={(value) => value !== OWN && onChange(value)}
+      value={now ?? DEFAULT}
+      onChange={(value) => value !== DEFAULT && onChange(value)}
       choices={choices}
     />
   );
 }
 
-function Stop({ turn }: { turn: Turn }) {
-  const client = useQueryClient();
-  const stop = useMutation({
-    mutationFn: () => got(api.POST("/api/v1/turns/{turn_id}/cancel", { params: { path: { turn_id: turn.id } } })),
-    onError: failed("Could not stop the agent"),
-    onSettled: () => client.invalidateQueries({ queryKey: ["turns", turn.sessionId] }),
-  });
+function StopButton({ turn }: { turn: Turn }) {
+  const stop = useCancelTurn({ onError: showError("Could not stop the agent") });
   return (
-    <Button size="sm" busy={stop.isPending || turn.cancelAt !== null} onClick={() => stop.mutate()}>
+    <Button size="sm" busy={stop.isPending || turn.cancelAt !== null} onClick={() => stop.mutate(turn)}>
       <Square className="size-3 fill-current" aria-hidden /> {turn.cancelAt ? "Stopping" : "Stop agent"}
     </Button>
   );
 }
 
-function Commands({ commands, onPick }: { commands: SlashCommand[]; onPick: (name: string) => void }) {
+function SlashCommands({ commands, onPick }: { commands: SlashCommand[]; onPick: (name: string) => void }) {
   return (
     <ul aria-label="Agent commands" className="mb-1.5 rounded-md border bg-raised p-1">
       {commands.map((one) => (

@@ -23,7 +23,7 @@ export function diffLines(before: string | null, after: string): DiffLine[] {
     end += 1;
   const middle = between(old.slice(start, old.length - end), now.slice(start, now.length - end));
   const same = (lines: string[]): DiffLine[] => lines.map((text) => ({ kind: "same", text }));
-  return folded([...same(old.slice(0, start)), ...middle, ...same(old.slice(old.length - end))]);
+  return foldUnchanged([...same(old.slice(0, start)), ...middle, ...same(old.slice(old.length - end))]);
 }
 
 function split(text: string): string[] {
@@ -62,7 +62,7 @@ function between(old: string[], now: string[]): DiffLine[] {
   return all;
 }
 
-function folded(lines: DiffLine[]): DiffLine[] {
+function foldUnchanged(lines: DiffLine[]): DiffLine[] {
   const near = new Uint8Array(lines.length);
   lines.forEach((line, index) => {
     if (line.kind === "same") return;
@@ -81,7 +81,7 @@ function folded(lines: DiffLine[]): DiffLine[] {
   return shown;
 }
 
-export function counted(lines: readonly DiffLine[]): { added: number; removed: number } {
+export function countChanges(lines: readonly DiffLine[]): { added: number; removed: number } {
   return {
     added: lines.filter((one) => one.kind === "add").length,
     removed: lines.filter((one) => one.kind === "del").length,

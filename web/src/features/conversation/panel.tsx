@@ -1,18 +1,17 @@
-import { useQuery } from "@tanstack/react-query";
 import { MessagesSquare } from "lucide-react";
 import { useMemo, useState } from "react";
-import { session as sessionQuery } from "@/api/queries";
+import { useSessionAsks, useTurns } from "@/api/queries/conversation";
+import { useSession } from "@/api/queries/sessions";
 import type { Ask, Attempt, Task, Turn } from "@/api/types";
-import { atWork } from "@/features/tasks/card-facts";
+import { isAtWork } from "@/model/task-facts";
 import { Empty, ErrorState, Loading } from "@/ui/states";
 import { Composer } from "./composer";
-import { Listing } from "./list";
-import { PeopleProvider, useNames } from "./people";
+import { ConversationList } from "./conversation-list";
 import { PinnedPlan } from "./plan";
-import { lacksSandbox } from "./prompting";
-import { sessionAsks, turns as turnsQuery } from "./queries";
+import { lacksSandbox } from "./prompt-options";
 import { isOpen, latestPlan, rowsOf } from "./rows";
 import { useTranscript } from "./use-transcript";
+import { PeopleProvider, useNames } from "./user-names";
 
 const NO_TURNS: Turn[] = [];
 const NO_ASKS: Ask[] = [];
@@ -28,10 +27,10 @@ export function ConversationPanel({
   attempt?: Attempt | undefined;
 }) {
   const [sent, setSent] = useState(0);
-  const session = useQuery(sessionQuery(sessionId));
+  const session = useSession(sessionId);
   const told = useTranscript(sessionId);
-  const turns = useQuery(turnsQuery(sessionId)).data ?? NO_TURNS;
-  const asks = useQuery(sessionAsks(sessionId)).data ?? NO_ASKS;
+  const turns = useTurns(sessionId).data ?? NO_TURNS;
+  const asks = useSessionAsks(sessionId).data ?? NO_ASKS;
   const name = useNames(session.data?.projectId);
   const rows = useMemo(() => rowsOf(told.messages, turns, asks, told.more), [told.messages, told.more, turns, asks]);
   const byId = useMemo(() => new Map(turns.map((turn) => [turn.id, turn])), [turns]);
@@ -55,7 +54,7 @@ export function ConversationPanel({
           </div>
         ) : rows.length === 0 && !running ? (
           <div className="min-h-0 flex-1 overflow-y-auto">
-            {queued.length || (attempt && atWork(attempt)) ? (
+            {queued.length || (attempt && isAtWork(attempt)) ? (
               <Empty title="The agent is about to start" icon={<MessagesSquare className="size-6" aria-hidden />} />
             ) : (
               <Empty title="No messages yet" icon={<MessagesSquare className="size-6" aria-hidden />}>
@@ -64,7 +63,7 @@ export function ConversationPanel({
             )}
           </div>
         ) : (
-          <Listing
+          <ConversationList
             key={`said:${sessionId}`}
             rows={rows}
             turns={byId}

@@ -2,7 +2,7 @@ import clsx from "clsx";
 import { Check, Circle, LoaderCircle } from "lucide-react";
 import type { Message } from "@/api/types";
 import { Fold } from "./fold";
-import { type PlanEntry, planOf } from "./parts";
+import { type PlanEntry, planOf } from "./message-parts";
 
 /** `live`: the turn has not ended. */
 export function PlanRow({ message, live }: { message: Message; live: boolean }) {

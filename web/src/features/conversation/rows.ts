@@ -1,7 +1,7 @@
 /** The rows of a conversation: messages grouped by turn, questions and permission requests, and how each turn ended. Pure. */
 import type { Ask, Message, Turn } from "@/api/types";
-import { record, words } from "./parts";
-import { isAllowedByPolicy } from "./refused";
+import { record, textOrEmpty } from "./message-parts";
+import { isAllowedByPolicy } from "./policy-denials";
 
 export type Row =
   | { key: string; kind: "message"; message: Message; writing: boolean; allowed?: Ask | undefined }
@@ -28,7 +28,7 @@ export function rowsOf(
   const calls = new Set(messages.map(callOf).filter(Boolean));
   const allowed = new Map<string, Ask>();
   for (const ask of asks) {
-    const call = `${ask.turnId} ${words(record(ask.detail.toolCall).toolCallId)}`;
+    const call = `${ask.turnId} ${textOrEmpty(record(ask.detail.toolCall).toolCallId)}`;
     if (calls.has(call) && isAllowedByPolicy(ask)) allowed.set(call, ask);
   }
   const told = new Set(allowed.values());
@@ -79,7 +79,7 @@ export function rowsOf(
 /** Return a key for the tool call in a message, unique within the session; null if there is none. */
 function callOf(message: Message): string | null {
   const part = message.parts[0];
-  return part?.type === "tool_call" ? `${message.turnId} ${words(part.toolCallId)}` : null;
+  return part?.type === "tool_call" ? `${message.turnId} ${textOrEmpty(part.toolCallId)}` : null;
 }
 
 /** Sort messages by turn. Ids of turns and messages increase over time. A message without a turn stays after the one it followed. */
@@ -136,7 +136,7 @@ export function numbersOf(turn: Turn): TurnNumbers {
   const cost =
     typeof models.costUsd === "number" && models.calls
       ? models.costUsd
-      : words(price.currency) === "USD"
+      : textOrEmpty(price.currency) === "USD"
         ? Number(price.amount) || null
         : null;
   return { tokens: counted || said || null, costUsd: cost };

@@ -1,19 +1,12 @@
-import { useMutation, useQueryClient } from "@tanstack/react-query";
-import { api, got } from "@/api/client";
+import { useProvisionSandbox } from "@/api/queries/sessions";
 import { Button, type ButtonProps } from "@/ui/button";
-import { failed } from "@/ui/toast";
+import { showError } from "@/ui/toast";
 
 /** Start a new sandbox for a session that has none. */
 export function StartSandbox({ sessionId, ...look }: { sessionId: string } & Pick<ButtonProps, "size" | "look">) {
-  const client = useQueryClient();
-  const start = useMutation({
-    mutationFn: () =>
-      got(api.POST("/api/v1/sessions/{session_id}/provision", { params: { path: { session_id: sessionId } } })),
-    onSuccess: (made) => client.setQueryData(["session", sessionId], made),
-    onError: failed("Could not start a sandbox"),
-  });
+  const start = useProvisionSandbox({ onError: showError("Could not start a sandbox") });
   return (
-    <Button {...look} busy={start.isPending} onClick={() => start.mutate()}>
+    <Button {...look} busy={start.isPending} onClick={() => start.mutate(sessionId)}>
       Start new sandbox
     </Button>
   );

@@ -19,10 +19,10 @@ import {
 import type { Ask, Message } from "@/api/types";
 import { Code } from "@/ui/code";
 import { Markdown } from "@/ui/markdown";
-import { Output } from "./ansi";
-import { Change } from "./change";
+import { FileChange } from "./file-change";
 import { Fold } from "./fold";
-import { commandOf, record, shortPath, shownValue, type ToolCall, toolCallOf, words } from "./parts";
+import { commandOf, formatValue, record, shortPath, type ToolCall, textOrEmpty, toolCallOf } from "./message-parts";
+import { Output } from "./terminal-output";
 
 const ICONS: Record<string, LucideIcon> = {
   read: FileText,
@@ -50,7 +50,7 @@ export function ToolCallRow({
   const Icon = ICONS[call.kind] ?? Wrench;
   const place = call.locations[0];
   const title = call.title || call.kind;
-  const reason = words(allowed?.detail.reason);
+  const reason = textOrEmpty(allowed?.detail.reason);
   return (
     <Fold
       id={message.id}
@@ -116,12 +116,13 @@ export function CallDetails({ call }: { call: ToolCall }) {
       )}
       {isNotEmpty(given) && (
         <Labelled label="Input">
-          <Code text={shownValue(given)} language={typeof given === "string" ? undefined : "json"} />
+          <Code text={formatValue(given)} language={typeof given === "string" ? undefined : "json"} />
         </Labelled>
       )}
       {call.content.map((one, index) => {
         const key = `${one.type}:${index}`;
-        if (one.type === "diff") return <Change key={key} path={one.path} before={one.oldText} after={one.newText} />;
+        if (one.type === "diff")
+          return <FileChange key={key} path={one.path} before={one.oldText} after={one.newText} />;
         if (one.type === "terminal") {
           return (
             <p key={key} className="text-xs text-soft">
@@ -140,7 +141,7 @@ export function CallDetails({ call }: { call: ToolCall }) {
       })}
       {isNotEmpty(call.output) && !shown && (
         <Labelled label="Output">
-          <Output text={shownValue(call.output)} label={`Output of ${call.title}`} />
+          <Output text={formatValue(call.output)} label={`Output of ${call.title}`} />
         </Labelled>
       )}
       {call.cut && <p className="text-xs text-faint">Loading the rest…</p>}

@@ -1,16 +1,15 @@
-import { useMutation, useQueryClient } from "@tanstack/react-query";
 import { CircleAlert, RotateCw } from "lucide-react";
-import { api, got } from "@/api/client";
+import { useRetryTurn } from "@/api/queries/conversation";
 import type { Turn } from "@/api/types";
 import { ProviderHelp } from "@/features/models/provider-help";
-import { BudgetLink } from "@/features/tasks/raise-budget";
-import { cost, count, duration } from "@/lib/format";
-import { TURNS } from "@/lib/status";
+import { BudgetLink } from "@/features/projects/budget-link";
+import { count, formatCost, formatDuration } from "@/lib/format";
+import { TURNS } from "@/model/status-labels";
 import { Button } from "@/ui/button";
+import { PlainText } from "@/ui/plain-text";
 import { Status } from "@/ui/status";
 import { Elapsed } from "@/ui/time";
-import { failed } from "@/ui/toast";
-import { Written } from "@/ui/written";
+import { showError } from "@/ui/toast";
 import { adviceFor, numbersOf } from "./rows";
 
 /** How a turn ended, with advice if it failed. `retryable`: it is the last turn, and there is a sandbox to retry it in. */
@@ -32,33 +31,33 @@ export function TurnLine({
   const facts = [
     turn.model,
     turn.startedAt && turn.finishedAt
-      ? duration((Date.parse(turn.finishedAt) - Date.parse(turn.startedAt)) / 1000)
+      ? formatDuration((Date.parse(turn.finishedAt) - Date.parse(turn.startedAt)) / 1000)
       : null,
     tokens ? `${count(tokens)} tokens` : null,
-    costUsd !== null ? cost(costUsd) : null,
+    costUsd !== null ? formatCost(costUsd) : null,
   ].filter(Boolean);
   const advice = adviceFor(turn.errorCode);
-  const wrong = turn.status === "failed" || turn.status === "over_budget";
+  const hasFailed = turn.status === "failed" || turn.status === "over_budget";
   return (
     <div className="flex flex-col gap-2 py-1">
       <div className="flex items-center gap-2 text-xs text-faint">
         <span className="h-px flex-1 bg-line" aria-hidden />
         <Status word={TURNS[turn.status]} />
         {facts.length > 0 && <span className="min-w-0 truncate tabular-nums">{facts.join(" · ")}</span>}
-        {!wrong && turn.status === "cancelled" && retryable && <Retry turn={turn} />}
+        {!hasFailed && turn.status === "cancelled" && retryable && <RetryButton turn={turn} />}
         <span className="h-px flex-1 bg-line" aria-hidden />
       </div>
-      {wrong && turn.error && (
+      {hasFailed && turn.error && (
         <div
           role="alert"
           className="flex items-start gap-2 rounded-md border border-bad bg-bad-soft px-3 py-2 text-[13px]"
         >
           <CircleAlert className="mt-0.5 size-4 shrink-0 text-bad" aria-hidden />
           <div className="min-w-0 flex-1">
-            <Written text={turn.error} />
+            <PlainText text={turn.error} />
             {advice && <p className="mt-1 text-soft">{advice}</p>}
             <div className="mt-1.5 flex flex-wrap items-center gap-2">
-              {retryable && <Retry turn={turn} />}
+              {retryable && <RetryButton turn={turn} />}
               {turn.errorCode === "over_budget" && !ofTask && projectId && <BudgetLink projectId={projectId} />}
               <ProviderHelp code={turn.errorCode} agent={agent} projectId={projectId} />
               {turn.errorCode && <code className="font-mono text-2xs text-soft">{turn.errorCode}</code>}
@@ -70,15 +69,10 @@ export function TurnLine({
   );
 }
 
-function Retry({ turn }: { turn: Turn }) {
-  const client = useQueryClient();
-  const retry = useMutation({
-    mutationFn: () => got(api.POST("/api/v1/turns/{turn_id}/retry", { params: { path: { turn_id: turn.id } } })),
-    onSuccess: () => client.invalidateQueries({ queryKey: ["turns", turn.sessionId] }),
-    onError: failed("Could not retry"),
-  });
+function RetryButton({ turn }: { turn: Turn }) {
+  const retry = useRetryTurn({ onError: showError("Could not retry") });
   return (
-    <Button size="sm" busy={retry.isPending || retry.isSuccess} onClick={() => retry.mutate()}>
+    <Button size="sm" busy={retry.isPending || retry.isSuccess} onClick={() => retry.mutate(turn)}>
       <RotateCw className="size-3.5" aria-hidden /> Retry
     </Button>
   );

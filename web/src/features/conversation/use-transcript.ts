@@ -1,14 +1,14 @@
 import { useEffect, useMemo, useSyncExternalStore } from "react";
+import { readMessages } from "@/api/queries/conversation";
 import { useEvents } from "@/live/context";
-import { readMessages } from "./queries";
-import { Reader, type Reading } from "./reader";
+import { type Reading, TranscriptReader } from "./transcript-reader";
 
 /** Return a session's messages and keep them up to date from events. */
 export function useTranscript(sessionId: string): Reading & { earlier: () => void; retry: () => void } {
-  const reader = useMemo(() => new Reader(readMessages(sessionId)), [sessionId]);
+  const reader = useMemo(() => new TranscriptReader(readMessages(sessionId)), [sessionId]);
   useEvents(
     (event) => {
-      if (event.sessionId === sessionId) reader.hear(event);
+      if (event.sessionId === sessionId) reader.applyEvent(event);
     },
     () => reader.reset(),
   );

@@ -1,11 +1,11 @@
 /** Unsaved text by sandbox and path. Kept while other files or pages are shown; the browser asks before it is lost. */
 import { useSyncExternalStore } from "react";
-import type { Entry } from "./queries";
+import type { FileEntry } from "@/api/types";
 
 export interface Draft {
   text: string;
   /** The file's entry when it was opened. */
-  entry: Entry;
+  entry: FileEntry;
 }
 
 const drafts = new Map<string, Draft>();
@@ -29,13 +29,13 @@ export function draftOf(sandboxId: string, path: string): Draft | undefined {
   return drafts.get(key(sandboxId, path));
 }
 
-export function keep(sandboxId: string, path: string, draft: Draft): void {
+export function keepDraft(sandboxId: string, path: string, draft: Draft): void {
   const fresh = !drafts.has(key(sandboxId, path));
   drafts.set(key(sandboxId, path), draft);
   if (fresh) changed();
 }
 
-export function drop(sandboxId: string, path: string): void {
+export function deleteDraft(sandboxId: string, path: string): void {
   if (drafts.delete(key(sandboxId, path))) changed();
 }
 

@@ -4,7 +4,7 @@ import { keymap } from "@codemirror/view";
 import { tags } from "@lezer/highlight";
 import { basicSetup, EditorView } from "codemirror";
 import { type RefObject, useEffect, useRef } from "react";
-import { ending } from "./paths";
+import { extensionOf } from "./paths";
 
 const LANGUAGES: Record<string, () => Promise<LanguageSupport>> = {
   py: async () => (await import("@codemirror/lang-python")).python(),
@@ -122,7 +122,7 @@ export default function Editor(props: Props) {
     });
     current.current = () => view.state.sliceDoc();
     let gone = false;
-    const name = ending(path);
+    const name = extensionOf(path);
     void LANGUAGES[ALIASES[name] ?? name]?.().then((loaded) => {
       if (!gone) view.dispatch({ effects: language.reconfigure(loaded) });
     });

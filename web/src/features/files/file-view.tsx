@@ -1,14 +1,14 @@
-import { useQuery } from "@tanstack/react-query";
 import { ArrowLeft, Download, RefreshCw, Trash2 } from "lucide-react";
 import { useEffect, useState } from "react";
-import { bytes } from "@/lib/format";
+import { fileUrl, type OpenedFile, useDeleteFile, useFileContent, useFolder } from "@/api/queries/files";
+import { formatBytes } from "@/lib/format";
 import { IconButton } from "@/ui/button";
 import { Confirm } from "@/ui/dialog";
 import { Empty, ErrorState, Loading } from "@/ui/states";
 import { Ago } from "@/ui/time";
-import { draftOf, drop } from "./drafts";
-import { EDIT_BYTES, IMAGE_BYTES, imageType, nameOf, parent, textOf } from "./paths";
-import { address, content, folder, type Opened, useRemove } from "./queries";
+import { showError } from "@/ui/toast";
+import { deleteDraft, draftOf } from "./drafts";
+import { EDIT_BYTES, IMAGE_BYTES, imageType, nameOf, parentOf, textOf } from "./paths";
 import { TextFile } from "./text-file";
 
 interface Props {
@@ -21,13 +21,16 @@ interface Props {
 /** One file: a text editor, an image, or a download link. */
 export function FileView({ sandboxId, path, onBack, onRemoved }: Props) {
   const limit = imageType(path) ? IMAGE_BYTES : EDIT_BYTES;
-  const opened = useQuery(content(sandboxId, path, () => limit));
-  const remove = useRemove(sandboxId, () => {
-    drop(sandboxId, path);
-    onRemoved();
+  const opened = useFileContent(sandboxId, path, () => limit);
+  const remove = useDeleteFile({
+    onSuccess: () => {
+      deleteDraft(sandboxId, path);
+      onRemoved();
+    },
+    onError: showError("Could not delete"),
   });
   const name = nameOf(path);
-  const siblings = useQuery(folder(sandboxId, parent(path)));
+  const siblings = useFolder(sandboxId, parentOf(path));
   const entry = siblings.data?.items.find((one) => one.path === path) ?? opened.data?.entry;
   return (
     <section aria-label={name} className="flex min-h-0 min-w-0 flex-1 flex-col">
@@ -40,7 +43,7 @@ export function FileView({ sandboxId, path, onBack, onRemoved }: Props) {
         </h2>
         {entry && (
           <span className="mr-auto hidden shrink-0 text-2xs text-faint tabular-nums sm:inline">
-            {bytes(entry.size)}, <Ago at={entry.modifiedAt} />
+            {formatBytes(entry.size)}, <Ago at={entry.modifiedAt} />
           </span>
         )}
         <span className="ml-auto flex shrink-0 items-center">
@@ -57,8 +60,8 @@ export function FileView({ sandboxId, path, onBack, onRemoved }: Props) {
           <Confirm
             title={`Delete ${name}?`}
             action="Delete"
-            onConfirm={() => remove.mutateAsync(path)}
-            trigger={<Bin label="Delete" />}
+            onConfirm={() => remove.mutateAsync({ sandboxId, path })}
+            trigger={<DeleteButton label="Delete" />}
           >
             The file is deleted from the sandbox. Committed versions stay in Git.
           </Confirm>
@@ -82,7 +85,7 @@ export function FileView({ sandboxId, path, onBack, onRemoved }: Props) {
   );
 }
 
-export function Bin({ label, ...props }: { label: string }) {
+export function DeleteButton({ label, ...props }: { label: string }) {
   return (
     <IconButton {...props} size="sm" label={label}>
       <Trash2 className="size-3.5" aria-hidden />
@@ -93,7 +96,7 @@ export function Bin({ label, ...props }: { label: string }) {
 function DownloadLink({ sandboxId, path, words = false }: { sandboxId: string; path: string; words?: boolean }) {
   return (
     <a
-      href={address(sandboxId, path)}
+      href={fileUrl(sandboxId, path)}
       download={nameOf(path)}
       aria-label={words ? undefined : "Download"}
       title="Download"
@@ -114,7 +117,7 @@ function Body({
 }: {
   sandboxId: string;
   path: string;
-  opened: Opened;
+  opened: OpenedFile;
   limit: number;
   reload: () => Promise<unknown>;
 }) {
@@ -125,7 +128,7 @@ function Body({
   if (entry.size > limit) {
     return (
       <Empty title="Too large to show" action={download}>
-        The file has {bytes(entry.size)}. Files up to {bytes(limit)} can be shown.
+        The file has {formatBytes(entry.size)}. Files up to {formatBytes(limit)} can be shown.
       </Empty>
     );
   }
@@ -133,7 +136,7 @@ function Body({
   if (text === null) {
     return (
       <Empty title="Not a text file" action={download}>
-        The file ({bytes(entry.size)}) is not UTF-8 text.
+        The file ({formatBytes(entry.size)}) is not UTF-8 text.
       </Empty>
     );
   }

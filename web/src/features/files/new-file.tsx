@@ -1,50 +1,41 @@
-import { useMutation, useQueryClient } from "@tanstack/react-query";
 import { useState } from "react";
+import { useCreateFile } from "@/api/queries/files";
 import { Button } from "@/ui/button";
 import { Dialog } from "@/ui/dialog";
 import { Field, Input } from "@/ui/field";
-import { words } from "@/ui/states";
+import { errorMessage } from "@/ui/states";
 import { join } from "./paths";
-import { look, write } from "./queries";
 
 interface Props {
   sandboxId: string;
   folder: string;
   open: boolean;
   onOpenChange: (open: boolean) => void;
-  onMade: (path: string) => void;
+  onCreated: (path: string) => void;
 }
 
-export function NewFileDialog({ sandboxId, folder, open, onOpenChange, onMade }: Props) {
+export function NewFileDialog({ sandboxId, folder, open, onOpenChange, onCreated }: Props) {
   const [name, setName] = useState("");
-  const client = useQueryClient();
   const path = join(folder, name);
-  const make = useMutation({
-    mutationFn: async (wanted: string) => {
-      const there = await look(sandboxId, wanted).catch(() => undefined); // its folder may not exist yet
-      if (there) throw new Error(`${wanted} already exists.`);
-      await write(sandboxId, wanted, "");
-      return wanted;
-    },
-    onSuccess: (made) => {
-      void client.invalidateQueries({ queryKey: ["files", sandboxId] });
+  const create = useCreateFile({
+    onSuccess: (_, created) => {
       setName("");
       onOpenChange(false);
-      onMade(made);
+      onCreated(created.path);
     },
   });
   return (
     <Dialog
       open={open}
       onOpenChange={(next) => {
-        make.reset();
+        create.reset();
         onOpenChange(next);
       }}
       title="New file"
       footer={
         <>
           <Button onClick={() => onOpenChange(false)}>Cancel</Button>
-          <Button look="primary" type="submit" form="new-file" busy={make.isPending} disabled={!path}>
+          <Button look="primary" type="submit" form="new-file" busy={create.isPending} disabled={!path}>
             Create
           </Button>
         </>
@@ -54,17 +45,17 @@ export function NewFileDialog({ sandboxId, folder, open, onOpenChange, onMade }:
         id="new-file"
         onSubmit={(event) => {
           event.preventDefault();
-          if (path && !make.isPending) make.mutate(path);
+          if (path && !create.isPending) create.mutate({ sandboxId, path });
         }}
       >
         <Field
           label="Name"
           hint={`In ${folder}. Missing folders are created, as in src/new.py.`}
-          error={make.error ? words(make.error) : undefined}
+          error={create.error ? errorMessage(create.error) : undefined}
         >
-          {(wear) => (
+          {(control) => (
             <Input
-              {...wear}
+              {...control}
               autoFocus
               spellCheck={false}
               className="font-mono"

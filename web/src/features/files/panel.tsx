@@ -1,18 +1,18 @@
-import { useQuery, useQueryClient } from "@tanstack/react-query";
 import clsx from "clsx";
 import { FilePlus, FileText, RefreshCw, Upload } from "lucide-react";
 import { type DragEvent, useEffect, useRef, useState } from "react";
-import { checkoutFolder } from "@/features/output/commands";
-import { Awake } from "@/features/terminal/awake";
+import { containsAny, useDeleteFile } from "@/api/queries/files";
+import { useCheckoutFolder } from "@/api/queries/git";
+import { useRefreshFiles } from "@/api/refresh";
+import { ResumePrompt } from "@/features/terminal/resume-prompt";
 import { IconButton } from "@/ui/button";
 import { Confirm } from "@/ui/dialog";
 import { Empty, Loaded } from "@/ui/states";
-import { failed } from "@/ui/toast";
+import { showError } from "@/ui/toast";
 import { useUnsaved } from "./drafts";
-import { Bin, FileView } from "./file-view";
+import { DeleteButton, FileView } from "./file-view";
 import { NewFileDialog } from "./new-file";
-import { between, crumbs, HOME, nameOf, parent, within } from "./paths";
-import { anyExists, useRemove } from "./queries";
+import { crumbs, foldersBetween, HOME, isWithin, nameOf, parentOf } from "./paths";
 import { Tree } from "./tree";
 import { UploadList, useUploads } from "./uploads";
 
@@ -27,12 +27,12 @@ interface Props {
 
 /** The files of a sandbox: view, edit, upload and download. */
 export function FilesPanel({ sandboxId, root, at, onAt }: Props) {
-  const checkout = useQuery({ ...checkoutFolder(sandboxId), enabled: !root });
+  const checkout = useCheckoutFolder(sandboxId, { enabled: !root });
   return (
-    <Awake
+    <ResumePrompt
       sandboxId={sandboxId}
       action="Resume and show files"
-      why="Its files are kept. Opening them resumes the sandbox, which pauses again when idle."
+      explanation="Its files are kept. Opening them resumes the sandbox, which pauses again when idle."
     >
       {root ? (
         <Files key={sandboxId} sandboxId={sandboxId} root={root} at={at} onAt={onAt} />
@@ -41,73 +41,76 @@ export function FilesPanel({ sandboxId, root, at, onAt }: Props) {
           {(found) => <Files key={sandboxId} sandboxId={sandboxId} root={found ?? HOME} at={at} onAt={onAt} />}
         </Loaded>
       )}
-    </Awake>
+    </ResumePrompt>
   );
 }
 
 function Files({ sandboxId, root, at, onAt }: Omit<Props, "root"> & { root: string }) {
-  const client = useQueryClient();
+  const refreshFiles = useRefreshFiles(sandboxId);
   const isFolder = at?.endsWith("/") ?? false;
   const file = at && !isFolder ? at : undefined;
   const [base, setBase] = useState(() =>
-    isFolder && at ? at.replace(/\/+$/, "") || "/" : file && !within(file, root) ? parent(file) : root,
+    isFolder && at ? at.replace(/\/+$/, "") || "/" : file && !isWithin(file, root) ? parentOf(file) : root,
   );
-  const [open, setOpen] = useState<ReadonlySet<string>>(() => new Set(file ? between(base, file) : []));
+  const [open, setOpen] = useState<ReadonlySet<string>>(() => new Set(file ? foldersBetween(base, file) : []));
   const [last, setLast] = useState<string>(); // the folder opened last, the target of uploads
-  const [making, setMaking] = useState(false);
-  const [over, setOver] = useState(false);
+  const [creating, setCreating] = useState(false);
+  const [dragging, setDragging] = useState(false);
   const [pending, setPending] = useState<File[] | null>(null);
   const picker = useRef<HTMLInputElement>(null);
   const unsaved = useUnsaved(sandboxId);
   const { uploads, start, dismiss } = useUploads(sandboxId);
-  const target = last && within(last, base) ? last : base;
+  const target = last && isWithin(last, base) ? last : base;
 
   useEffect(() => {
     if (isFolder && at) setBase(at.replace(/\/+$/, "") || "/");
   }, [at, isFolder]);
 
-  const remove = useRemove(sandboxId, (path) => {
-    setLast(parent(path));
-    setOpen(new Set([...open].filter((one) => !within(one, path))));
-    if (file && within(file, path)) onAt(undefined);
+  const remove = useDeleteFile({
+    onSuccess: (_, { path }) => {
+      setLast(parentOf(path));
+      setOpen(new Set([...open].filter((one) => !isWithin(one, path))));
+      if (file && isWithin(file, path)) onAt(undefined);
+    },
+    onError: showError("Could not delete"),
   });
   const toggle = (path: string) => {
     const next = new Set(open);
-    if (next.delete(path)) setLast(parent(path));
+    if (next.delete(path)) setLast(parentOf(path));
     else {
       next.add(path);
       setLast(path);
     }
     setOpen(next);
   };
-  const go = (path: string) => {
+  const openFolder = (path: string) => {
     setBase(path);
     setLast(undefined);
     onAt(path === "/" ? "/" : `${path}/`);
   };
-  const bring = async (files: File[]) => {
+  const upload = async (files: File[]) => {
     if (!files.length) return;
     try {
-      const exists = await anyExists(sandboxId, target, files);
+      const exists = await containsAny(sandboxId, target, files);
       if (exists) setPending(files);
       else void start(target, files);
     } catch (error) {
-      failed("Could not upload")(error);
+      showError("Could not upload")(error);
     }
   };
   const drag = {
     onDragOver: (event: DragEvent) => {
       if (!event.dataTransfer.types.includes("Files")) return;
       event.preventDefault();
-      setOver(true);
+      setDragging(true);
     },
     onDragLeave: (event: DragEvent) => {
-      if (!event.currentTarget.contains(event.relatedTarget as Node | null)) setOver(false);
+      if (!event.currentTarget.contains(event.relatedTarget as Node | null)) setDragging(false);
     },
     onDrop: (event: DragEvent) => {
       event.preventDefault();
-      setOver(false);
-      void bring([...event.dataTransfer.files]);
+      setDragging(false);
+      void upload([...event.dataTransfer.files]);
     },
   };
 
@@ -120,8 +123,8 @@ function Files({ sandboxId, root, at, onAt }: Omit<Props, "root"> & { root: stri
         )}
       >
         <div className="flex shrink-0 items-start gap-0.5 border-b px-1.5 py-1">
-          <Crumbs folder={base} onGo={go} />
-          <IconButton size="sm" label="New file" onClick={() => setMaking(true)}>
+          <Crumbs folder={base} onGo={openFolder} />
+          <IconButton size="sm" label="New file" onClick={() => setCreating(true)}>
             <FilePlus className="size-3.5" aria-hidden />
           </IconButton>
           <IconButton size="sm" label={`Upload to ${target}`} onClick={() => picker.current?.click()}>
@@ -131,17 +134,13 @@ function Files({ sandboxId, root, at, onAt }: Omit<Props, "root"> & { root: stri
             <Confirm
               title={`Delete ${nameOf(target)} and its contents?`}
               action="Delete folder"
-              onConfirm={() => remove.mutateAsync(target)}
-              trigger={<Bin label={`Delete folder ${nameOf(target)}`} />}
+              onConfirm={() => remove.mutateAsync({ sandboxId, path: target })}
+              trigger={<DeleteButton label={`Delete folder ${nameOf(target)}`} />}
             >
               <span className="break-all">{target}</span> is deleted from the sandbox. Committed versions stay in Git.
             </Confirm>
           )}
-          <IconButton
-            size="sm"
-            label="Refresh"
-            onClick={() => client.invalidateQueries({ queryKey: ["files", sandboxId] })}
-          >
+          <IconButton size="sm" label="Refresh" onClick={refreshFiles}>
             <RefreshCw className="size-3.5" aria-hidden />
           </IconButton>
           <input
@@ -152,7 +151,7 @@ function Files({ sandboxId, root, at, onAt }: Omit<Props, "root"> & { root: stri
             tabIndex={-1}
             aria-label="Files to upload"
             onChange={(event) => {
-              void bring([...(event.target.files ?? [])]);
+              void upload([...(event.target.files ?? [])]);
               event.target.value = "";
             }}
           />
@@ -185,12 +184,18 @@ function Files({ sandboxId, root, at, onAt }: Omit<Props, "root"> & { root: stri
           </Empty>
         </div>
       )}
-      {over && (
+      {dragging && (
         <div className="pointer-events-none absolute inset-1 z-10 grid place-items-center rounded-lg border-2 border-dashed border-accent bg-accent-soft/90 text-[13px] font-medium text-accent">
           Upload to {target}
         </div>
       )}
-      <NewFileDialog sandboxId={sandboxId} folder={target} open={making} onOpenChange={setMaking} onMade={onAt} />
+      <NewFileDialog
+        sandboxId={sandboxId}
+        folder={target}
+        open={creating}
+        onOpenChange={setCreating}
+        onCreated={onAt}
+      />
       <Confirm
         open={pending !== null}
         onOpenChange={(shown) => !shown && setPending(null)}

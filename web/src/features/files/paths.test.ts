@@ -1,11 +1,11 @@
 import { describe, expect, it } from "vitest";
-import { between, crumbs, ending, imageType, join, nameOf, parent, textOf, within } from "./paths";
+import { crumbs, extensionOf, foldersBetween, imageType, isWithin, join, nameOf, parentOf, textOf } from "./paths";
 
 describe("paths", () => {
   it("have names, parents and endings", () => {
     expect([nameOf("/a/b.py"), nameOf("/a/"), nameOf("/")]).toEqual(["b.py", "a", "/"]);
-    expect([parent("/a/b"), parent("/a"), parent("/")]).toEqual(["/a", "/", "/"]);
-    expect([ending("/a/b.PY"), ending("/a.b/c")]).toEqual(["py", ""]);
+    expect([parentOf("/a/b"), parentOf("/a"), parentOf("/")]).toEqual(["/a", "/", "/"]);
+    expect([extensionOf("/a/b.PY"), extensionOf("/a.b/c")]).toEqual(["py", ""]);
   });
   it("are normalised when joined", () => {
     expect(join("/home/user", "src/new.py")).toBe("/home/user/src/new.py");
@@ -14,15 +14,15 @@ describe("paths", () => {
     expect([join("/a", ""), join("/a", "b/"), join("/a", "x\0"), join("/a", "..")]).toEqual([null, null, null, null]);
   });
   it("know the folders they are in", () => {
-    expect([within("/a/b", "/a"), within("/ab", "/a"), within("/x", "/"), within("/a", "/a")]).toEqual([
+    expect([isWithin("/a/b", "/a"), isWithin("/ab", "/a"), isWithin("/x", "/"), isWithin("/a", "/a")]).toEqual([
       true,
       false,
       true,
       true,
     ]);
     expect(crumbs("/a/b").map((one) => one.path)).toEqual(["/", "/a", "/a/b"]);
-    expect(between("/a", "/a/b/c/d.py")).toEqual(["/a/b/c", "/a/b"]);
-    expect(between("/", "/x/y")).toEqual(["/x"]);
+    expect(foldersBetween("/a", "/a/b/c/d.py")).toEqual(["/a/b/c", "/a/b"]);
+    expect(foldersBetween("/", "/x/y")).toEqual(["/x"]);
   });
 });
 

@@ -17,7 +17,7 @@ export function nameOf(path: string): string {
   return path.replace(/\/+$/, "").split("/").pop() || "/";
 }
 
-export function parent(path: string): string {
+export function parentOf(path: string): string {
   const cut = path.replace(/\/+$/, "").lastIndexOf("/");
   return cut <= 0 ? "/" : path.slice(0, cut);
 }
@@ -33,7 +33,7 @@ export function join(folder: string, name: string): string | null {
   return !clean || clean.endsWith("/") || clean.includes("\0") || !parts.length ? null : `/${parts.join("/")}`;
 }
 
-export function within(path: string, folder: string): boolean {
+export function isWithin(path: string, folder: string): boolean {
   return folder === "/" || path === folder || path.startsWith(`${folder}/`);
 }
 
@@ -44,19 +44,19 @@ export function crumbs(folder: string): { name: string; path: string }[] {
 }
 
 /** Return the folders between a folder and a path in it, to expand a tree down to that path. */
-export function between(folder: string, path: string): string[] {
+export function foldersBetween(folder: string, path: string): string[] {
   const made: string[] = [];
-  for (let at = parent(path); within(at, folder) && at !== folder; at = parent(at)) made.push(at);
+  for (let at = parentOf(path); isWithin(at, folder) && at !== folder; at = parentOf(at)) made.push(at);
   return made;
 }
 
-export function ending(path: string): string {
+export function extensionOf(path: string): string {
   const name = nameOf(path);
   return name.includes(".") ? (name.split(".").pop() as string).toLowerCase() : "";
 }
 
 export function imageType(path: string): string | undefined {
-  return IMAGES[ending(path)];
+  return IMAGES[extensionOf(path)];
 }
 
 /** Return the exact text of a file, or null if it is binary. */

@@ -1,70 +1,62 @@
-import { useMutation, useQueryClient } from "@tanstack/react-query";
 import { Save } from "lucide-react";
 import { lazy, Suspense, useCallback, useRef, useState } from "react";
+import { FileChangedError, useSaveFile } from "@/api/queries/files";
+import type { FileEntry } from "@/api/types";
 import { Button } from "@/ui/button";
 import { Confirm } from "@/ui/dialog";
 import { Loading } from "@/ui/states";
-import { failed, toast } from "@/ui/toast";
-import { draftOf, drop, keep } from "./drafts";
+import { showError, toast } from "@/ui/toast";
+import { deleteDraft, draftOf, keepDraft } from "./drafts";
 import { nameOf } from "./paths";
-import { type Entry, look, write } from "./queries";
 
 const Editor = lazy(() => import("./editor"));
-
-/** The file was changed in the sandbox after it was opened. */
-class ChangedError extends Error {}
 
 interface Props {
   sandboxId: string;
   path: string;
   text: string;
-  entry: Entry;
+  entry: FileEntry;
   reload: () => Promise<unknown>;
 }
 
 /** A text file in an editor. Unsaved text is kept until it is saved or discarded, also while another file is shown. */
 export function TextFile({ sandboxId, path, text, entry, reload }: Props) {
-  const client = useQueryClient();
   const [draft] = useState(() => draftOf(sandboxId, path));
   const [base, setBase] = useState({ text, entry: draft?.entry ?? entry });
   const [dirty, setDirty] = useState(draft !== undefined);
-  const [asking, setAsking] = useState(false);
+  const [overwriting, setOverwriting] = useState(false);
   const current = useRef<(() => string) | null>(null);
 
-  const changed = useCallback(
+  const handleChange = useCallback(
     (now: string) => {
       const differs = now !== base.text;
       setDirty(differs);
-      if (differs) keep(sandboxId, path, { text: now, entry: base.entry });
-      else drop(sandboxId, path);
+      if (differs) keepDraft(sandboxId, path, { text: now, entry: base.entry });
+      else deleteDraft(sandboxId, path);
     },
     [sandboxId, path, base],
   );
-  const save = useMutation({
-    mutationFn: async (force: boolean) => {
-      const saved = current.current?.() ?? "";
-      if (!force) {
-        const now = await look(sandboxId, path);
-        if (!now || now.modifiedAt !== base.entry.modifiedAt || now.size !== base.entry.size) throw new ChangedError();
-      }
-      await write(sandboxId, path, saved);
-      return { saved, now: await look(sandboxId, path) };
-    },
-    onSuccess: ({ saved, now }) => {
+  const request = (overwrite: boolean) => ({
+    sandboxId,
+    path,
+    text: current.current?.() ?? "",
+    expected: overwrite ? null : base.entry,
+  });
+  const save = useSaveFile({
+    onSuccess: (entryNow, { text: saved }) => {
       const typed = current.current?.() ?? saved; // more may have been typed in the meantime
-      const next = { text: saved, entry: now ?? base.entry };
+      const next = { text: saved, entry: entryNow ?? base.entry };
       setBase(next);
       setDirty(typed !== saved);
-      if (typed !== saved) keep(sandboxId, path, { text: typed, entry: next.entry });
-      else drop(sandboxId, path);
-      void client.invalidateQueries({ queryKey: ["files", sandboxId] });
+      if (typed !== saved) keepDraft(sandboxId, path, { text: typed, entry: next.entry });
+      else deleteDraft(sandboxId, path);
       toast.success(`Saved ${nameOf(path)}`);
     },
     onError: (error) =>
-      error instanceof ChangedError ? setAsking(true) : failed(`Could not save ${nameOf(path)}`)(error),
+      error instanceof FileChangedError ? setOverwriting(true) : showError(`Could not save ${nameOf(path)}`)(error),
   });
   const discard = async () => {
-    drop(sandboxId, path);
+    deleteDraft(sandboxId, path);
     await reload();
   };
 
@@ -83,7 +75,7 @@ export function TextFile({ sandboxId, path, text, entry, reload }: Props) {
           >
             The file is reloaded from the sandbox.
           </Confirm>
-          <Button size="sm" look="primary" busy={save.isPending} onClick={() => save.mutate(false)}>
+          <Button size="sm" look="primary" busy={save.isPending} onClick={() => save.mutate(request(false))}>
             {!save.isPending && <Save className="size-3.5" aria-hidden />}
             Save
           </Button>
@@ -93,17 +85,17 @@ export function TextFile({ sandboxId, path, text, entry, reload }: Props) {
         <Editor
           path={path}
           text={draft?.text ?? text}
-          onChange={changed}
-          onSave={() => dirty && !save.isPending && save.mutate(false)}
+          onChange={handleChange}
+          onSave={() => dirty && !save.isPending && save.mutate(request(false))}
           current={current}
         />
       </Suspense>
       <Confirm
-        open={asking}
-        onOpenChange={setAsking}
+        open={overwriting}
+        onOpenChange={setOverwriting}
         title="The file has changed in the sandbox"
         action="Overwrite"
-        onConfirm={() => save.mutateAsync(true)}
+        onConfirm={() => save.mutateAsync(request(true))}
       >
         {nameOf(path)} was changed or deleted after you opened it, possibly by the agent. Overwriting it loses that
         change. To see the change instead, cancel and choose Discard.

@@ -1,10 +1,10 @@
-import { useQuery } from "@tanstack/react-query";
 import clsx from "clsx";
 import { ChevronRight, File, FileSymlink, Folder, FolderOpen } from "lucide-react";
 import { useState } from "react";
+import { useFolder } from "@/api/queries/files";
+import type { FileEntry } from "@/api/types";
 import { Button } from "@/ui/button";
-import { words } from "@/ui/states";
-import { type Entry, folder } from "./queries";
+import { errorMessage } from "@/ui/states";
 
 const AT_ONCE = 300;
 
@@ -23,12 +23,12 @@ interface Props {
 export function Tree(props: Props) {
   const { sandboxId, path, depth = 0 } = props;
   const [most, setMost] = useState(AT_ONCE);
-  const entries = useQuery(folder(sandboxId, path));
+  const entries = useFolder(sandboxId, path);
   const style = { paddingLeft: depth * 14 + 8 };
   if (entries.error && !entries.data) {
     return (
       <p role="alert" className="px-2 py-1 text-xs text-bad" style={style}>
-        {words(entries.error)}{" "}
+        {errorMessage(entries.error)}{" "}
         <button type="button" className="underline" onClick={() => entries.refetch()}>
           Retry
         </button>
@@ -72,7 +72,7 @@ export function Tree(props: Props) {
   );
 }
 
-function Item({ entry, depth = 0, ...props }: Props & { entry: Entry }) {
+function Item({ entry, depth = 0, ...props }: Props & { entry: FileEntry }) {
   const isFolder = entry.kind === "dir";
   const shown = isFolder && props.open.has(entry.path);
   const Icon = isFolder ? (shown ? FolderOpen : Folder) : entry.kind === "symlink" ? FileSymlink : File;

@@ -1,11 +1,11 @@
-import { useQueryClient } from "@tanstack/react-query";
 import { X } from "lucide-react";
 import { useCallback, useRef, useState } from "react";
-import { bytes } from "@/lib/format";
+import { uploadFile } from "@/api/queries/files";
+import { useRefreshFiles } from "@/api/refresh";
+import { formatBytes } from "@/lib/format";
 import { IconButton } from "@/ui/button";
-import { words } from "@/ui/states";
+import { errorMessage } from "@/ui/states";
 import { join } from "./paths";
-import { send } from "./queries";
 
 export interface Upload {
   id: number;
@@ -19,7 +19,7 @@ export interface Upload {
 
 /** Upload files to a folder one after the other, with progress for each. */
 export function useUploads(sandboxId: string) {
-  const client = useQueryClient();
+  const refreshFiles = useRefreshFiles(sandboxId);
   const [uploads, setUploads] = useState<Upload[]>([]);
   const next = useRef(1);
   const stops = useRef(new Map<number, AbortController>());
@@ -42,15 +42,15 @@ export function useUploads(sandboxId: string) {
         if (!stop || stop.signal.aborted || !path) continue;
         change(id, { state: "sending" });
         try {
-          await send(sandboxId, path, file, (part) => change(id, { part }), stop.signal);
+          await uploadFile(sandboxId, path, file, (part) => change(id, { part }), stop.signal);
           change(id, { state: "done", part: 1 });
         } catch (error) {
-          change(id, { state: "failed", error: words(error) });
+          change(id, { state: "failed", error: errorMessage(error) });
         }
       }
-      void client.invalidateQueries({ queryKey: ["files", sandboxId] });
+      void refreshFiles();
     },
-    [sandboxId, client, change],
+    [sandboxId, refreshFiles, change],
   );
   const dismiss = useCallback((id: number) => {
     stops.current.get(id)?.abort();
@@ -84,7 +84,7 @@ export function UploadList({ uploads, onDismiss }: { uploads: Upload[]; onDismis
             )}
           </span>
           <span className="shrink-0 text-faint tabular-nums">
-            {one.state === "done" ? "Done" : one.state === "waiting" ? "Waiting" : bytes(one.size)}
+            {one.state === "done" ? "Done" : one.state === "waiting" ? "Waiting" : formatBytes(one.size)}
           </span>
           <IconButton
             size="sm"

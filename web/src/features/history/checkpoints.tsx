@@ -1,15 +1,14 @@
 /** Checkpoints: all files at a point in time, committed or not. Restoring one creates a new sandbox from it. */
-import { useMutation, useQueryClient } from "@tanstack/react-query";
 import { useLocation, useNavigate } from "@tanstack/react-router";
 import { Archive, History } from "lucide-react";
 import { useState } from "react";
+import { useRestoreCheckpoint, useSaveCheckpoint } from "@/api/queries/git";
 import type { Checkpoint } from "@/api/types";
-import { git } from "@/features/changes/queries";
-import { plural } from "@/lib/format";
+import { pluralize } from "@/lib/format";
 import { Button } from "@/ui/button";
 import { Confirm } from "@/ui/dialog";
 import { Ago } from "@/ui/time";
-import { failed, toast } from "@/ui/toast";
+import { showError, toast } from "@/ui/toast";
 import { REASONS } from "./timeline";
 
 const SHOWN = 3;
@@ -25,9 +24,9 @@ export function Checkpoints({ checkpoints, sessionId }: { checkpoints: Checkpoin
           <span>{REASONS[one.reason]}</span>
           <Ago at={one.createdAt} className="text-faint" />
           <span className="mr-auto text-faint">
-            {one.changed ? `${plural(one.changed, "file")} not committed` : "all committed"}
+            {one.changed ? `${pluralize(one.changed, "file")} not committed` : "all committed"}
           </span>
-          <Restore checkpoint={one} sessionId={sessionId} />
+          <RestoreButton checkpoint={one} sessionId={sessionId} />
         </li>
       ))}
       {checkpoints.length > SHOWN && (
@@ -38,7 +37,7 @@ export function Checkpoints({ checkpoints, sessionId }: { checkpoints: Checkpoin
             className="py-1 text-xs text-accent hover:underline"
             onClick={() => setAll(!all)}
           >
-            {all ? "Show fewer checkpoints" : `${plural(checkpoints.length - SHOWN, "more checkpoint")}`}
+            {all ? "Show fewer checkpoints" : `${pluralize(checkpoints.length - SHOWN, "more checkpoint")}`}
           </button>
         </li>
       )}
@@ -46,27 +45,24 @@ export function Checkpoints({ checkpoints, sessionId }: { checkpoints: Checkpoin
   );
 }
 
-function Restore({ checkpoint, sessionId }: { checkpoint: Checkpoint; sessionId: string }) {
-  const client = useQueryClient();
+function RestoreButton({ checkpoint, sessionId }: { checkpoint: Checkpoint; sessionId: string }) {
   const navigate = useNavigate();
   const { pathname } = useLocation();
-  const restore = useMutation({
-    mutationFn: () => git.restore(checkpoint.id),
-    onSuccess: async (made) => {
-      await client.invalidateQueries({ queryKey: ["session", sessionId] });
-      toast.success(made.status === "completed" ? "Restored" : "Restoring the checkpoint", {
+  const restore = useRestoreCheckpoint({
+    onSuccess: async (operation) => {
+      toast.success(operation.status === "completed" ? "Restored" : "Restoring the checkpoint", {
         description: "The session has a new sandbox with the files of the checkpoint.",
       });
       // Task and session pages switch to the new sandbox themselves; a sandbox page would stay on the old one.
       if (!pathname.startsWith("/tasks/") && !pathname.startsWith("/sessions/")) {
         await navigate({
           to: "/sessions/$sessionId",
-          params: { sessionId: made.sessionId ?? sessionId },
+          params: { sessionId: operation.sessionId ?? sessionId },
           search: { tab: "changes" },
         });
       }
     },
-    onError: failed("Could not restore the checkpoint"),
+    onError: showError("Could not restore the checkpoint"),
   });
   return (
     <Confirm
@@ -83,7 +79,7 @@ function Restore({ checkpoint, sessionId }: { checkpoint: Checkpoint; sessionId:
       }
       title="Restore this checkpoint?"
       action="Restore"
-      onConfirm={() => restore.mutateAsync()}
+      onConfirm={() => restore.mutateAsync({ checkpointId: checkpoint.id, sessionId })}
     >
       The session gets a new sandbox with all files as they were <Ago at={checkpoint.createdAt} />. The current sandbox
       is destroyed: its files are saved in a checkpoint first, and its processes are stopped.
@@ -91,19 +87,14 @@ function Restore({ checkpoint, sessionId }: { checkpoint: Checkpoint; sessionId:
   );
 }
 
-export function CheckpointNow({ sandboxId, sessionId }: { sandboxId: string; sessionId: string }) {
-  const client = useQueryClient();
-  const keep = useMutation({
-    mutationFn: () => git.checkpoint(sandboxId),
-    onSuccess: () => {
-      toast.success("Checkpoint saved");
-      return client.invalidateQueries({ queryKey: ["checkpoints", sessionId] });
-    },
-    onError: failed("Could not save a checkpoint"),
+export function SaveCheckpointButton({ sandboxId, sessionId }: { sandboxId: string; sessionId: string }) {
+  const save = useSaveCheckpoint({
+    onSuccess: () => toast.success("Checkpoint saved"),
+    onError: showError("Could not save a checkpoint"),
   });
   return (
-    <Button size="sm" busy={keep.isPending} onClick={() => keep.mutate()}>
-      {!keep.isPending && <Archive className="size-3.5" aria-hidden />}
+    <Button size="sm" busy={save.isPending} onClick={() => save.mutate({ sandboxId, sessionId })}>
+      {!save.isPending && <Archive className="size-3.5" aria-hidden />}
       Save checkpoint
     </Button>
   );

@@ -1,9 +1,8 @@
 /** A commit: its message and its changes. */
-import { useQuery } from "@tanstack/react-query";
-import { api, got } from "@/api/client";
+import { hasCode } from "@/api/client";
+import { readFileDiff, useCommitChanges, useDiff } from "@/api/queries/git";
 import type { Commit } from "@/api/types";
 import { DiffView } from "@/features/changes/diff-view";
-import { fileDiff, isCode, diff as treeDiff } from "@/features/changes/queries";
 import { CopyButton } from "@/ui/code";
 import { Sheet } from "@/ui/dialog";
 import { Empty, Loaded } from "@/ui/states";
@@ -46,7 +45,7 @@ export function CommitSheet({
               {commit.body.trim()}
             </pre>
           )}
-          <Changed commit={commit} pushed={pushed} sandboxId={sandboxId} projectId={projectId} />
+          <CommitChanges commit={commit} pushed={pushed} sandboxId={sandboxId} projectId={projectId} />
         </div>
       )}
     </Sheet>
@@ -54,7 +53,7 @@ export function CommitSheet({
 }
 
 /** The changes of a commit. Before a commit is pushed, the platform can only show everything since its parent. */
-function Changed({
+function CommitChanges({
   commit,
   pushed,
   sandboxId,
@@ -66,29 +65,21 @@ function Changed({
   projectId: string;
 }) {
   const [parent] = commit.parents;
-  const alone = useQuery({
-    queryKey: ["git", sandboxId, "commit", commit.id],
-    queryFn: () =>
-      got(
-        api.GET("/api/v1/projects/{project_id}/compare", {
-          params: { path: { project_id: projectId }, query: { base: parent ?? "", head: commit.id } },
-        }),
-      ),
-    enabled: pushed && !!parent && !!projectId,
-    staleTime: Number.POSITIVE_INFINITY,
-    retry: false,
-  });
-  const lost = !pushed || !projectId || isCode(alone.error, "not_found");
-  const since = useQuery({ ...treeDiff(sandboxId, parent ?? ""), enabled: lost && !!parent });
+  const changes = useCommitChanges(
+    { sandboxId, projectId, id: commit.id, parent: parent ?? "" },
+    { enabled: pushed && !!parent && !!projectId },
+  );
+  const unavailable = !pushed || !projectId || hasCode(changes.error, "not_found");
+  const since = useDiff(sandboxId, parent ?? "", { enabled: unavailable && !!parent });
   if (!parent) return <Empty title="First commit">There is no earlier commit to compare it with.</Empty>;
-  if (!lost) return <Loaded query={alone}>{(found) => <DiffView diff={found.diff} />}</Loaded>;
+  if (!unavailable) return <Loaded query={changes}>{(found) => <DiffView diff={found.diff} />}</Loaded>;
   return (
     <>
       <p className="border-b bg-info-soft px-4 py-1 text-xs text-info">
         This commit is not pushed yet. Showing all changes since the previous commit, including later ones.
       </p>
       <Loaded query={since}>
-        {(found) => <DiffView diff={found} onLoad={(file) => fileDiff(sandboxId, parent, file)} />}
+        {(found) => <DiffView diff={found} onLoad={(file) => readFileDiff(sandboxId, parent, file)} />}
       </Loaded>
     </>
   );

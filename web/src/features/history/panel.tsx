@@ -1,50 +1,20 @@
 /** The history of a session's branch: commits, checkpoints, pushes and its base. */
-import { useInfiniteQuery, useQuery } from "@tanstack/react-query";
 import clsx from "clsx";
 import { GitCommitHorizontal } from "lucide-react";
 import { type ReactNode, useState } from "react";
-import { api, got } from "@/api/client";
+import { hasCode } from "@/api/client";
+import { useCheckout, useCheckpoints, useCommits, useGitStatus } from "@/api/queries/git";
 import type { Commit } from "@/api/types";
 import { Operations } from "@/features/changes/operations";
-import { checkout as checkoutOf, isCode, status as statusOf } from "@/features/changes/queries";
-import { plural } from "@/lib/format";
+import { pluralize } from "@/lib/format";
 import { Badge } from "@/ui/badge";
 import { Button } from "@/ui/button";
 import { CopyButton } from "@/ui/code";
 import { Empty, ErrorState, Loading } from "@/ui/states";
 import { Ago } from "@/ui/time";
-import { CheckpointNow, Checkpoints } from "./checkpoints";
+import { Checkpoints, SaveCheckpointButton } from "./checkpoints";
 import { CommitSheet } from "./commit-sheet";
 import { type Entry, timeline } from "./timeline";
-
-const PAGE = 50;
-
-function useCommits(sandboxId: string, enabled: boolean) {
-  return useInfiniteQuery({
-    queryKey: ["git", sandboxId, "history"],
-    queryFn: async ({ pageParam }) => {
-      const params = { path: { sandbox_id: sandboxId }, query: { limit: PAGE, skip: pageParam, base: true } };
-      return got(api.GET("/api/v1/git/{sandbox_id}/history", { params }));
-    },
-    initialPageParam: 0,
-    getNextPageParam: (last, pages) => (last.items.length === PAGE ? pages.length * PAGE : undefined),
-    enabled,
-  });
-}
-
-function useCheckpoints(sessionId: string) {
-  return useInfiniteQuery({
-    queryKey: ["checkpoints", sessionId],
-    queryFn: ({ pageParam }) =>
-      got(
-        api.GET("/api/v1/sessions/{session_id}/checkpoints", {
-          params: { path: { session_id: sessionId }, query: { limit: PAGE, cursor: pageParam } },
-        }),
-      ),
-    initialPageParam: undefined as string | undefined,
-    getNextPageParam: (last) => last.nextCursor ?? undefined,
-  });
-}
 
 export function HistoryPanel({
   sandboxId,
@@ -58,13 +28,13 @@ export function HistoryPanel({
   /** The sandbox was destroyed or has failed: no checkpoint can be saved. */
   gone: boolean;
 }) {
-  const checkout = useQuery(checkoutOf(sandboxId));
-  const status = useQuery({ ...statusOf(sandboxId), enabled: !!checkout.data });
-  const commits = useCommits(sandboxId, !!checkout.data);
+  const checkout = useCheckout(sandboxId);
+  const status = useGitStatus(sandboxId, { enabled: !!checkout.data });
+  const commits = useCommits(sandboxId, { enabled: !!checkout.data });
   const checkpoints = useCheckpoints(sessionId);
   const [open, setOpen] = useState<{ commit: Commit; pushed: boolean } | null>(null);
 
-  if (isCode(checkout.error, "no_checkout") || isCode(checkout.error, "not_found")) {
+  if (hasCode(checkout.error, "no_checkout") || hasCode(checkout.error, "not_found")) {
     return (
       <Empty title="No history yet" icon={<GitCommitHorizontal className="size-6" aria-hidden />}>
         {checkout.error.message}
@@ -86,11 +56,11 @@ export function HistoryPanel({
     <div className="flex min-h-0 flex-1 flex-col">
       <div className="flex flex-wrap items-center gap-2 border-b px-3 py-1.5">
         <p className="mr-auto text-xs text-soft">
-          {plural(made.length, "commit")}
-          {commits.hasNextPage && " or more"}, {plural(kept.length, "checkpoint")}
+          {pluralize(made.length, "commit")}
+          {commits.hasNextPage && " or more"}, {pluralize(kept.length, "checkpoint")}
           {checkpoints.hasNextPage && " or more"}
         </p>
-        {!gone && <CheckpointNow sandboxId={sandboxId} sessionId={sessionId} />}
+        {!gone && <SaveCheckpointButton sandboxId={sandboxId} sessionId={sessionId} />}
       </div>
       <Operations sandboxId={sandboxId} />
       {/* biome-ignore lint/a11y/noNoninteractiveTabindex: it scrolls, so the keyboard must reach it */}
@@ -98,7 +68,7 @@ export function HistoryPanel({
         <ol className="max-w-4xl">
           {loose > 0 && (
             <TimelineItem dot="border-2 border-dashed border-warn" rail="border-dashed border-line-strong">
-              <p className="py-1 text-[13px] text-soft">{plural(loose, "file")} not committed yet</p>
+              <p className="py-1 text-[13px] text-soft">{pluralize(loose, "file")} not committed yet</p>
             </TimelineItem>
           )}
           {entries.map((entry) => (

@@ -1,11 +1,11 @@
 import { describe, expect, it } from "vitest";
-import { duplicateOf, headersOf, hintOf, isChanged, writtenHeaders } from "./headers";
+import { duplicateOf, headerRows, headersOf, hintOf, isChanged } from "./headers";
 
 const stored = { headers: [{ name: "Authorization", hint: "…wxyz" }] };
 
 describe("headers of an MCP server", () => {
   it("keep stored values unless new ones are typed", () => {
-    const written = writtenHeaders(stored);
+    const written = headerRows(stored);
     expect(headersOf(written)).toEqual({ Authorization: null });
     expect(isChanged(written, stored)).toBe(false);
     const typed = written.map((one) => ({ ...one, value: " Bearer new " }));
@@ -28,7 +28,7 @@ describe("headers of an MCP server", () => {
     ];
     expect(duplicateOf(twice)).toBe("x-team");
     expect(
-      duplicateOf([...writtenHeaders(stored), { key: 5, name: "", value: "" }, { key: 6, name: " ", value: "" }]),
+      duplicateOf([...headerRows(stored), { key: 5, name: "", value: "" }, { key: 6, name: " ", value: "" }]),
     ).toBeNull();
   });
 });

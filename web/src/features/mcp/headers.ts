@@ -10,7 +10,7 @@ export interface Header {
 
 type Server = Pick<Schemas["McpServerView"], "headers">;
 
-export function writtenHeaders(server: Server | undefined): Header[] {
+export function headerRows(server: Server | undefined): Header[] {
   return (server?.headers ?? []).map((one, index) => ({ key: index, name: one.name, value: "" }));
 }
 

@@ -1,16 +1,15 @@
-import { useMutation, useQueryClient } from "@tanstack/react-query";
 import { Plus, X } from "lucide-react";
-import { type FormEvent, useState } from "react";
-import { api, got } from "@/api/client";
-import { asLine, asLines, envsOf, wordOf } from "@/features/agents/envs";
-import { findingsOf } from "@/features/projects/findings";
-import { fault, overall } from "@/lib/problems";
+import { fieldError } from "@/api/errors";
+import { useSaveMcpServer } from "@/api/queries/mcp-servers";
+import type { McpServer } from "@/api/types";
+import { formatEnv, formatWord, parseEnv, parseWord } from "@/lib/env-lines";
+import { findingsOf } from "@/model/connection-test";
 import { Button, IconButton } from "@/ui/button";
 import { Field, Input, Select } from "@/ui/field";
+import { SubmitForm, useFormState } from "@/ui/form";
 import { ListInput, SecretInput } from "@/ui/inputs";
 import { toast } from "@/ui/toast";
-import { duplicateOf, type Header, headersOf, hintOf, isChanged, writtenHeaders } from "./headers";
-import type { McpServer } from "./servers";
+import { duplicateOf, type Header, headerRows, headersOf, hintOf, isChanged } from "./headers";
 
 const TYPES = [
   { value: "http", label: "URL", detail: "The platform connects to it and adds its keys." },
@@ -26,64 +25,61 @@ export function ServerForm({
   projectId: string;
   onDone: () => void;
 }) {
-  const client = useQueryClient();
-  const [form, setForm] = useState({
+  const [form, set] = useFormState({
     name: server?.name ?? "",
     type: server?.type ?? "http",
     url: server?.url ?? "",
-    headers: writtenHeaders(server),
+    headers: headerRows(server),
     command: server?.command ?? "",
-    args: (server?.args ?? []).map(asLine),
-    env: asLines(server?.env ?? {}),
+    args: (server?.args ?? []).map(formatWord),
+    env: formatEnv(server?.env ?? {}),
   });
-  const set = (patch: Partial<typeof form>) => setForm((now) => ({ ...now, ...patch }));
-  const env = envsOf(form.env);
-  const save = useMutation({
-    mutationFn: (test: boolean) => {
-      if (typeof env === "string") throw new Error(env);
-      const body = {
-        name: form.name.trim(),
-        ...(form.type === "http"
-          ? { url: form.url.trim(), headers: headersOf(form.headers) }
-          : { command: form.command.trim(), args: form.args.map(wordOf), env }),
-        test,
-      };
-      const path = { project_id: projectId };
-      return server
-        ? got(
-            api.PATCH("/api/v1/projects/{project_id}/mcp-servers/{server_id}", {
-              params: { path: { ...path, server_id: server.id } },
-              body,
-            }),
-          )
-        : got(api.POST("/api/v1/projects/{project_id}/mcp-servers", { params: { path }, body }));
-    },
+  const env = parseEnv(form.env);
+  const save = useSaveMcpServer({
     onSuccess: (saved) => {
-      void client.invalidateQueries({ queryKey: ["mcp-servers", projectId] });
       toast.success(`${saved.name} saved`);
       onDone();
     },
   });
-  const refused = findingsOf(save.error) !== null;
-  const at = (field: string) => fault(save.error, field);
-  const tested = form.type === "http" && (!server || form.url.trim() !== server.url || isChanged(form.headers, server));
+  const testFailed = findingsOf(save.error) !== null;
+  const errorAt = (field: string) => fieldError(save.error, field);
+  const needsTest =
+    form.type === "http" && (!server || form.url.trim() !== server.url || isChanged(form.headers, server));
   const duplicate = duplicateOf(form.headers);
   const complete = form.name.trim() && (form.type === "http" ? form.url.trim() && !duplicate : form.command.trim());
-  const submit = (event: FormEvent) => {
-    event.preventDefault();
-    if (complete && !save.isPending) save.mutate(tested);
+  const submit = (test: boolean) => {
+    if (typeof env === "string") return; // the error is shown at the field
+    const details =
+      form.type === "http"
+        ? { url: form.url.trim(), headers: headersOf(form.headers) }
+        : { command: form.command.trim(), args: form.args.map(parseWord), env };
+    save.mutate({ projectId, id: server?.id, body: { name: form.name.trim(), ...details, test } });
   };
   return (
-    <form onSubmit={submit} className="flex flex-col gap-3" noValidate>
+    <SubmitForm
+      busy={save.isPending}
+      error={save.error}
+      ready={Boolean(complete)}
+      submitLabel={needsTest ? "Test and save" : "Save"}
+      onSubmit={() => submit(needsTest)}
+      onCancel={onDone}
+      actions={
+        testFailed && (
+          <Button disabled={save.isPending} onClick={() => submit(false)}>
+            Save without testing
+          </Button>
+        )
+      }
+    >
       <div className="grid gap-3 sm:grid-cols-2">
         <Field
           label="Name"
           hint="Up to 40 letters, digits and dashes. Part of the names of its tools."
-          error={at("name")}
+          error={errorAt("name")}
         >
-          {(wear) => (
+          {(control) => (
             <Input
-              {...wear}
+              {...control}
               autoComplete="off"
               spellCheck={false}
               placeholder="issues"
@@ -94,9 +90,9 @@ export function ServerForm({
         </Field>
         {!server && (
           <Field label="Type">
-            {(wear) => (
+            {(control) => (
               <Select
-                {...wear}
+                {...control}
                 value={form.type}
                 onChange={(type) => {
                   set({ type: type as typeof form.type });
@@ -113,11 +109,11 @@ export function ServerForm({
           <Field
             label="URL"
             hint="Streamable HTTP endpoint. Visible to everyone in the project: pass keys as headers."
-            error={at("url")}
+            error={errorAt("url")}
           >
-            {(wear) => (
+            {(control) => (
               <Input
-                {...wear}
+                {...control}
                 spellCheck={false}
                 className="font-mono !text-xs"
                 placeholder="https://mcp.example.org/mcp"
@@ -130,7 +126,7 @@ export function ServerForm({
             value={form.headers}
             onChange={(headers) => set({ headers })}
             server={server}
-            error={duplicate ? `Duplicate header: ${duplicate}` : at("headers")}
+            error={duplicate ? `Duplicate header: ${duplicate}` : errorAt("headers")}
           />
         </>
       ) : (
@@ -138,11 +134,11 @@ export function ServerForm({
           <Field
             label="Command"
             hint="A program in the sandbox, run without a shell. It is not tested when you save it: if it fails, run it in a task's terminal to see why."
-            error={at("command")}
+            error={errorAt("command")}
           >
-            {(wear) => (
+            {(control) => (
               <Input
-                {...wear}
+                {...control}
                 spellCheck={false}
                 className="font-mono !text-xs"
                 placeholder="npx"
@@ -151,10 +147,10 @@ export function ServerForm({
               />
             )}
           </Field>
-          <Field label="Arguments" hint="One per line." error={at("args")}>
-            {(wear) => (
+          <Field label="Arguments" hint="One per line." error={errorAt("args")}>
+            {(control) => (
               <ListInput
-                {...wear}
+                {...control}
                 mono
                 rows={3}
                 placeholder={"-y\n@example/mcp-server@1.2.3"}
@@ -166,11 +162,11 @@ export function ServerForm({
           <Field
             label="Environment variables"
             hint="NAME=value, one per line. Not secret: visible to everyone in the project and to every program in the sandbox."
-            error={typeof env === "string" ? env : at("env")}
+            error={typeof env === "string" ? env : errorAt("env")}
           >
-            {(wear) => (
+            {(control) => (
               <ListInput
-                {...wear}
+                {...control}
                 mono
                 rows={3}
                 placeholder="LOG_LEVEL=info"
@@ -181,23 +177,7 @@ export function ServerForm({
           </Field>
         </>
       )}
-      {save.error && (
-        <p role="alert" className="text-[13px] text-bad">
-          {overall(save.error)}
-        </p>
-      )}
-      <div className="flex flex-wrap justify-end gap-2">
-        <Button onClick={onDone}>Cancel</Button>
-        {refused && (
-          <Button disabled={save.isPending} onClick={() => save.mutate(false)}>
-            Save without testing
-          </Button>
-        )}
-        <Button type="submit" look="primary" busy={save.isPending} disabled={!complete}>
-          {tested ? "Test and save" : "Save"}
-        </Button>
-      </div>
-    </form>
+    </SubmitForm>
   );
 }
 

@@ -1,26 +1,20 @@
-import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
 import { CircleCheck, CircleX, Plug, Plus, Trash2 } from "lucide-react";
 import { useState } from "react";
-import { api, got, type Schemas } from "@/api/client";
-import { Section } from "@/shell/page";
+import type { Schemas } from "@/api/client";
+import { useDeleteMcpServer, useMcpServers, useTestMcpServer } from "@/api/queries/mcp-servers";
+import type { McpServer } from "@/api/types";
 import { Badge } from "@/ui/badge";
 import { Button, IconButton } from "@/ui/button";
 import { Confirm, Dialog } from "@/ui/dialog";
+import { Section } from "@/ui/page";
 import { Empty, Loaded } from "@/ui/states";
-import { failed } from "@/ui/toast";
+import { showError } from "@/ui/toast";
 import { ServerForm } from "./server-form";
-
-export type McpServer = Schemas["McpServerView"];
 
 /** MCP servers: additional tools for the project's agents. */
 export function McpServers({ projectId, frozen }: { projectId: string; frozen: boolean }) {
   const [editing, setEditing] = useState<McpServer | "new" | null>(null);
-  const query = useQuery({
-    queryKey: ["mcp-servers", projectId],
-    queryFn: async () =>
-      (await got(api.GET("/api/v1/projects/{project_id}/mcp-servers", { params: { path: { project_id: projectId } } })))
-        .items,
-  });
+  const query = useMcpServers(projectId);
   return (
     <Section
       title="MCP servers"
@@ -36,7 +30,7 @@ export function McpServers({ projectId, frozen }: { projectId: string; frozen: b
           found.length ? (
             <ul className="divide-y" aria-label="MCP servers">
               {found.map((one) => (
-                <Row key={one.id} server={one} frozen={frozen} onEdit={() => setEditing(one)} />
+                <ServerRow key={one.id} server={one} frozen={frozen} onEdit={() => setEditing(one)} />
               ))}
             </ul>
           ) : (
@@ -64,19 +58,10 @@ export function McpServers({ projectId, frozen }: { projectId: string; frozen: b
   );
 }
 
-function Row({ server, frozen, onEdit }: { server: McpServer; frozen: boolean; onEdit: () => void }) {
-  const client = useQueryClient();
-  const at = { params: { path: { project_id: server.projectId, server_id: server.id } } };
-  const test = useMutation({
-    mutationFn: (_updatedAt: string) => got(api.POST("/api/v1/projects/{project_id}/mcp-servers/{server_id}/test", at)),
-    onError: failed("Could not test the server"),
-  });
-  const remove = useMutation({
-    mutationFn: () => got(api.DELETE("/api/v1/projects/{project_id}/mcp-servers/{server_id}", at)),
-    onSuccess: () => client.invalidateQueries({ queryKey: ["mcp-servers", server.projectId] }),
-    onError: failed("Could not remove the server"),
-  });
-  const where = server.url ?? [server.command, ...server.args].join(" ");
+function ServerRow({ server, frozen, onEdit }: { server: McpServer; frozen: boolean; onEdit: () => void }) {
+  const test = useTestMcpServer({ onError: showError("Could not test the server") });
+  const remove = useDeleteMcpServer({ onError: showError("Could not remove the server") });
+  const address = server.url ?? [server.command, ...server.args].join(" ");
   return (
     <li className="px-4 py-2.5">
       <div className="flex flex-wrap items-center gap-x-3 gap-y-1.5">
@@ -84,10 +69,10 @@ function Row({ server, frozen, onEdit }: { server: McpServer; frozen: boolean; o
           <p className="flex flex-wrap items-center gap-2 text-[13px] font-medium">
             {server.name} <Badge>{server.type === "http" ? "URL" : "Command"}</Badge>
           </p>
-          <p className="truncate font-mono text-xs text-soft" title={where}>
-            {where}
+          <p className="truncate font-mono text-xs text-soft" title={address}>
+            {address}
           </p>
-          <p className="truncate text-xs text-soft">{details(server)}</p>
+          <p className="truncate text-xs text-soft">{describe(server)}</p>
         </div>
         <div className="flex gap-1.5">
           {server.type === "http" && (
@@ -95,7 +80,7 @@ function Row({ server, frozen, onEdit }: { server: McpServer; frozen: boolean; o
               size="sm"
               busy={test.isPending}
               disabled={frozen}
-              onClick={() => test.mutate(server.updatedAt)}
+              onClick={() => test.mutate(server)}
               aria-label={`Test ${server.name}`}
             >
               Test
@@ -112,19 +97,21 @@ function Row({ server, frozen, onEdit }: { server: McpServer; frozen: boolean; o
             }
             title={`Remove ${server.name}?`}
             action="Remove"
-            onConfirm={() => remove.mutateAsync()}
+            onConfirm={() => remove.mutateAsync(server)}
           >
             Agents of this project can no longer use its tools.
           </Confirm>
         </div>
       </div>
       {/* a result is valid only for the tested version */}
-      <div aria-live="polite">{test.data && test.variables === server.updatedAt && <Tested result={test.data} />}</div>
+      <div aria-live="polite">
+        {test.data && test.variables.updatedAt === server.updatedAt && <TestResult result={test.data} />}
+      </div>
     </li>
   );
 }
 
-function Tested({ result }: { result: Schemas["McpServerTest"] }) {
+function TestResult({ result }: { result: Schemas["McpServerTest"] }) {
   return (
     <div className="mt-1.5 flex items-start gap-1.5 text-[13px]">
       {result.ok ? (
@@ -140,7 +127,7 @@ function Tested({ result }: { result: Schemas["McpServerTest"] }) {
   );
 }
 
-function details(server: McpServer): string {
+function describe(server: McpServer): string {
   if (server.type === "http")
     return server.headers.length ? server.headers.map((one) => `${one.name} ${one.hint}`).join(" · ") : "no headers";
   const names = Object.keys(server.env);

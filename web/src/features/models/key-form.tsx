@@ -1,39 +1,40 @@
-import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
 import { type FormEvent, useState } from "react";
-import { api, got, type Schemas } from "@/api/client";
-import { me, project as oneProject, presets as presetsQuery } from "@/api/queries";
+import type { Schemas } from "@/api/client";
+import { fieldError, formError } from "@/api/errors";
+import { useCurrentUser } from "@/api/queries/account";
+import { useAddModelKey, useModelPresets } from "@/api/queries/models";
+import { useProject } from "@/api/queries/projects";
 import type { Agent } from "@/api/types";
-import { findingsOf } from "@/features/projects/findings";
 import { safeHref } from "@/lib/links";
-import { fault, overall } from "@/lib/problems";
+import { findingsOf } from "@/model/connection-test";
 import { Button } from "@/ui/button";
 import { Field, Input, Select } from "@/ui/field";
 import { SecretInput } from "@/ui/inputs";
 import { Loaded } from "@/ui/states";
 import { toast } from "@/ui/toast";
-import { keyOf } from "./key-words";
+import { describeKey } from "./key-description";
 
 /** "Codex needs an OpenAI key" */
 export function KeyTitle({ agent }: { agent: Agent }) {
-  const fitting = useQuery(presetsQuery).data?.items.filter((one) => one.agents.includes(agent.name));
+  const usablePresets = useModelPresets().data?.items.filter((one) => one.agents.includes(agent.name));
   return (
     <h2 className="font-semibold">
-      {agent.title} needs {keyOf(fitting ?? [])}
+      {agent.title} needs {describeKey(usablePresets ?? [])}
     </h2>
   );
 }
 
 type Preset = Schemas["ModelPresetView"];
 
-/** Return the scope in which the caller may add a key: for everybody, for the project they own, or none. Undefined while loading. */
+/** Return the scope in which the user may add a key: for everybody, for the project they own, or none. Undefined while loading. */
 export function useKeyScope(projectId: string | undefined): "everybody" | "project" | "none" | undefined {
-  const caller = useQuery(me).data?.user;
-  const known = useQuery({ ...oneProject(projectId ?? ""), enabled: projectId !== undefined });
-  if (!caller) return undefined;
-  if (caller.role === "admin") return "everybody";
+  const user = useCurrentUser();
+  const project = useProject(projectId ?? "", { enabled: projectId !== undefined });
+  if (!user) return undefined;
+  if (user.role === "admin") return "everybody";
   if (projectId === undefined) return "none";
-  if (!known.data) return known.isError ? "none" : undefined;
-  return known.data.ownerId === caller.id ? "project" : "none";
+  if (!project.data) return project.isError ? "none" : undefined;
+  return project.data.ownerId === user.id ? "project" : "none";
 }
 
 /** Shown to people who may not add a key. */
@@ -53,21 +54,23 @@ export function KeyForm({
   projectId: string | undefined;
   onDone: () => void;
 }) {
-  const query = useQuery(presetsQuery);
+  const query = useModelPresets();
   const scope = useKeyScope(projectId);
   return (
     <Loaded query={query}>
       {(found) => {
-        const fitting = found.items.filter((one) => one.agents.includes(agent.name));
+        const usablePresets = found.items.filter((one) => one.agents.includes(agent.name));
         if (scope === undefined) return null;
         if (scope === "none") return <AskForKey projectId={projectId} />;
-        return <Entry presets={fitting} projectId={scope === "project" ? projectId : undefined} onDone={onDone} />;
+        return (
+          <KeyFields presets={usablePresets} projectId={scope === "project" ? projectId : undefined} onDone={onDone} />
+        );
       }}
     </Loaded>
   );
 }
 
-function Entry({
+function KeyFields({
   presets,
   projectId,
   onDone,
@@ -76,53 +79,43 @@ function Entry({
   projectId: string | undefined;
   onDone: () => void;
 }) {
-  const client = useQueryClient();
   const [name, setName] = useState(presets[0]?.name ?? "");
   const [key, setKey] = useState("");
   const [address, setAddress] = useState<string | null>(null);
   const preset = presets.find((one) => one.name === name);
-  const save = useMutation({
-    mutationFn: (test: boolean) =>
-      got(
-        api.POST("/api/v1/model-providers", {
-          body: {
-            preset: name,
-            test,
-            ...(key.trim() && { key: key.trim() }),
-            ...(address?.trim() && { baseUrl: address.trim() }),
-            ...(projectId && { projectId }),
-          },
-        }),
-      ),
-    onSuccess: async (made) => {
-      await Promise.all([
-        client.invalidateQueries({ queryKey: ["agents"] }),
-        client.invalidateQueries({ queryKey: ["providers"] }),
-        client.invalidateQueries({ queryKey: ["projects"] }),
-      ]);
-      toast.success(`${preset?.title ?? made.name} key saved`);
+  const save = useAddModelKey({
+    onSuccess: (added) => {
+      toast.success(`${preset?.title ?? added.name} key saved`);
       onDone();
     },
   });
+  const submit = (test: boolean) =>
+    save.mutate({
+      preset: name,
+      test,
+      ...(key.trim() && { key: key.trim() }),
+      ...(address?.trim() && { baseUrl: address.trim() }),
+      ...(projectId && { projectId }),
+    });
   if (!preset) return <p className="text-[13px] text-soft">Add a model provider whose API this agent supports.</p>;
-  const submit = (event: FormEvent) => {
+  const onSubmit = (event: FormEvent) => {
     event.preventDefault();
     event.stopPropagation();
-    if (!save.isPending) save.mutate(true);
+    if (!save.isPending) submit(true);
   };
   const link = safeHref(preset.keyUrl ?? undefined);
   return (
     <form
-      onSubmit={submit}
+      onSubmit={onSubmit}
       onKeyDown={(event) => event.stopPropagation()} // Ctrl+Enter must not submit the form that this one was opened from
       className="grid gap-3 sm:grid-cols-2"
       noValidate
       aria-label="Model provider key"
     >
       <Field label="Provider" hint={projectId ? "For this project." : "For everyone on this platform."}>
-        {(wear) => (
+        {(control) => (
           <Select
-            {...wear}
+            {...control}
             value={name}
             onChange={(value) => {
               setName(value);
@@ -133,10 +126,10 @@ function Entry({
           />
         )}
       </Field>
-      <Field label="Base URL" error={fault(save.error, "baseUrl")}>
-        {(wear) => (
+      <Field label="Base URL" error={fieldError(save.error, "baseUrl")}>
+        {(control) => (
           <Input
-            {...wear}
+            {...control}
             spellCheck={false}
             value={address ?? preset.baseUrl}
             onChange={(event) => setAddress(event.target.value)}
@@ -151,20 +144,20 @@ function Entry({
             ? "Write-only: stored encrypted, never shown again and never passed to a sandbox."
             : "Optional: this server needs no key by default."
         }
-        error={fault(save.error, "key")}
+        error={fieldError(save.error, "key")}
       >
-        {(wear) => <SecretInput {...wear} value={key} onChange={(event) => setKey(event.target.value)} />}
+        {(control) => <SecretInput {...control} value={key} onChange={(event) => setKey(event.target.value)} />}
       </Field>
       {save.error && (
         <p role="alert" className="text-[13px] break-words text-bad sm:col-span-2">
-          {overall(save.error)}
+          {formError(save.error)}
         </p>
       )}
       <div className="flex flex-wrap items-center gap-2 sm:col-span-2">
         <Button type="submit" look="primary" busy={save.isPending} disabled={preset.keyRequired && !key.trim()}>
           Test and save
         </Button>
-        {findingsOf(save.error) && <Button onClick={() => save.mutate(false)}>Save without testing</Button>}
+        {findingsOf(save.error) && <Button onClick={() => submit(false)}>Save without testing</Button>}
         {link && (
           <a href={link} target="_blank" rel="noreferrer noopener" className="text-[13px] text-accent underline">
             Get a key from {preset.title}

@@ -3,7 +3,7 @@ import type { Schemas } from "@/api/client";
 
 export type Prices = Record<string, Schemas["Price"]>;
 
-export function asLines(prices: Prices): string[] {
+export function formatPrices(prices: Prices): string[] {
   return Object.entries(prices).map(([model, price]) =>
     [model, price.input, price.output, ...cachePrices(price.cacheRead, price.cacheWrite)].join(" "),
   );
@@ -16,14 +16,14 @@ function cachePrices(read: number | null | undefined, write: number | null | und
 }
 
 /** Parse the lines. Return the prices, or an error message for the first invalid line. */
-export function parsed(lines: string[]): Prices | string {
+export function parsePrices(lines: string[]): Prices | string {
   const prices: Prices = {};
   for (const line of lines) {
     const [model = "", ...words] = line.split(/\s+/);
     const numbers = words.map((word) => (word === "-" ? null : Number(word)));
     const [input, output, cacheRead = null, cacheWrite = null] = numbers;
-    const wrong = numbers.some((number) => number !== null && !(number >= 0));
-    if (wrong || words.length > 4 || typeof input !== "number" || typeof output !== "number") {
+    const invalid = numbers.some((number) => number !== null && !(number >= 0));
+    if (invalid || words.length > 4 || typeof input !== "number" || typeof output !== "number") {
       return `“${line}” is not a valid price. Write the model, then US dollars per million input and output tokens.`;
     }
     prices[model] = { input, output, cacheRead, cacheWrite };

@@ -1,16 +1,16 @@
-import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
-import { type FormEvent, useState } from "react";
-import { api, got, type Schemas } from "@/api/client";
-import { presets as presetsQuery } from "@/api/queries";
-import { findingsOf } from "@/features/projects/findings";
-import { fault, overall } from "@/lib/problems";
+import { useState } from "react";
+import type { Schemas } from "@/api/client";
+import { fieldError } from "@/api/errors";
+import { useModelPresets, useSaveModelProvider } from "@/api/queries/models";
+import type { ModelProvider } from "@/api/types";
+import { findingsOf } from "@/model/connection-test";
 import { Button } from "@/ui/button";
 import { Checkbox, Field, Input, Select } from "@/ui/field";
+import { SubmitForm, useFormState } from "@/ui/form";
 import { ListInput, SecretInput } from "@/ui/inputs";
 import { toast } from "@/ui/toast";
-import { asLines, parsed } from "./prices";
+import { formatPrices, parsePrices } from "./prices";
 
-type Provider = Schemas["ModelProviderView"];
 type Kind = Schemas["ModelApi"];
 
 /** The platform's hint for a provider without a key. */
@@ -39,91 +39,87 @@ export function ProviderForm({
   projectId,
   onDone,
 }: {
-  provider: Provider | undefined;
+  provider: ModelProvider | undefined;
   projectId: string | undefined;
   onDone: () => void;
 }) {
-  const client = useQueryClient();
-  const [form, setForm] = useState({
+  const [form, set] = useFormState({
     name: provider?.name ?? "",
     kind: provider?.kind ?? ("anthropic" as Kind),
     baseUrl: provider?.baseUrl ?? "",
     key: "",
     dropKey: false,
     models: provider?.models ?? [],
-    prices: asLines(provider?.prices ?? {}),
+    prices: formatPrices(provider?.prices ?? {}),
   });
-  const presets = useQuery({ ...presetsQuery, enabled: !provider }).data;
+  const presets = useModelPresets({ enabled: !provider }).data;
   const [presetName, setPresetName] = useState(OTHER);
   const preset = presets?.items.find((one) => one.name === presetName);
-  const keyed = provider !== undefined && provider.hint !== NO_KEY;
-  const set = (patch: Partial<typeof form>) => setForm((now) => ({ ...now, ...patch }));
+  const hasKey = provider !== undefined && provider.hint !== NO_KEY;
   const choosePreset = (name: string) => {
     setPresetName(name);
     const chosen = presets?.items.find((one) => one.name === name);
-    set(chosen ? filled(chosen) : { name: "", baseUrl: "", models: [], prices: [] });
+    set(chosen ? valuesOf(chosen) : { name: "", baseUrl: "", models: [], prices: [] });
   };
-  const prices = parsed(form.prices);
-  const save = useMutation({
-    mutationFn: (test: boolean) => {
-      if (typeof prices === "string") throw new Error(prices);
-      const same = {
-        name: form.name.trim(),
-        ...(form.baseUrl.trim() && { baseUrl: form.baseUrl.trim() }),
-        ...(form.key && { key: form.key }),
-        models: form.models,
-        prices,
-        test,
-      };
-      return provider
-        ? got(
-            api.PATCH("/api/v1/model-providers/{provider_id}", {
-              params: { path: { provider_id: provider.id } },
-              body: { ...same, ...(form.dropKey && !form.key && { key: null }) },
-            }),
-          )
-        : got(
-            api.POST("/api/v1/model-providers", {
-              body: {
-                ...same,
-                kind: form.kind,
-                ...(preset && !form.models.length && { preset: preset.name }), // the platform then asks the provider for its models
-                ...(projectId && { projectId }),
-              },
-            }),
-          );
-    },
+  const prices = parsePrices(form.prices);
+  const save = useSaveModelProvider({
     onSuccess: (saved) => {
-      void client.invalidateQueries({ queryKey: ["providers"] });
-      void client.invalidateQueries({ queryKey: ["agents"] });
       const known = presets?.items.find((one) => one.name === saved.name);
       toast.success(`${known?.title ?? saved.name} saved`);
       onDone();
     },
   });
+  const submit = (test: boolean) => {
+    if (typeof prices === "string") return; // the error is shown at the field
+    const shared = {
+      name: form.name.trim(),
+      ...(form.baseUrl.trim() && { baseUrl: form.baseUrl.trim() }),
+      ...(form.key && { key: form.key }),
+      models: form.models,
+      prices,
+      test,
+    };
+    save.mutate(
+      provider
+        ? { id: provider.id, body: { ...shared, ...(form.dropKey && !form.key && { key: null }) } }
+        : {
+            body: {
+              ...shared,
+              kind: form.kind,
+              ...(preset && !form.models.length && { preset: preset.name }), // the platform then asks the provider for its models
+              ...(projectId && { projectId }),
+            },
+          },
+    );
+  };
   // changes of names and prices need no request to the provider
-  const tested =
+  const needsTest =
     !provider ||
     Boolean(form.key) ||
     form.dropKey ||
     form.baseUrl.trim() !== provider.baseUrl ||
     form.models[0] !== provider.models[0];
-  const at = (field: string) => fault(save.error, field);
-  const submit = (event: FormEvent) => {
-    event.preventDefault();
-    if (form.name.trim() && !save.isPending) save.mutate(tested);
-  };
+  const errorAt = (field: string) => fieldError(save.error, field);
   return (
-    <form onSubmit={submit} className="grid gap-3 sm:grid-cols-2" noValidate>
+    <SubmitForm
+      columns
+      busy={save.isPending}
+      error={save.error}
+      ready={Boolean(form.name.trim()) && typeof prices !== "string"}
+      submitLabel={needsTest ? "Test and save" : "Save"}
+      onSubmit={() => submit(needsTest)}
+      onCancel={onDone}
+      actions={findingsOf(save.error) && <Button onClick={() => submit(false)}>Save without testing</Button>}
+    >
       {!provider && (
         <Field
           label="Preset"
           className="sm:col-span-2"
           hint={preset ? summary(preset, presets?.pricesTaken) : "Fills in the base URL, models and prices."}
         >
-          {(wear) => (
+          {(control) => (
             <Select
-              {...wear}
+              {...control}
               value={presetName}
               onChange={choosePreset}
               choices={[
@@ -138,10 +134,10 @@ export function ProviderForm({
           )}
         </Field>
       )}
-      <Field label="Name" hint="Can be used to select a model: name/model." error={at("name")}>
-        {(wear) => (
+      <Field label="Name" hint="Can be used to select a model: name/model." error={errorAt("name")}>
+        {(control) => (
           <Input
-            {...wear}
+            {...control}
             value={form.name}
             placeholder="anthropic"
             onChange={(event) => set({ name: event.target.value })}
@@ -151,11 +147,11 @@ export function ProviderForm({
       <Field
         label="API type"
         hint={provider ? "Cannot be changed." : "The API that the provider offers."}
-        error={at("kind")}
+        error={errorAt("kind")}
       >
-        {(wear) => (
+        {(control) => (
           <Select
-            {...wear}
+            {...control}
             disabled={Boolean(provider)}
             value={form.kind}
             onChange={(kind) => set({ kind: kind as Kind })}
@@ -167,11 +163,11 @@ export function ProviderForm({
         label="Base URL"
         className="sm:col-span-2"
         hint="Leave empty for the provider's default, if it has one."
-        error={at("baseUrl")}
+        error={errorAt("baseUrl")}
       >
-        {(wear) => (
+        {(control) => (
           <Input
-            {...wear}
+            {...control}
             spellCheck={false}
             placeholder={form.kind === "openai_chat" ? "http://127.0.0.1:11434" : "provider default"}
             value={form.baseUrl}
@@ -183,17 +179,19 @@ export function ProviderForm({
         label="Key"
         className="sm:col-span-2"
         hint={
-          keyed
+          hasKey
             ? `The stored key ends with ${provider.hint}. Leave empty to keep it.`
             : preset
               ? keyHint(preset)
               : "Optional."
         }
-        error={at("key")}
+        error={errorAt("key")}
       >
-        {(wear) => <SecretInput {...wear} value={form.key} onChange={(event) => set({ key: event.target.value })} />}
+        {(control) => (
+          <SecretInput {...control} value={form.key} onChange={(event) => set({ key: event.target.value })} />
+        )}
       </Field>
-      {keyed && !form.key && (
+      {hasKey && !form.key && (
         <div className="sm:col-span-2">
           <Checkbox checked={form.dropKey} onChange={(dropKey) => set({ dropKey })} label="Remove the key" />
         </div>
@@ -201,18 +199,20 @@ export function ProviderForm({
       <Field
         label="Models"
         hint="One per line; the first one is the default. Leave empty to allow any model."
-        error={at("models")}
+        error={errorAt("models")}
       >
-        {(wear) => <ListInput {...wear} mono rows={5} value={form.models} onChange={(models) => set({ models })} />}
+        {(control) => (
+          <ListInput {...control} mono rows={5} value={form.models} onChange={(models) => set({ models })} />
+        )}
       </Field>
       <Field
         label="Prices"
         hint="One line per model: its name, then US dollars per million input, output, cache read and cache write tokens. End a name with * to match a prefix."
-        error={typeof prices === "string" ? prices : at("prices")}
+        error={typeof prices === "string" ? prices : errorAt("prices")}
       >
-        {(wear) => (
+        {(control) => (
           <ListInput
-            {...wear}
+            {...control}
             mono
             rows={5}
             placeholder="claude-sonnet-* 3 15 0.3 3.75"
@@ -221,34 +221,17 @@ export function ProviderForm({
           />
         )}
       </Field>
-      {save.error && (
-        <p role="alert" className="text-[13px] text-bad sm:col-span-2">
-          {overall(save.error)}
-        </p>
-      )}
-      <div className="flex flex-wrap justify-end gap-2 sm:col-span-2">
-        <Button onClick={onDone}>Cancel</Button>
-        {findingsOf(save.error) && <Button onClick={() => save.mutate(false)}>Save without testing</Button>}
-        <Button
-          type="submit"
-          look="primary"
-          busy={save.isPending}
-          disabled={!form.name.trim() || typeof prices === "string"}
-        >
-          {tested ? "Test and save" : "Save"}
-        </Button>
-      </div>
-    </form>
+    </SubmitForm>
   );
 }
 
-function filled(preset: Preset) {
+function valuesOf(preset: Preset) {
   return {
     name: preset.name,
     kind: preset.kind,
     baseUrl: preset.baseUrl,
     models: preset.models,
-    prices: asLines(preset.prices),
+    prices: formatPrices(preset.prices),
   };
 }
 

@@ -1,13 +1,12 @@
-import { useQuery } from "@tanstack/react-query";
 import { Link } from "@tanstack/react-router";
 import { KeyRound } from "lucide-react";
 import { useState } from "react";
-import { agents } from "@/api/queries";
+import { useAgents } from "@/api/queries/agents";
+import { useModelProviders } from "@/api/queries/models";
 import type { Agent } from "@/api/types";
 import { Button, type ButtonProps } from "@/ui/button";
 import { Dialog } from "@/ui/dialog";
 import { AskForKey, KeyForm, useKeyScope } from "./key-form";
-import { providers } from "./providers";
 
 const LOOK =
   "inline-flex h-7 items-center gap-1 rounded-md border border-line-strong bg-surface px-2 text-xs font-medium hover:bg-hover";
@@ -53,11 +52,11 @@ export function AddKey({
   onAdded?: (() => void) | undefined;
   look?: ButtonProps["look"];
 }) {
-  const known = useQuery(agents);
-  const agent = known.data?.find((one) => one.name === name);
+  const agents = useAgents();
+  const agent = agents.data?.find((one) => one.name === name);
   const scope = useKeyScope(projectId);
   const [open, setOpen] = useState(false);
-  if (known.isPending) return null;
+  if (agents.isPending) return null;
   if (!agent) return <SettingsLink projectId={projectId} />;
   if (scope === undefined) return null;
   if (scope === "none") return <AskForKey projectId={projectId} />;
@@ -87,19 +86,19 @@ export function AddKey({
 
 /** Link to the provider settings: those of the project if it has its own providers. */
 function SettingsLink({ projectId }: { projectId: string | undefined }) {
-  const known = useQuery({ ...providers(projectId), enabled: projectId !== undefined }).data;
-  const inside = (
+  const providers = useModelProviders(projectId, { enabled: projectId !== undefined }).data;
+  const content = (
     <>
       <KeyRound className="size-3.5" aria-hidden /> Model provider settings
     </>
   );
-  return projectId && known?.some((one) => one.projectId === projectId) ? (
+  return projectId && providers?.some((one) => one.projectId === projectId) ? (
     <Link to="/projects/$projectId" params={{ projectId }} search={{ tab: "models" }} className={LOOK}>
-      {inside}
+      {content}
     </Link>
   ) : (
     <Link to="/agents" search={{ tab: "providers" }} className={LOOK}>
-      {inside}
+      {content}
     </Link>
   );
 }

@@ -1,29 +1,21 @@
-import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
 import { Link } from "@tanstack/react-router";
 import { Brain, CircleCheck, CircleX, Plus, Trash2 } from "lucide-react";
 import { useState } from "react";
-import { all, api, got, type Schemas } from "@/api/client";
-import { me } from "@/api/queries";
-import { Section } from "@/shell/page";
+import { useIsAdmin } from "@/api/queries/account";
+import { useDeleteModelProvider, useModelProviders, useTestModelProvider } from "@/api/queries/models";
+import type { ModelProvider } from "@/api/types";
 import { Badge } from "@/ui/badge";
 import { Button, IconButton } from "@/ui/button";
 import { Confirm, Dialog } from "@/ui/dialog";
+import { Section } from "@/ui/page";
 import { Empty, Loaded } from "@/ui/states";
-import { failed } from "@/ui/toast";
+import { showError } from "@/ui/toast";
 import { KIND_NAMES, NO_KEY, ProviderForm } from "./provider-form";
-
-export type Provider = Schemas["ModelProviderView"];
-
-export const providers = (projectId?: string) => ({
-  queryKey: ["providers", projectId ?? "all"],
-  queryFn: () =>
-    all((cursor) => got(api.GET("/api/v1/model-providers", { params: { query: { projectId, cursor, limit: 200 } } }))),
-});
 
 /** Shared providers, which administrators can change. With a project, also its own providers, which its owner can change. */
 export function Providers({ projectId, frozen }: { projectId?: string; frozen: boolean }) {
-  const query = useQuery(providers(projectId));
-  const [editing, setEditing] = useState<Provider | "new" | null>(null);
+  const query = useModelProviders(projectId);
+  const [editing, setEditing] = useState<ModelProvider | "new" | null>(null);
   const description = projectId
     ? "Model providers for this project's agents. The project's own providers take precedence over shared ones."
     : "Model providers for agents. Keys stay with the platform: agents only get an address inside their sandbox.";
@@ -43,7 +35,7 @@ export function Providers({ projectId, frozen }: { projectId?: string; frozen: b
           return shown.length ? (
             <ul className="divide-y">
               {shown.map((one) => (
-                <Row
+                <ProviderRow
                   key={one.id}
                   provider={one}
                   shared={projectId !== undefined && one.projectId === null}
@@ -77,30 +69,21 @@ export function Providers({ projectId, frozen }: { projectId?: string; frozen: b
   );
 }
 
-function Row({
+function ProviderRow({
   provider,
   shared,
   frozen,
   onEdit,
 }: {
-  provider: Provider;
+  provider: ModelProvider;
   shared: boolean;
   frozen: boolean;
   onEdit: () => void;
 }) {
-  const client = useQueryClient();
-  const at = { params: { path: { provider_id: provider.id } } };
-  const test = useMutation({
-    mutationFn: () => got(api.POST("/api/v1/model-providers/{provider_id}/test", at)),
-    onError: failed("Could not test the provider"),
-  });
-  const remove = useMutation({
-    mutationFn: () => got(api.DELETE("/api/v1/model-providers/{provider_id}", at)),
-    onSuccess: () => client.invalidateQueries({ queryKey: ["providers"] }),
-    onError: failed("Could not delete the provider"),
-  });
-  const admin = useQuery(me).data?.user.role === "admin";
-  const fixed = frozen || shared;
+  const test = useTestModelProvider({ onError: showError("Could not test the provider") });
+  const remove = useDeleteModelProvider({ onError: showError("Could not delete the provider") });
+  const isAdmin = useIsAdmin();
+  const readOnly = frozen || shared;
   return (
     <li className="px-4 py-2.5">
       <div className="flex flex-wrap items-center gap-x-3 gap-y-1.5">
@@ -122,7 +105,7 @@ function Row({
             {!Object.keys(provider.prices).length && <span>· no prices</span>}
           </p>
         </div>
-        {shared && admin && (
+        {shared && isAdmin && (
           <Link
             to="/agents"
             search={{ tab: "providers" }}
@@ -138,23 +121,23 @@ function Row({
               size="sm"
               busy={test.isPending}
               disabled={frozen}
-              onClick={() => test.mutate()}
+              onClick={() => test.mutate(provider.id)}
               aria-label={`Test ${provider.name}`}
             >
               Test
             </Button>
-            <Button size="sm" disabled={fixed} onClick={onEdit} aria-label={`Edit ${provider.name}`}>
+            <Button size="sm" disabled={readOnly} onClick={onEdit} aria-label={`Edit ${provider.name}`}>
               Edit
             </Button>
             <Confirm
               trigger={
-                <IconButton label={`Delete ${provider.name}`} size="sm" disabled={fixed}>
+                <IconButton label={`Delete ${provider.name}`} size="sm" disabled={readOnly}>
                   <Trash2 className="size-3.5" aria-hidden />
                 </IconButton>
               }
               title={`Delete ${provider.name}?`}
               action="Delete"
-              onConfirm={() => remove.mutateAsync()}
+              onConfirm={() => remove.mutateAsync(provider.id)}
             >
               Agents that use it lose their model. Its usage history is kept.
             </Confirm>

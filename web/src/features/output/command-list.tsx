@@ -1,10 +1,10 @@
 import clsx from "clsx";
 import type { Command } from "@/api/types";
-import { duration } from "@/lib/format";
+import { formatDuration } from "@/lib/format";
 import { Dot } from "@/ui/badge";
 import { Button } from "@/ui/button";
 import { Ago, Elapsed } from "@/ui/time";
-import { over, wordOf } from "./commands";
+import { commandStatus, isOver } from "./commands";
 
 interface Props {
   commands: Command[];
@@ -21,7 +21,7 @@ export function CommandList({ commands, chosen, onChoose, more, onMore, loading 
     <nav aria-label="Commands" className="min-h-0 overflow-y-auto">
       <ul>
         {commands.map((one) => {
-          const word = wordOf(one);
+          const word = commandStatus(one);
           return (
             <li key={one.id}>
               <button
@@ -39,7 +39,7 @@ export function CommandList({ commands, chosen, onChoose, more, onMore, loading 
                 <span className="flex w-full items-center gap-1.5 text-2xs text-soft tabular-nums">
                   <Dot tone={word.tone} pulse={word.busy ?? false} />
                   {word.text}
-                  <Took command={one} />
+                  <CommandDuration command={one} />
                   <Ago at={one.startedAt} className="ml-auto text-faint" />
                 </span>
               </button>
@@ -58,9 +58,9 @@ export function CommandList({ commands, chosen, onChoose, more, onMore, loading 
   );
 }
 
-export function Took({ command }: { command: Command }) {
-  if (!over(command)) return <Elapsed from={command.startedAt} className="text-faint" />;
+export function CommandDuration({ command }: { command: Command }) {
+  if (!isOver(command)) return <Elapsed from={command.startedAt} className="text-faint" />;
   if (command.durationMs === null) return null;
   const ms = command.durationMs;
-  return <span className="text-faint">{ms < 1000 ? `${ms} ms` : duration(ms / 1000)}</span>;
+  return <span className="text-faint">{ms < 1000 ? `${ms} ms` : formatDuration(ms / 1000)}</span>;
 }

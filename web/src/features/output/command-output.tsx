@@ -1,12 +1,14 @@
 import { Square } from "lucide-react";
 import { lazy, Suspense, useState } from "react";
+import { useKillCommand } from "@/api/queries/commands";
 import type { Command } from "@/api/types";
-import { bytes } from "@/lib/format";
+import { formatBytes } from "@/lib/format";
 import { Button } from "@/ui/button";
 import { ErrorState, Loading } from "@/ui/states";
 import { Status } from "@/ui/status";
-import { Took } from "./command-list";
-import { over, useKill, useLog, wordOf } from "./commands";
+import { showError } from "@/ui/toast";
+import { CommandDuration } from "./command-list";
+import { commandStatus, isOver, useLog } from "./commands";
 import { DownloadOutput } from "./download";
 import { beginning } from "./log-intake";
 
@@ -16,7 +18,7 @@ const LogViewer = lazy(() => import("./log-viewer").then((module) => ({ default:
 export function CommandOutput({ command, sandboxId }: { command: Command; sandboxId: string }) {
   const [attempt, setAttempt] = useState(0);
   const log = useLog(command, attempt);
-  const kill = useKill(sandboxId);
+  const kill = useKillCommand({ onError: showError("Could not kill the command") });
   const [skipped] = useState(() => beginning(command)); // As of when reading started.
   const left = skipped.stdout + skipped.stderr;
   return (
@@ -27,12 +29,17 @@ export function CommandOutput({ command, sandboxId }: { command: Command; sandbo
         </code>
         <span className="flex shrink-0 items-center gap-2 text-xs tabular-nums" aria-live="polite">
           <span className="hidden sm:inline">
-            <Took command={command} />
+            <CommandDuration command={command} />
           </span>
-          <Status word={wordOf(command)} />
+          <Status word={commandStatus(command)} />
         </span>
-        {!over(command) && (
-          <Button size="sm" look="danger" busy={kill.isPending} onClick={() => kill.mutate(command.id)}>
+        {!isOver(command) && (
+          <Button
+            size="sm"
+            look="danger"
+            busy={kill.isPending}
+            onClick={() => kill.mutate({ id: command.id, sandboxId })}
+          >
             {!kill.isPending && <Square className="size-3" aria-hidden />}
             Kill
           </Button>
@@ -60,7 +67,7 @@ export function CommandOutput({ command, sandboxId }: { command: Command; sandbo
             tools={<DownloadOutput command={command} />}
             note={
               left > 0
-                ? `The first ${bytes(left)} of this output are not shown and not counted as lines. Download the output to see everything.`
+                ? `The first ${formatBytes(left)} of this output are not shown and not counted as lines. Download the output to see everything.`
                 : undefined
             }
             empty={log.state === "over" ? "No output." : log.state === "connecting" ? "" : "No output yet."}

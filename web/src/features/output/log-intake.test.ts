@@ -1,5 +1,5 @@
 import { describe, expect, it } from "vitest";
-import { beginning, decode, Intake, TAIL_BYTES } from "./log-intake";
+import { beginning, Intake, TAIL_BYTES } from "./log-intake";
 
 const bytes = (text: string) => new TextEncoder().encode(text);
 
@@ -40,4 +40,3 @@ describe("intake", () => {
 
 it("reads only the end of very large output", () =>
   expect(beginning({ stdoutBytes: TAIL_BYTES + 5, stderrBytes: 7 })).toEqual({ stdout: 5, stderr: 0 }));
-it("decodes base64", () => expect([...decode("AP9h")]).toEqual([0, 255, 97]));

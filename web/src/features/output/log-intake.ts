@@ -47,10 +47,3 @@ export function beginning(command: Pick<Command, "stdoutBytes" | "stderrBytes">)
   const { stdoutBytes, stderrBytes } = command;
   return { stdout: Math.max(0, stdoutBytes - TAIL_BYTES), stderr: Math.max(0, stderrBytes - TAIL_BYTES) };
 }
-
-export function decode(base64: string): Uint8Array {
-  const text = atob(base64);
-  const bytes = new Uint8Array(text.length);
-  for (let i = 0; i < text.length; i++) bytes[i] = text.charCodeAt(i);
-  return bytes;
-}

@@ -1,7 +1,7 @@
 import clsx from "clsx";
 import { memo, type ReactNode } from "react";
-import { type Look, spans } from "@/lib/ansi";
-import { looks } from "@/ui/ansi";
+import { type AnsiStyle, spans } from "@/lib/ansi";
+import { ansiClasses } from "@/ui/ansi";
 import type { LogSearch } from "./log-search";
 import type { Stream } from "./log-store";
 
@@ -12,7 +12,7 @@ export interface RowProps {
   from: number;
   to: number;
   text: string;
-  look: Look;
+  look: AnsiStyle;
   stream: Stream;
   search: LogSearch | null;
   /** The start of the current match, if it is in this line; else -1. */
@@ -50,7 +50,7 @@ function pieces({ text, look, from, to, line, search, current }: RowProps): Reac
     if (start < end) {
       for (const [a, b, mark] of splitAtMarks(start, end, marks)) {
         made.push(
-          <span key={a} className={clsx(looks(span.look), mark && (mark.now ? "log-found-now" : "log-found"))}>
+          <span key={a} className={clsx(ansiClasses(span.look), mark && (mark.now ? "log-found-now" : "log-found"))}>
             {span.text.slice(a - at, b - at)}
           </span>,
         );

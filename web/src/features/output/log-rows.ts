@@ -1,5 +1,5 @@
 /** The visible rows: the lines of the chosen stream, broken into several rows if wrapping is on. */
-import { strip } from "@/lib/ansi";
+import { stripAnsi } from "@/lib/ansi";
 import type { LogStore, Stream } from "./log-store";
 
 export type Filter = Stream | "both";
@@ -65,7 +65,7 @@ export class LogRows {
     const found = after(this.ends, index + this.before);
     const segment = index + this.before - (found ? (this.ends[found - 1] as number) : this.before);
     const line = this.line(found);
-    const cuts = breaks(strip(this.store.text(line)), this.columns);
+    const cuts = breaks(stripAnsi(this.store.text(line)), this.columns);
     return { line, from: cuts[segment - 1] ?? 0, to: cuts[segment] ?? Number.POSITIVE_INFINITY };
   }
 
@@ -74,7 +74,7 @@ export class LogRows {
     const place = this.filter === "both" ? Math.max(0, line - this.store.first) : after(this.lines, line - 1);
     if (!this.columns) return Math.min(place, Math.max(0, this.length - 1));
     const start = (place ? (this.ends[place - 1] ?? this.before) : this.before) - this.before;
-    const segment = breaks(strip(this.store.text(line)), this.columns).filter((cut) => cut <= character).length;
+    const segment = breaks(stripAnsi(this.store.text(line)), this.columns).filter((cut) => cut <= character).length;
     return Math.min(start + segment, Math.max(0, this.length - 1));
   }
 
@@ -83,13 +83,13 @@ export class LogRows {
     const made: string[] = [];
     for (let number = Math.max(from, this.store.first); number < Math.min(to, this.store.end); number++) {
       if (this.filter === "both" || this.store.stream(number) === this.filter)
-        made.push(strip(this.store.text(number)));
+        made.push(stripAnsi(this.store.text(number)));
     }
     return made;
   }
 
   private height(number: number): number {
-    return breaks(strip(this.store.text(number)), this.columns as number).length + 1;
+    return breaks(stripAnsi(this.store.text(number)), this.columns as number).length + 1;
   }
 
   /** Remove lines that the store has dropped. Returns the number of removed rows. */

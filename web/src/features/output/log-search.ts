@@ -1,5 +1,5 @@
 /** Search a log incrementally, in slices short enough for one frame, and keep up with appended lines. */
-import { strip } from "@/lib/ansi";
+import { stripAnsi } from "@/lib/ansi";
 import type { Filter } from "./log-rows";
 import type { LogStore } from "./log-store";
 
@@ -56,7 +56,7 @@ export class LogSearch {
 
   inLine(line: number): Match[] {
     const made: Match[] = [];
-    for (const match of strip(this.store.text(line)).matchAll(this.pattern)) {
+    for (const match of stripAnsi(this.store.text(line)).matchAll(this.pattern)) {
       made.push({ line, from: match.index, to: match.index + match[0].length });
     }
     return made;

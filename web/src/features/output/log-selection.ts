@@ -5,7 +5,7 @@ export interface Place {
 }
 
 /** Return both ends of the selection in order; null if nothing is selected within `box`. */
-export function selected(box: HTMLElement): [Place, Place] | null {
+export function selectedText(box: HTMLElement): [Place, Place] | null {
   const selection = getSelection();
   if (!selection || selection.isCollapsed || selection.rangeCount === 0) return null;
   const range = selection.getRangeAt(0);

@@ -1,9 +1,9 @@
 import { describe, expect, it } from "vitest";
-import { strip } from "@/lib/ansi";
+import { stripAnsi } from "@/lib/ansi";
 import { LIMITS, LogStore } from "./log-store";
 
 const lines = (store: LogStore) =>
-  Array.from({ length: store.end - store.first }, (_, i) => strip(store.text(store.first + i)));
+  Array.from({ length: store.end - store.first }, (_, i) => stripAnsi(store.text(store.first + i)));
 
 describe("lines", () => {
   it("are the same however the text is split", () => {

@@ -4,7 +4,7 @@
  * A line keeps its number; `first` is the number of the oldest line still kept. The last line of a stream may be unfinished and still
  * change. Only what forms lines is interpreted here: colours are parsed when a line is rendered.
  */
-import { erased, type Look, lookAfter, overwritten, PLAIN } from "@/lib/ansi";
+import { type AnsiStyle, applyCarriageReturns, applyErasures, PLAIN, styleAfter } from "@/lib/ansi";
 
 export type Stream = "stdout" | "stderr";
 
@@ -26,15 +26,15 @@ interface Unfinished {
   text: string;
   /** A carriage return was received: the next character overwrites the line, unless it ends it. */
   returned: boolean;
-  look: Look;
+  look: AnsiStyle;
 }
 
 export class LogStore {
   private texts: string[] = [];
   private streams: Stream[] = [];
-  private looks: Look[] = [];
+  private looks: AnsiStyle[] = [];
   private readonly open: Record<Stream, Unfinished | null> = { stdout: null, stderr: null };
-  private readonly next: Record<Stream, Look> = { stdout: PLAIN, stderr: PLAIN };
+  private readonly next: Record<Stream, AnsiStyle> = { stdout: PLAIN, stderr: PLAIN };
   private readonly limits: Limits;
   private characters = 0;
   private readonly listeners = new Set<() => void>();
@@ -66,7 +66,7 @@ export class LogStore {
   }
 
   /** Return the text style at the start of the line. */
-  look(number: number): Look {
+  look(number: number): AnsiStyle {
     return this.looks[number - this.first] ?? PLAIN;
   }
 
@@ -104,8 +104,8 @@ export class LogStore {
     }
     if (piece.includes("\r") || line.returned) this.rewrite(line, piece);
     else line.text += piece;
-    if (line.text.includes("\b")) line.text = erased(line.text);
-    this.show(line, line.under === null ? line.text : overwritten(line.under, line.text));
+    if (line.text.includes("\b")) line.text = applyErasures(line.text);
+    this.show(line, line.under === null ? line.text : applyCarriageReturns(line.under, line.text));
     while (line && this.text(line.number).length > this.limits.line) line = this.breakLine(stream, line);
   }
 
@@ -114,7 +114,7 @@ export class LogStore {
       if (index) line.returned = true;
       if (!part) return;
       if (line.returned) {
-        line.under = line.under === null ? line.text : overwritten(line.under, line.text);
+        line.under = line.under === null ? line.text : applyCarriageReturns(line.under, line.text);
         line.text = "";
         line.returned = false;
       }
@@ -146,7 +146,7 @@ export class LogStore {
       this.looks.push(this.next[stream]);
       return;
     }
-    this.next[stream] = lookAfter(this.text(line.number), line.look);
+    this.next[stream] = styleAfter(this.text(line.number), line.look);
     this.open[stream] = null;
   }
 

@@ -7,8 +7,9 @@
 import { ApiError } from "@/api/client";
 import type { Command } from "@/api/types";
 import { Backoff } from "@/lib/backoff";
-import { frames } from "@/live/frames";
-import { beginning, decode, type Frame, Intake } from "./log-intake";
+import { decodeBase64 } from "@/lib/base64";
+import { readFrames } from "@/live/frames";
+import { beginning, type Frame, Intake } from "./log-intake";
 import type { LogStore } from "./log-store";
 
 export type StreamState = "connecting" | "live" | "interrupted" | "over" | "failed";
@@ -58,14 +59,14 @@ export class CommandStream {
       this.backoff.reset();
       this.tell("live");
     };
-    for await (const { event, data } of frames(path, { opened, signal: this.ended.signal })) {
+    for await (const { event, data } of readFrames(path, { opened, signal: this.ended.signal })) {
       if (event === "end") {
         for (const stream of ["stdout", "stderr"] as const) this.store.append(stream, this.intake.end(stream));
         return true;
       }
       if (event !== "output") continue;
       const frame = JSON.parse(data) as Frame;
-      const text = this.intake.take(frame.stream, frame.offset, decode(frame.data));
+      const text = this.intake.take(frame.stream, frame.offset, decodeBase64(frame.data));
       if (text === null) return false;
       this.store.append(frame.stream, text);
     }

@@ -1,6 +1,6 @@
 import { ArrowDownToLine, Search, WrapText } from "lucide-react";
 import { type ReactNode, useCallback, useEffect, useMemo, useRef, useState } from "react";
-import { count, plural } from "@/lib/format";
+import { count, pluralize } from "@/lib/format";
 import { useStored } from "@/lib/stored";
 import { Button, IconButton } from "@/ui/button";
 import { CopyButton } from "@/ui/code";
@@ -155,7 +155,7 @@ export function LogViewer({ store, label, tools, note, empty, live }: Props) {
             </button>
           ))}
         </fieldset>
-        <span className="mr-auto px-1 text-2xs text-faint tabular-nums">{plural(store.end, "line")}</span>
+        <span className="mr-auto px-1 text-2xs text-faint tabular-nums">{pluralize(store.end, "line")}</span>
         <IconButton
           size="sm"
           label="Search (Ctrl+F)"

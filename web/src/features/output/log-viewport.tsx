@@ -1,9 +1,9 @@
 import { type Ref, useCallback, useEffect, useImperativeHandle, useLayoutEffect, useRef, useState } from "react";
-import { strip } from "@/lib/ansi";
+import { stripAnsi } from "@/lib/ansi";
 import { LogRow, ROW_HEIGHT } from "./log-row";
 import type { LogRows } from "./log-rows";
 import type { LogSearch, Match } from "./log-search";
-import { between, selected } from "./log-selection";
+import { between, selectedText } from "./log-selection";
 import type { LogStore } from "./log-store";
 
 const AROUND = 8;
@@ -140,13 +140,13 @@ export function LogViewport({ ref, store, rows, search, current, follow, onFollo
   useEffect(() => {
     const element = box.current as HTMLElement;
     const marked = () => {
-      const found = selected(element);
+      const found = selectedText(element);
       if (!found) return setHeld(null);
       onFollow(false);
       setHeld([rows.indexOf(found[0].line), rows.indexOf(found[1].line, found[1].character)]);
     };
     const copied = (event: ClipboardEvent) => {
-      const found = selected(element);
+      const found = selectedText(element);
       if (!found && !everything.current) return;
       const text =
         everything.current || !found
@@ -185,7 +185,7 @@ export function LogViewport({ ref, store, rows, search, current, follow, onFollo
   }
   const shown = Array.from({ length: Math.max(0, last - first) }, (_, i) => rows.row(first + i));
   if (!rows.columns)
-    for (const row of shown) widest.current = Math.max(widest.current, strip(store.text(row.line)).length);
+    for (const row of shown) widest.current = Math.max(widest.current, stripAnsi(store.text(row.line)).length);
 
   return (
     <section

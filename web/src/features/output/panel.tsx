@@ -1,11 +1,11 @@
-import { useInfiniteQuery, useQuery } from "@tanstack/react-query";
 import { SquareTerminal } from "lucide-react";
+import { useCommand, useCommandPages } from "@/api/queries/commands";
 import type { Command } from "@/api/types";
 import { Select } from "@/ui/field";
 import { Empty, Loaded, Loading } from "@/ui/states";
 import { CommandList } from "./command-list";
 import { CommandOutput } from "./command-output";
-import { commandPages, command as commandQuery, over, wordOf } from "./commands";
+import { commandStatus, isOver } from "./commands";
 import { RunBox } from "./run-box";
 
 const NEWEST = "newest";
@@ -20,11 +20,11 @@ export function OutputPanel({
   at?: string | undefined;
   onAt: (id: string | undefined) => void;
 }) {
-  const pages = useInfiniteQuery(commandPages(sandboxId));
+  const pages = useCommandPages(sandboxId);
   const known = pages.data?.pages.flatMap((page) => page.items) ?? [];
-  const listed = at ? known.find((one) => one.id === at) : (known.find((one) => !over(one)) ?? known[0]);
+  const listed = at ? known.find((one) => one.id === at) : (known.find((one) => !isOver(one)) ?? known[0]);
   const missing = at !== undefined && pages.data !== undefined && !listed;
-  const other = useQuery({ ...commandQuery(sandboxId, at ?? ""), enabled: missing });
+  const other = useCommand(sandboxId, at ?? "", { enabled: missing });
   const chosen = listed ?? (missing ? other.data : undefined);
   const list = (
     <CommandList
@@ -83,6 +83,6 @@ function choices(known: Command[], also: Command | undefined) {
   return (also ? [...known, also] : known).map((one) => ({
     value: one.id,
     label: one.command.slice(0, 60),
-    detail: wordOf(one).text,
+    detail: commandStatus(one).text,
   }));
 }

@@ -1,11 +1,12 @@
-import { useQuery } from "@tanstack/react-query";
 import { Play } from "lucide-react";
 import { useRef, useState } from "react";
-import { sandbox as sandboxQuery } from "@/api/queries";
+import { useExecuteCommand } from "@/api/queries/commands";
+import { useCheckoutFolder } from "@/api/queries/git";
+import { useSandbox } from "@/api/queries/sandboxes";
 import type { Command } from "@/api/types";
 import { Button } from "@/ui/button";
 import { Input, Select } from "@/ui/field";
-import { checkoutFolder, useExecute } from "./commands";
+import { showError } from "@/ui/toast";
 
 const TIMES = [
   { value: "300", label: "5 min" },
@@ -27,12 +28,15 @@ export function RunBox({
   const [timeout, setTimeout] = useState("300");
   const [recalled, setRecalled] = useState(-1);
   const draft = useRef("");
-  const sandbox = useQuery(sandboxQuery(sandboxId));
-  const folder = useQuery(checkoutFolder(sandboxId));
-  const run = useExecute(sandboxId, (id) => {
-    setText("");
-    setRecalled(-1);
-    onStarted(id);
+  const sandbox = useSandbox(sandboxId);
+  const folder = useCheckoutFolder(sandboxId);
+  const run = useExecuteCommand({
+    onSuccess: (command) => {
+      setText("");
+      setRecalled(-1);
+      onStarted(command.id);
+    },
+    onError: showError("Could not run the command"),
   });
   const status = sandbox.data?.status;
   const gone = status === "destroyed" || status === "error";
@@ -57,7 +61,7 @@ export function RunBox({
       onSubmit={(event) => {
         event.preventDefault();
         if (text.trim() && !run.isPending)
-          run.mutate({ command: text, cwd: folder.data ?? null, timeout: Number(timeout) });
+          run.mutate({ sandboxId, command: text, cwd: folder.data ?? null, timeout: Number(timeout) });
       }}
     >
       <div className="flex items-center gap-1.5">

@@ -1,68 +1,72 @@
-import { useMutation } from "@tanstack/react-query";
 import { ExternalLink, RotateCw, X } from "lucide-react";
-import { useEffect, useRef, useState } from "react";
-import { useWide } from "@/features/workspace/use-wide";
+import { useCallback, useEffect, useRef, useState } from "react";
+import { readShownPath, useCreatePreview, useOpenPreviewTab } from "@/api/queries/previews";
 import { IconButton } from "@/ui/button";
 import { Sheet } from "@/ui/dialog";
 import { Input } from "@/ui/field";
-import { failed } from "@/ui/toast";
+import { showError } from "@/ui/toast";
+import { useWide } from "@/ui/use-wide";
 import { type Address, parseAddress } from "./address";
-import { createPreview, openInTab, readShownPath } from "./open";
-import { type Shown, showPreview } from "./shown";
+import { type OpenPreview, showPreview } from "./open-preview";
 
 const close = () => showPreview(null);
 
 /** The open preview: beside the page if there is room, otherwise in a drawer. */
-export function PreviewPanel({ shown }: { shown: Shown }) {
+export function PreviewPanel({ preview }: { preview: OpenPreview }) {
   const wide = useWide();
-  const key = `${shown.sandboxId}:${shown.port}:${shown.path}`;
+  const key = `${preview.sandboxId}:${preview.port}:${preview.path}`;
   if (!wide) {
     return (
-      <Sheet wide open onOpenChange={close} title={shown.title}>
+      <Sheet wide open onOpenChange={close} title={preview.title}>
         <div className="flex h-full min-h-[70vh] flex-col gap-2">
-          <Preview key={key} shown={shown} />
+          <PreviewFrame key={key} preview={preview} />
         </div>
       </Sheet>
     );
   }
   return (
     <aside
-      aria-label={`Preview: ${shown.title}`}
+      aria-label={`Preview: ${preview.title}`}
       className="flex w-[42%] shrink-0 flex-col gap-2 border-l bg-surface p-2"
     >
       <div className="flex items-center gap-2">
-        <h2 className="min-w-0 flex-1 truncate text-[13px] font-semibold">{shown.title}</h2>
+        <h2 className="min-w-0 flex-1 truncate text-[13px] font-semibold">{preview.title}</h2>
         <IconButton label="Close preview" size="sm" onClick={close}>
           <X className="size-4" aria-hidden />
         </IconButton>
       </div>
-      <Preview key={key} shown={shown} />
+      <PreviewFrame key={key} preview={preview} />
     </aside>
   );
 }
 
 /** A sandboxed frame of another origin, which cannot leave its frame or access this page, with an address bar. */
-function Preview({ shown: { sandboxId, port, path, title } }: { shown: Shown }) {
+function PreviewFrame({ preview: { sandboxId, port, path, title } }: { preview: OpenPreview }) {
   const [address, setAddress] = useState<Address>({ path, hash: "" });
   /** Text of the address bar while it is edited. */
   const [typed, setTyped] = useState<string | null>(null);
   const [frame, setFrame] = useState<{ url: string; number: number } | null>(null);
-  const load = useMutation({
-    mutationFn: async (to: Address) => {
-      const url = await createPreview(sandboxId, port, to.path);
-      setAddress(to);
+  const create = useCreatePreview({
+    onSuccess: (url, { path: shownPath, hash }) => {
+      setAddress({ path: shownPath, hash });
       setTyped(null);
       // a new frame each time: the location of a cross-origin frame cannot be read or set
-      setFrame((last) => ({ url: url + to.hash, number: (last?.number ?? 0) + 1 }));
+      setFrame((last) => ({ url, number: (last?.number ?? 0) + 1 }));
     },
-    onError: failed("Could not open the preview"),
+    onError: showError("Could not open the preview"),
   });
+  const openTab = useOpenPreviewTab({ onError: showError("Could not open the preview") });
+  const { mutate } = create;
+  const show = useCallback(
+    (next: Address) => mutate({ sandboxId, port, path: next.path, hash: next.hash }),
+    [mutate, sandboxId, port],
+  );
   const first = useRef(true);
   useEffect(() => {
-    if (first.current) load.mutate({ path, hash: "" });
+    if (first.current) show({ path, hash: "" });
     first.current = false;
-  }, [load.mutate, path]);
-  const follow = async () => {
+  }, [show, path]);
+  const updateAddress = async () => {
     const now = await readShownPath(sandboxId, port).catch(() => null);
     if (now !== null) setAddress((last) => (last.path === now ? last : { path: now, hash: "" }));
   };
@@ -72,10 +76,10 @@ function Preview({ shown: { sandboxId, port, path, title } }: { shown: Shown }) 
         className="flex items-center gap-1"
         onSubmit={(event) => {
           event.preventDefault();
-          load.mutate(typed === null ? address : parseAddress(typed));
+          show(typed === null ? address : parseAddress(typed));
         }}
       >
-        <IconButton label="Reload preview" size="sm" disabled={load.isPending} onClick={() => load.mutate(address)}>
+        <IconButton label="Reload preview" size="sm" disabled={create.isPending} onClick={() => show(address)}>
           <RotateCw className="size-4" aria-hidden />
         </IconButton>
         <Input
@@ -94,13 +98,7 @@ function Preview({ shown: { sandboxId, port, path, title } }: { shown: Shown }) 
           autoComplete="off"
           className="font-mono text-xs"
         />
-        <IconButton
-          label="Open in a new tab"
-          size="sm"
-          onClick={() =>
-            openInTab(sandboxId, port, address.path, address.hash).catch(failed("Could not open the preview"))
-          }
-        >
+        <IconButton label="Open in a new tab" size="sm" onClick={() => openTab.mutate({ sandboxId, port, ...address })}>
           <ExternalLink className="size-4" aria-hidden />
         </IconButton>
       </form>
@@ -109,7 +107,7 @@ function Preview({ shown: { sandboxId, port, path, title } }: { shown: Shown }) 
           key={frame.number}
           src={frame.url}
           title={title}
-          onLoad={follow}
+          onLoad={updateAddress}
           className="min-h-0 w-full flex-1 rounded-md border bg-white"
           sandbox="allow-scripts allow-forms allow-same-origin allow-downloads allow-popups allow-modals"
           referrerPolicy="no-referrer"

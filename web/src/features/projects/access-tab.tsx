@@ -1,21 +1,23 @@
-import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
 import { Trash2 } from "lucide-react";
-import { type ReactNode, useState } from "react";
-import { api, got, type Schemas } from "@/api/client";
+import { useState } from "react";
+import type { Schemas } from "@/api/client";
+import { fieldError } from "@/api/errors";
+import { useCredentials, useRemoveCredential, useSaveCredentials } from "@/api/queries/projects";
 import type { Project } from "@/api/types";
-import { fault, overall } from "@/lib/problems";
-import { Section } from "@/shell/page";
+import { findingsOf } from "@/model/connection-test";
 import { Badge } from "@/ui/badge";
 import { Button, IconButton } from "@/ui/button";
 import { CopyButton } from "@/ui/code";
 import { Confirm, Dialog } from "@/ui/dialog";
 import { Field, Input, Textarea } from "@/ui/field";
+import { SubmitForm, useFormState } from "@/ui/form";
 import { SecretInput } from "@/ui/inputs";
+import { Section } from "@/ui/page";
 import { Loaded } from "@/ui/states";
 import { Ago } from "@/ui/time";
-import { failed, toast } from "@/ui/toast";
-import { ConnectionTest, FindingList, findingsOf } from "./findings";
-import { useFrozen } from "./form";
+import { showError, toast } from "@/ui/toast";
+import { ConnectionTest, FindingList } from "./connection-test";
+import { useFrozen } from "./project-form";
 
 type Credential = Schemas["CredentialView"];
 type Kind = Credential["kind"];
@@ -31,19 +33,11 @@ const KINDS: { kind: Kind; title: string; about: string }[] = [
   { kind: "webhook_secret", title: "Webhook secret", about: "The secret that GitHub signs webhook deliveries with." },
 ];
 
-const webhook = () => `${location.origin}/api/v1/webhooks/github`;
+const webhookUrl = () => `${location.origin}/api/v1/webhooks/github`;
 
 export function AccessTab({ project }: { project: Project }) {
   const frozen = Boolean(useFrozen(project));
-  const query = useQuery({
-    queryKey: ["credentials", project.id],
-    queryFn: async () =>
-      (
-        await got(
-          api.GET("/api/v1/projects/{project_id}/credentials", { params: { path: { project_id: project.id } } }),
-        )
-      ).items,
-  });
+  const query = useCredentials(project.id);
   return (
     <>
       <Section
@@ -54,12 +48,12 @@ export function AccessTab({ project }: { project: Project }) {
           {(stored) => (
             <ul className="divide-y">
               {KINDS.map((one) => (
-                <Row
+                <CredentialRow
                   key={one.kind}
                   {...one}
                   projectId={project.id}
                   frozen={frozen}
-                  stored={stored.find((has) => has.kind === one.kind)}
+                  stored={stored.find((credential) => credential.kind === one.kind)}
                 />
               ))}
             </ul>
@@ -71,10 +65,10 @@ export function AccessTab({ project }: { project: Project }) {
         description="Optional. With a webhook, updates of pull requests, checks and comments arrive immediately. Content type: application/json. Events: pull requests, reviews, checks, comments, issues and pushes."
       >
         <div className="flex items-center gap-2 px-4 py-3">
-          <code className="min-w-0 flex-1 truncate font-mono text-xs" title={webhook()}>
-            {webhook()}
+          <code className="min-w-0 flex-1 truncate font-mono text-xs" title={webhookUrl()}>
+            {webhookUrl()}
           </code>
-          <CopyButton text={webhook()} label="Copy webhook URL" />
+          <CopyButton text={webhookUrl()} label="Copy webhook URL" />
         </div>
       </Section>
       <Section title="Connection">
@@ -84,7 +78,7 @@ export function AccessTab({ project }: { project: Project }) {
   );
 }
 
-function Row({
+function CredentialRow({
   kind,
   title,
   about,
@@ -93,17 +87,7 @@ function Row({
   frozen,
 }: (typeof KINDS)[number] & { stored: Credential | undefined; projectId: string; frozen: boolean }) {
   const [open, setOpen] = useState(false);
-  const client = useQueryClient();
-  const remove = useMutation({
-    mutationFn: () =>
-      got(
-        api.DELETE("/api/v1/projects/{project_id}/credentials/{kind}", {
-          params: { path: { project_id: projectId, kind } },
-        }),
-      ),
-    onSuccess: () => client.invalidateQueries({ queryKey: ["credentials", projectId] }),
-    onError: failed(`Could not remove the ${title}`),
-  });
+  const remove = useRemoveCredential({ onError: showError(`Could not remove the ${title}`) });
   return (
     <li className="flex flex-wrap items-center gap-x-3 gap-y-1 px-4 py-2.5">
       <div className="min-w-0 flex-1 basis-52">
@@ -134,7 +118,7 @@ function Row({
           }
           title={`Remove the ${title}?`}
           action="Remove"
-          onConfirm={() => remove.mutateAsync()}
+          onConfirm={() => remove.mutateAsync({ projectId, kind })}
         >
           Cloning, pushing or forge updates that rely on it stop working.
         </Confirm>
@@ -145,13 +129,13 @@ function Row({
         title={`${stored ? "Replace" : "Set"} the ${title}`}
         description={about}
       >
-        <Write kind={kind} title={title} projectId={projectId} onDone={() => setOpen(false)} />
+        <CredentialForm kind={kind} title={title} projectId={projectId} onDone={() => setOpen(false)} />
       </Dialog>
     </li>
   );
 }
 
-function Write({
+function CredentialForm({
   kind,
   title,
   projectId,
@@ -162,47 +146,48 @@ function Write({
   projectId: string;
   onDone: () => void;
 }) {
-  const client = useQueryClient();
-  const [given, setGiven] = useState({ value: "", username: "", appId: "", installationId: "" });
-  const set = (patch: Partial<typeof given>) => setGiven((now) => ({ ...now, ...patch }));
-  const save = useMutation({
-    mutationFn: (test: boolean) =>
-      got(
-        api.PUT("/api/v1/projects/{project_id}/credentials", {
-          params: { path: { project_id: projectId }, query: { test } },
-          body: bodyOf(kind, given),
-        }),
-      ),
+  const [values, set] = useFormState({ value: "", username: "", appId: "", installationId: "" });
+  const save = useSaveCredentials({
     onSuccess: () => {
-      void client.invalidateQueries({ queryKey: ["credentials", projectId] });
-      void client.invalidateQueries({ queryKey: ["projects"] });
       toast.success(`${title} saved`);
       onDone();
     },
   });
-  const at = (field: string) => fault(save.error, field);
+  const submit = (test: boolean) => save.mutate({ projectId, test, body: requestOf(kind, values) });
+  const errorAt = (field: string) => fieldError(save.error, field);
   const findings = findingsOf(save.error);
-  const tested = kind !== "webhook_secret"; // the connection test does not use it
-  const long = kind === "ssh_key" || kind === "app";
+  const isTested = kind !== "webhook_secret"; // the connection test does not use it
+  const isMultiline = kind === "ssh_key" || kind === "app";
   return (
-    <form
-      className="flex flex-col gap-3"
-      noValidate
-      onSubmit={(event) => {
-        event.preventDefault();
-        if (given.value && !save.isPending) save.mutate(tested);
-      }}
+    <SubmitForm
+      busy={save.isPending}
+      error={save.error}
+      errorMessage={findings ? "The connection test failed. Nothing was saved." : undefined}
+      errorDetails={findings && <FindingList findings={findings} />}
+      ready={Boolean(values.value)}
+      submitLabel="Save"
+      onSubmit={() => submit(isTested)}
+      onCancel={onDone}
+      actions={
+        findings && (
+          <Button disabled={save.isPending} onClick={() => submit(false)}>
+            Save anyway
+          </Button>
+        )
+      }
     >
       {kind === "app" && (
         <div className="grid gap-3 sm:grid-cols-2">
-          <Field label="App ID" hint="The app's ID or client ID." error={at("app.appId")}>
-            {(wear) => <Input {...wear} value={given.appId} onChange={(event) => set({ appId: event.target.value })} />}
+          <Field label="App ID" hint="The app's ID or client ID." error={errorAt("app.appId")}>
+            {(control) => (
+              <Input {...control} value={values.appId} onChange={(event) => set({ appId: event.target.value })} />
+            )}
           </Field>
-          <Field label="Installation ID" error={at("app.installationId")}>
-            {(wear) => (
+          <Field label="Installation ID" error={errorAt("app.installationId")}>
+            {(control) => (
               <Input
-                {...wear}
-                value={given.installationId}
+                {...control}
+                value={values.installationId}
                 onChange={(event) => set({ installationId: event.target.value })}
               />
             )}
@@ -211,79 +196,58 @@ function Write({
       )}
       <Field
         label={kind === "app" ? "Private key (.pem)" : title}
-        error={at({ token: "token", ssh_key: "sshKey", app: "app.privateKey", webhook_secret: "webhookSecret" }[kind])}
+        error={errorAt(
+          { token: "token", ssh_key: "sshKey", app: "app.privateKey", webhook_secret: "webhookSecret" }[kind],
+        )}
       >
-        {(wear) =>
-          long ? (
+        {(control) =>
+          isMultiline ? (
             <Textarea
-              {...wear}
+              {...control}
               rows={8}
               spellCheck={false}
               autoComplete="off"
               className="font-mono !text-xs"
               placeholder={"-----BEGIN … PRIVATE KEY-----"}
-              value={given.value}
+              value={values.value}
               onChange={(event) => set({ value: event.target.value })}
             />
           ) : (
-            <SecretInput {...wear} value={given.value} onChange={(event) => set({ value: event.target.value })} />
+            <SecretInput {...control} value={values.value} onChange={(event) => set({ value: event.target.value })} />
           )
         }
       </Field>
       {kind === "token" && (
-        <Field label="Username" hint="Optional; not needed for GitHub." error={at("username")}>
-          {(wear) => (
+        <Field label="Username" hint="Optional; not needed for GitHub." error={errorAt("username")}>
+          {(control) => (
             <Input
-              {...wear}
+              {...control}
               autoComplete="off"
               placeholder="x-access-token"
-              value={given.username}
+              value={values.username}
               onChange={(event) => set({ username: event.target.value })}
             />
           )}
         </Field>
       )}
-      {save.error && (
-        <Failure>{findings ? "The connection test failed. Nothing was saved." : overall(save.error)}</Failure>
-      )}
-      {findings && <FindingList findings={findings} />}
-      <div className="flex justify-end gap-2">
-        <Button onClick={onDone}>Cancel</Button>
-        {findings && (
-          <Button disabled={save.isPending} onClick={() => save.mutate(false)}>
-            Save anyway
-          </Button>
-        )}
-        <Button type="submit" look="primary" busy={save.isPending} disabled={!given.value}>
-          Save
-        </Button>
-      </div>
-    </form>
+    </SubmitForm>
   );
 }
 
-function Failure({ children }: { children: ReactNode }) {
-  return (
-    <p role="alert" className="text-[13px] text-bad">
-      {children}
-    </p>
-  );
-}
-
-function bodyOf(
+function requestOf(
   kind: Kind,
-  given: { value: string; username: string; appId: string; installationId: string },
+  values: { value: string; username: string; appId: string; installationId: string },
 ): Schemas["GivenCredentials"] {
   switch (kind) {
     case "token":
-      return { token: given.value, ...(given.username.trim() && { username: given.username.trim() }) };
+      return { token: values.value, ...(values.username.trim() && { username: values.username.trim() }) };
     case "ssh_key":
-      return { sshKey: given.value };
+      return { sshKey: values.value };
     case "app":
       return {
-        app: { appId: given.appId.trim(), installationId: given.installationId.trim(), privateKey: given.value },
+        app: { appId: values.appId.trim(), installationId: values.installationId.trim(), privateKey: values.value },
       };
     case "webhook_secret":
-      return { webhookSecret: given.value };
+      return { webhookSecret: values.value };
   }
 }

@@ -1,17 +1,17 @@
-import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
 import { useNavigate } from "@tanstack/react-router";
-import { type FormEvent, useState } from "react";
-import { api, got } from "@/api/client";
-import { me } from "@/api/queries";
-import { fault, overall } from "@/lib/problems";
+import { fieldError, formError } from "@/api/errors";
+import { useIsAdmin } from "@/api/queries/account";
+import { useCreateProject } from "@/api/queries/projects";
+import { findingAt, findingsOf } from "@/model/connection-test";
 import { Button } from "@/ui/button";
 import { Dialog } from "@/ui/dialog";
 import { Field, Input } from "@/ui/field";
+import { SubmitForm, useFormState } from "@/ui/form";
 import { SecretInput } from "@/ui/inputs";
 import { toast } from "@/ui/toast";
-import { FindingList, findingAt, findingsOf } from "./findings";
-import { nameOf } from "./names";
-import { TakeSample } from "./sample";
+import { FindingList } from "./connection-test";
+import { suggestName } from "./names";
+import { SampleButton } from "./sample-button";
 
 const BLANK = { name: "", repository: "", baseBranch: "", token: "", username: "" };
 
@@ -24,34 +24,18 @@ export function AddProject({ open, onOpenChange }: { open: boolean; onOpenChange
       title="Add a project"
       description="A repository and its credentials. The connection is tested before anything is saved."
     >
-      <Describe onClose={() => onOpenChange(false)} />
+      <ProjectFields onClose={() => onOpenChange(false)} />
     </Dialog>
   );
 }
 
-function Describe({ onClose }: { onClose: () => void }) {
-  const client = useQueryClient();
+function ProjectFields({ onClose }: { onClose: () => void }) {
   const navigate = useNavigate();
-  const admin = useQuery(me).data?.user.role === "admin";
-  const [form, setForm] = useState(BLANK);
-  const set = (patch: Partial<typeof BLANK>) => setForm((now) => ({ ...now, ...patch }));
-  const suggested = nameOf(form.repository);
-  const make = useMutation({
-    mutationFn: (test: boolean) =>
-      got(
-        api.POST("/api/v1/projects", {
-          body: {
-            test,
-            name: form.name.trim() || suggested,
-            repository: form.repository.trim(),
-            ...(form.baseBranch.trim() && { baseBranch: form.baseBranch.trim() }),
-            ...(form.token && { token: form.token }),
-            ...(form.token && form.username.trim() && { username: form.username.trim() }),
-          },
-        }),
-      ),
-    onSuccess: (project, tested) => {
-      void client.invalidateQueries({ queryKey: ["projects"] });
+  const isAdmin = useIsAdmin();
+  const [form, set] = useFormState(BLANK);
+  const suggested = suggestName(form.repository);
+  const create = useCreateProject({
+    onSuccess: (project, { test: tested }) => {
       onClose();
       toast.success(`Added ${project.name}`);
       if (tested && project.forgeNote)
@@ -61,23 +45,44 @@ function Describe({ onClose }: { onClose: () => void }) {
         : navigate({ to: "/projects/$projectId", params: { projectId: project.id }, search: { tab: "access" } });
     },
   });
-  const findings = findingsOf(make.error);
-  const at = (field: string) => findingAt(make.error, field) ?? fault(make.error, field);
-  const submit = (event: FormEvent) => {
-    event.preventDefault();
-    if (form.repository.trim() && !make.isPending) make.mutate(true);
-  };
+  const findings = findingsOf(create.error);
+  const errorAt = (field: string) => findingAt(create.error, field) ?? fieldError(create.error, field);
+  const submit = (test: boolean) =>
+    create.mutate({
+      test,
+      name: form.name.trim() || suggested,
+      repository: form.repository.trim(),
+      ...(form.baseBranch.trim() && { baseBranch: form.baseBranch.trim() }),
+      ...(form.token && { token: form.token }),
+      ...(form.token && form.username.trim() && { username: form.username.trim() }),
+    });
   return (
-    <form onSubmit={submit} className="grid gap-3 sm:grid-cols-2" noValidate>
+    <SubmitForm
+      columns
+      busy={create.isPending}
+      ready={Boolean(form.repository.trim())}
+      submitLabel="Test and add"
+      onSubmit={() => submit(true)}
+      onCancel={onClose}
+      divided
+      aside={<SampleButton onDone={onClose} />}
+      actions={
+        findings && (
+          <Button disabled={create.isPending} onClick={() => submit(false)}>
+            Add anyway
+          </Button>
+        )
+      }
+    >
       <Field
         label="Repository"
         className="sm:col-span-2"
-        hint={admin ? "An HTTPS or SSH URL, or a path on the platform's host." : "An HTTPS or SSH URL."}
-        error={at("repository")}
+        hint={isAdmin ? "An HTTPS or SSH URL, or a path on the platform's host." : "An HTTPS or SSH URL."}
+        error={errorAt("repository")}
       >
-        {(wear) => (
+        {(control) => (
           <Input
-            {...wear}
+            {...control}
             required
             autoFocus
             spellCheck={false}
@@ -87,20 +92,20 @@ function Describe({ onClose }: { onClose: () => void }) {
           />
         )}
       </Field>
-      <Field label="Name" error={fault(make.error, "name")}>
-        {(wear) => (
+      <Field label="Name" error={fieldError(create.error, "name")}>
+        {(control) => (
           <Input
-            {...wear}
+            {...control}
             placeholder={suggested || "website"}
             value={form.name}
             onChange={(event) => set({ name: event.target.value })}
           />
         )}
       </Field>
-      <Field label="Base branch" error={at("baseBranch")}>
-        {(wear) => (
+      <Field label="Base branch" error={errorAt("baseBranch")}>
+        {(control) => (
           <Input
-            {...wear}
+            {...control}
             placeholder="repository default"
             spellCheck={false}
             value={form.baseBranch}
@@ -108,15 +113,15 @@ function Describe({ onClose }: { onClose: () => void }) {
           />
         )}
       </Field>
-      <Field label="Token" hint="For private repositories. Write-only." error={at("token")}>
-        {(wear) => (
-          <SecretInput {...wear} value={form.token} onChange={(event) => set({ token: event.target.value })} />
+      <Field label="Token" hint="For private repositories. Write-only." error={errorAt("token")}>
+        {(control) => (
+          <SecretInput {...control} value={form.token} onChange={(event) => set({ token: event.target.value })} />
         )}
       </Field>
-      <Field label="Username" hint="Optional; not needed for GitHub." error={fault(make.error, "username")}>
-        {(wear) => (
+      <Field label="Username" hint="Optional; not needed for GitHub." error={fieldError(create.error, "username")}>
+        {(control) => (
           <Input
-            {...wear}
+            {...control}
             autoComplete="off"
             placeholder="x-access-token"
             value={form.username}
@@ -124,28 +129,14 @@ function Describe({ onClose }: { onClose: () => void }) {
           />
         )}
       </Field>
-      {make.error && (
+      {create.error && (
         <div role="alert" className="flex flex-col gap-2 text-[13px] sm:col-span-2">
           <p className="text-bad">
-            {findings ? "The connection test failed. Nothing was added." : overall(make.error)}
+            {findings ? "The connection test failed. Nothing was added." : formError(create.error)}
           </p>
           {findings && <FindingList findings={findings} />}
         </div>
       )}
-      <div className="flex flex-wrap items-center justify-end gap-2 border-t pt-3 sm:col-span-2">
-        <div className="mr-auto">
-          <TakeSample onDone={onClose} />
-        </div>
-        <Button onClick={onClose}>Cancel</Button>
-        {findings && (
-          <Button disabled={make.isPending} onClick={() => make.mutate(false)}>
-            Add anyway
-          </Button>
-        )}
-        <Button type="submit" look="primary" busy={make.isPending} disabled={!form.repository.trim()}>
-          Test and add
-        </Button>
-      </div>
-    </form>
+    </SubmitForm>
   );
 }

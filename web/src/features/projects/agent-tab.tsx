@@ -1,13 +1,12 @@
-import { useQuery } from "@tanstack/react-query";
-import { agents } from "@/api/queries";
+import { useAgents } from "@/api/queries/agents";
 import type { Project } from "@/api/types";
-import { pickerTitle } from "@/features/agents/ready";
-import { agentTitle } from "@/features/tasks/card-facts";
-import { Section } from "@/shell/page";
+import { pickerTitle } from "@/model/agent-facts";
+import { agentTitle } from "@/model/task-facts";
 import { Field, Input, Select } from "@/ui/field";
 import { Fields, Form } from "@/ui/form";
 import { ListInput, NumberInput } from "@/ui/inputs";
-import { useProjectForm } from "./form";
+import { Section } from "@/ui/page";
+import { useProjectForm } from "./project-form";
 
 const PLATFORM = "default";
 const MODES = [
@@ -27,26 +26,32 @@ const STUCK = [
 ];
 
 export function AgentTab({ project }: { project: Project }) {
-  const { settings, edit, form, fault } = useProjectForm(project);
-  const known = useQuery(agents).data ?? [];
+  const { settings, edit, form, errorAt } = useProjectForm(project);
+  const agents = useAgents().data ?? [];
   const { agent } = settings;
   const { permissions } = agent;
-  const usual = project.settings.agent?.default ? undefined : known.find((one) => one.name === project.defaultAgent);
-  const chosen = known.find((one) => one.name === agent.default);
-  const permit = (patch: Partial<typeof permissions>) => edit("agent", { permissions: { ...permissions, ...patch } });
+  const platformDefault = project.settings.agent?.default
+    ? undefined
+    : agents.find((one) => one.name === project.defaultAgent);
+  const chosen = agents.find((one) => one.name === agent.default);
+  const editPermissions = (patch: Partial<typeof permissions>) =>
+    edit("agent", { permissions: { ...permissions, ...patch } });
   return (
     <Form {...form}>
       <Section title="Agent" description="Used for tasks that do not choose an agent.">
         <Fields>
-          <Field label="Default agent" error={fault("agent.default")}>
-            {(wear) => (
+          <Field label="Default agent" error={errorAt("agent.default")}>
+            {(control) => (
               <Select
-                {...wear}
+                {...control}
                 value={agent.default ?? PLATFORM}
                 onChange={(name) => edit("agent", { default: name === PLATFORM ? null : name })}
                 choices={[
-                  { value: PLATFORM, label: `Platform default${usual ? `: ${agentTitle(usual)}` : ""}` },
-                  ...known.map((one) => ({
+                  {
+                    value: PLATFORM,
+                    label: `Platform default${platformDefault ? `: ${agentTitle(platformDefault)}` : ""}`,
+                  },
+                  ...agents.map((one) => ({
                     value: one.name,
                     label: pickerTitle(one, project.id),
                     detail: one.description,
@@ -56,10 +61,10 @@ export function AgentTab({ project }: { project: Project }) {
               />
             )}
           </Field>
-          <Field label="Model" hint="Leave empty for the provider's first model." error={fault("agent.model")}>
-            {(wear) => (
+          <Field label="Model" hint="Leave empty for the provider's first model." error={errorAt("agent.model")}>
+            {(control) => (
               <Input
-                {...wear}
+                {...control}
                 list="models-of-agent"
                 spellCheck={false}
                 value={agent.model ?? ""}
@@ -72,10 +77,10 @@ export function AgentTab({ project }: { project: Project }) {
               <option key={model} value={model} />
             ))}
           </datalist>
-          <Field label="Mode" hint="Leave empty for the agent's default." error={fault("agent.mode")}>
-            {(wear) => (
+          <Field label="Mode" hint="Leave empty for the agent's default." error={errorAt("agent.mode")}>
+            {(control) => (
               <Input
-                {...wear}
+                {...control}
                 list="modes-of-agent"
                 spellCheck={false}
                 value={agent.mode ?? ""}
@@ -95,12 +100,12 @@ export function AgentTab({ project }: { project: Project }) {
         description="What agents may do without asking. The patterns below are denied in every mode."
       >
         <Fields>
-          <Field label="Allowed without asking" error={fault("agent.permissions.mode")}>
-            {(wear) => (
+          <Field label="Allowed without asking" error={errorAt("agent.permissions.mode")}>
+            {(control) => (
               <Select
-                {...wear}
+                {...control}
                 value={permissions.mode}
-                onChange={(mode) => permit({ mode: mode as typeof permissions.mode })}
+                onChange={(mode) => editPermissions({ mode: mode as typeof permissions.mode })}
                 choices={MODES}
               />
             )}
@@ -108,14 +113,14 @@ export function AgentTab({ project }: { project: Project }) {
           <Field
             label="Permission request timeout (seconds)"
             hint="If unanswered, the request is denied."
-            error={fault("agent.permissions.timeoutSeconds")}
+            error={errorAt("agent.permissions.timeoutSeconds")}
           >
-            {(wear) => (
+            {(control) => (
               <NumberInput
-                {...wear}
+                {...control}
                 min={5}
                 value={permissions.timeoutSeconds}
-                onChange={(seconds) => permit({ timeoutSeconds: seconds ?? 0 })}
+                onChange={(seconds) => editPermissions({ timeoutSeconds: seconds ?? 0 })}
               />
             )}
           </Field>
@@ -123,15 +128,15 @@ export function AgentTab({ project }: { project: Project }) {
             label="Always deny"
             className="sm:col-span-2"
             hint="Regular expressions, one per line, matched anywhere in a tool call's title, command, paths and input."
-            error={fault("agent.permissions.deny")}
+            error={errorAt("agent.permissions.deny")}
           >
-            {(wear) => (
+            {(control) => (
               <ListInput
-                {...wear}
+                {...control}
                 mono
                 placeholder="\brm -rf\b"
                 value={permissions.deny}
-                onChange={(deny) => permit({ deny })}
+                onChange={(deny) => editPermissions({ deny })}
               />
             )}
           </Field>
@@ -142,21 +147,21 @@ export function AgentTab({ project }: { project: Project }) {
           <Field
             label="Stuck after (minutes)"
             hint="Minutes without output and CPU use."
-            error={fault("agent.stuckMinutes")}
+            error={errorAt("agent.stuckMinutes")}
           >
-            {(wear) => (
+            {(control) => (
               <NumberInput
-                {...wear}
+                {...control}
                 min={1}
                 value={agent.stuckMinutes}
                 onChange={(minutes) => edit("agent", { stuckMinutes: minutes ?? 0 })}
               />
             )}
           </Field>
-          <Field label="When stuck" error={fault("agent.whenStuck")}>
-            {(wear) => (
+          <Field label="When stuck" error={errorAt("agent.whenStuck")}>
+            {(control) => (
               <Select
-                {...wear}
+                {...control}
                 value={agent.whenStuck}
                 onChange={(then) => edit("agent", { whenStuck: then as typeof agent.whenStuck })}
                 choices={STUCK}

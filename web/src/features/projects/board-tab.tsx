@@ -1,10 +1,10 @@
 import type { Project } from "@/api/types";
-import { COLUMNS } from "@/lib/status";
-import { Section } from "@/shell/page";
+import { COLUMNS } from "@/model/status-labels";
 import { Field, Input, Select } from "@/ui/field";
 import { Fields, Form } from "@/ui/form";
 import { NumberInput } from "@/ui/inputs";
-import { type ProjectForm, useProjectForm } from "./form";
+import { Section } from "@/ui/page";
+import { type ProjectForm, useProjectForm } from "./project-form";
 
 const LIMITED = ["backlog", "in_progress", "in_review"] as const;
 const FINISHED = [
@@ -14,7 +14,7 @@ const FINISHED = [
 
 export function BoardTab({ project }: { project: Project }) {
   const made = useProjectForm(project);
-  const { settings, edit, form, fault } = made;
+  const { settings, edit, form, errorAt } = made;
   const { tasks } = settings;
   const limit = (column: string, most: number | null) => {
     const { [column]: _, ...others } = tasks.wipLimits;
@@ -27,11 +27,11 @@ export function BoardTab({ project }: { project: Project }) {
           <Field
             label="Parallel attempts"
             hint="Further attempts of this project are queued."
-            error={fault("tasks.parallel")}
+            error={errorAt("tasks.parallel")}
           >
-            {(wear) => (
+            {(control) => (
               <NumberInput
-                {...wear}
+                {...control}
                 min={1}
                 value={tasks.parallel}
                 onChange={(most) => edit("tasks", { parallel: most ?? 0 })}
@@ -43,11 +43,11 @@ export function BoardTab({ project }: { project: Project }) {
               key={column}
               label={`Card limit for ${COLUMNS[column].text}`}
               hint="Leave empty for no limit."
-              error={fault(`tasks.wipLimits.${column}`)}
+              error={errorAt(`tasks.wipLimits.${column}`)}
             >
-              {(wear) => (
+              {(control) => (
                 <NumberInput
-                  {...wear}
+                  {...control}
                   min={1}
                   value={tasks.wipLimits[column] ?? null}
                   onChange={(most) => limit(column, most)}
@@ -71,11 +71,11 @@ export function BoardTab({ project }: { project: Project }) {
           <Field
             label="Issue label"
             hint="Issues with this label become tasks that start immediately. Leave empty to turn this off."
-            error={fault("tasks.issueLabel")}
+            error={errorAt("tasks.issueLabel")}
           >
-            {(wear) => (
+            {(control) => (
               <Input
-                {...wear}
+                {...control}
                 value={tasks.issueLabel ?? ""}
                 onChange={(event) => edit("tasks", { issueLabel: event.target.value || null })}
               />
@@ -84,11 +84,11 @@ export function BoardTab({ project }: { project: Project }) {
           <Field
             label="Mention"
             hint="Pull request comments that contain this word are sent to the agent."
-            error={fault("tasks.mention")}
+            error={errorAt("tasks.mention")}
           >
-            {(wear) => (
+            {(control) => (
               <Input
-                {...wear}
+                {...control}
                 value={tasks.mention}
                 onChange={(event) => edit("tasks", { mention: event.target.value })}
               />
@@ -97,21 +97,21 @@ export function BoardTab({ project }: { project: Project }) {
           <Field
             label="Automatic feedback rounds"
             hint="How often failed checks are sent to the agent automatically."
-            error={fault("tasks.feedbackRounds")}
+            error={errorAt("tasks.feedbackRounds")}
           >
-            {(wear) => (
+            {(control) => (
               <NumberInput
-                {...wear}
+                {...control}
                 min={0}
                 value={tasks.feedbackRounds}
                 onChange={(rounds) => edit("tasks", { feedbackRounds: rounds ?? 0 })}
               />
             )}
           </Field>
-          <Field label="Sandbox of a finished task" error={fault("tasks.finished")}>
-            {(wear) => (
+          <Field label="Sandbox of a finished task" error={errorAt("tasks.finished")}>
+            {(control) => (
               <Select
-                {...wear}
+                {...control}
                 value={tasks.finished}
                 onChange={(what) => edit("tasks", { finished: what as typeof tasks.finished })}
                 choices={FINISHED}
@@ -125,14 +125,14 @@ export function BoardTab({ project }: { project: Project }) {
 }
 
 function Budget({ made, which, title }: { made: ProjectForm; which: "budget" | "monthlyBudget"; title: string }) {
-  const { settings, edit, fault } = made;
+  const { settings, edit, errorAt } = made;
   const budget = settings.tasks[which];
   return (
     <>
-      <Field label={`Budget ${title} (USD)`} error={fault(`tasks.${which}.usd`)}>
-        {(wear) => (
+      <Field label={`Budget ${title} (USD)`} error={errorAt(`tasks.${which}.usd`)}>
+        {(control) => (
           <NumberInput
-            {...wear}
+            {...control}
             min={0}
             step="0.01"
             placeholder="no limit"
@@ -141,10 +141,10 @@ function Budget({ made, which, title }: { made: ProjectForm; which: "budget" | "
           />
         )}
       </Field>
-      <Field label={`Budget ${title} (tokens)`} error={fault(`tasks.${which}.tokens`)}>
-        {(wear) => (
+      <Field label={`Budget ${title} (tokens)`} error={errorAt(`tasks.${which}.tokens`)}>
+        {(control) => (
           <NumberInput
-            {...wear}
+            {...control}
             min={1}
             placeholder="no limit"
             value={budget.tokens}

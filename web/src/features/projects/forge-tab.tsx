@@ -1,12 +1,12 @@
 import type { Project } from "@/api/types";
-import { Section } from "@/shell/page";
+import { findingsOf } from "@/model/connection-test";
+import type { Settings } from "@/model/project-settings";
 import { Field, Input, Select, Switch } from "@/ui/field";
 import { Fields, Form } from "@/ui/form";
 import { ListInput } from "@/ui/inputs";
-import { findingsOf } from "./findings";
+import { Section } from "@/ui/page";
 import { ForgeNote } from "./forge-note";
-import { type ProjectForm, useProjectForm } from "./form";
-import type { Settings } from "./settings";
+import { type ProjectForm, useProjectForm } from "./project-form";
 
 const MESSAGES = [
   { value: "conventional", label: "Conventional Commits", detail: "feat: …, fix(scope): …" },
@@ -43,7 +43,7 @@ const isApiChanged = (before: Settings, now: Settings) =>
 
 export function ForgeTab({ project }: { project: Project }) {
   const made = useProjectForm(project, { test: isApiChanged });
-  const { settings, edit, form, fault } = made;
+  const { settings, edit, form, errorAt } = made;
   const { git, forge } = settings;
   return (
     <Form {...form}>
@@ -55,11 +55,11 @@ export function ForgeTab({ project }: { project: Project }) {
           <Field
             label="Commit messages"
             hint="Required format of commit subjects, checked before committing and pushing."
-            error={fault("git.commitMessages")}
+            error={errorAt("git.commitMessages")}
           >
-            {(wear) => (
+            {(control) => (
               <Select
-                {...wear}
+                {...control}
                 value={git.commitMessages}
                 onChange={(which) => edit("git", { commitMessages: which as typeof git.commitMessages })}
                 choices={MESSAGES}
@@ -71,10 +71,10 @@ export function ForgeTab({ project }: { project: Project }) {
       <Section title="Forge">
         <ForgeNote project={project} linked={false} className="m-4 mb-0" />
         <Fields>
-          <Field label="Forge" error={fault("forge.kind")}>
-            {(wear) => (
+          <Field label="Forge" error={errorAt("forge.kind")}>
+            {(control) => (
               <Select
-                {...wear}
+                {...control}
                 value={forge.kind}
                 onChange={(kind) => edit("forge", { kind: kind as typeof forge.kind })}
                 choices={KINDS}
@@ -84,11 +84,11 @@ export function ForgeTab({ project }: { project: Project }) {
           <Field
             label="API URL"
             hint="For GitHub Enterprise Server. Leave empty for github.com."
-            error={fault("forge.apiUrl") ?? findingsOf(form.error)?.[0]?.detail}
+            error={errorAt("forge.apiUrl") ?? findingsOf(form.error)?.[0]?.detail}
           >
-            {(wear) => (
+            {(control) => (
               <Input
-                {...wear}
+                {...control}
                 spellCheck={false}
                 placeholder="https://github.example.org/api/v3"
                 value={forge.apiUrl ?? ""}
@@ -100,10 +100,10 @@ export function ForgeTab({ project }: { project: Project }) {
       </Section>
       <Section title="Pull requests">
         <Fields>
-          <Field label="Merge method" error={fault("forge.mergeMethod")}>
-            {(wear) => (
+          <Field label="Merge method" error={errorAt("forge.mergeMethod")}>
+            {(control) => (
               <Select
-                {...wear}
+                {...control}
                 value={forge.mergeMethod}
                 onChange={(how) => edit("forge", { mergeMethod: how as typeof forge.mergeMethod })}
                 choices={METHODS}
@@ -119,10 +119,10 @@ export function ForgeTab({ project }: { project: Project }) {
             />
           </div>
           {LISTS.map((one) => (
-            <Field key={one.key} label={one.label} hint="One per line." error={fault(`forge.${one.key}`)}>
-              {(wear) => (
+            <Field key={one.key} label={one.label} hint="One per line." error={errorAt(`forge.${one.key}`)}>
+              {(control) => (
                 <ListInput
-                  {...wear}
+                  {...control}
                   rows={3}
                   value={forge[one.key]}
                   onChange={(list) => edit("forge", { [one.key]: list })}
@@ -148,7 +148,7 @@ function Identity({
   label: string;
   hint: string;
 }) {
-  const { settings, edit, fault } = made;
+  const { settings, edit, errorAt } = made;
   const person = settings.git[which] ?? { name: "", email: "" };
   const set = (patch: Partial<typeof person>) => {
     const next = { ...person, ...patch };
@@ -156,20 +156,20 @@ function Identity({
   };
   return (
     <>
-      <Field label={`${label} name`} hint={hint} error={fault(`git.${which}.name`)}>
-        {(wear) => (
+      <Field label={`${label} name`} hint={hint} error={errorAt(`git.${which}.name`)}>
+        {(control) => (
           <Input
-            {...wear}
+            {...control}
             autoComplete="off"
             value={person.name}
             onChange={(event) => set({ name: event.target.value })}
           />
         )}
       </Field>
-      <Field label={`${label} email`} error={fault(`git.${which}.email`)}>
-        {(wear) => (
+      <Field label={`${label} email`} error={errorAt(`git.${which}.email`)}>
+        {(control) => (
           <Input
-            {...wear}
+            {...control}
             type="email"
             autoComplete="off"
             value={person.email}

@@ -1,44 +1,28 @@
-import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
 import { Link } from "@tanstack/react-router";
 import { type FormEvent, useState } from "react";
-import { api, got } from "@/api/client";
-import { me, users } from "@/api/queries";
+import { useCurrentUser } from "@/api/queries/account";
+import { useAddMember, useMembers, useRemoveMember } from "@/api/queries/projects";
+import { useUsers } from "@/api/queries/users";
 import type { Project } from "@/api/types";
-import { Section } from "@/shell/page";
 import { Badge } from "@/ui/badge";
 import { Button } from "@/ui/button";
 import { Confirm } from "@/ui/dialog";
 import { Field, Input, Select } from "@/ui/field";
+import { Section } from "@/ui/page";
 import { Loaded } from "@/ui/states";
-import { failed } from "@/ui/toast";
-import { useFrozen } from "./form";
+import { showError } from "@/ui/toast";
+import { useFrozen } from "./project-form";
 
 export function MembersTab({ project }: { project: Project }) {
-  const client = useQueryClient();
   const frozen = Boolean(useFrozen(project));
-  const caller = useQuery(me).data?.user;
-  const people = useQuery({ ...users, enabled: caller?.role === "admin", refetchOnMount: "always" });
-  const query = useQuery({
-    queryKey: ["members", project.id],
-    queryFn: async () =>
-      (await got(api.GET("/api/v1/projects/{project_id}/members", { params: { path: { project_id: project.id } } })))
-        .items,
-  });
-  const changed = () => client.invalidateQueries({ queryKey: ["members", project.id] });
-  const at = (userId: string) => ({ params: { path: { project_id: project.id, user_id: userId } } });
-  const add = useMutation({
-    mutationFn: (userId: string) => got(api.PUT("/api/v1/projects/{project_id}/members/{user_id}", at(userId))),
-    onSuccess: changed,
-    onError: failed("Could not add the member"),
-  });
-  const remove = useMutation({
-    mutationFn: (userId: string) => got(api.DELETE("/api/v1/projects/{project_id}/members/{user_id}", at(userId))),
-    onSuccess: changed,
-    onError: failed("Could not remove the member"),
-  });
+  const user = useCurrentUser();
+  const people = useUsers({ enabled: user?.role === "admin", refetchOnMount: "always" });
+  const query = useMembers(project.id);
+  const add = useAddMember({ onError: showError("Could not add the member") });
+  const remove = useRemoveMember({ onError: showError("Could not remove the member") });
   const owner =
-    project.ownerId === caller?.id
-      ? `${caller.name} (you)`
+    project.ownerId === user?.id
+      ? `${user.name} (you)`
       : (people.data?.find((one) => one.id === project.ownerId)?.name ?? project.ownerId);
   const others = people.data?.filter(
     (one) => !one.disabledAt && one.id !== project.ownerId && !query.data?.some((member) => member.id === one.id),
@@ -61,15 +45,15 @@ export function MembersTab({ project }: { project: Project }) {
                   <span className="min-w-0 truncate">{member.name}</span>
                   <Confirm
                     trigger={
-                      <Button size="sm" disabled={frozen && member.id !== caller?.id}>
-                        {member.id === caller?.id ? "Leave" : "Remove"}
+                      <Button size="sm" disabled={frozen && member.id !== user?.id}>
+                        {member.id === user?.id ? "Leave" : "Remove"}
                       </Button>
                     }
-                    title={member.id === caller?.id ? "Leave this project?" : `Remove ${member.name}?`}
-                    action={member.id === caller?.id ? "Leave" : "Remove"}
-                    onConfirm={() => remove.mutateAsync(member.id)}
+                    title={member.id === user?.id ? "Leave this project?" : `Remove ${member.name}?`}
+                    action={member.id === user?.id ? "Leave" : "Remove"}
+                    onConfirm={() => remove.mutateAsync({ projectId: project.id, userId: member.id })}
                   >
-                    {member.id === caller?.id
+                    {member.id === user?.id
                       ? "You lose access to the project and its tasks."
                       : "They lose access to the project and its tasks."}
                   </Confirm>
@@ -81,11 +65,11 @@ export function MembersTab({ project }: { project: Project }) {
         </Loaded>
       </ul>
       {!frozen && (
-        <Add
-          people={caller?.role === "admin" ? (others ?? []) : undefined}
+        <AddMember
+          people={user?.role === "admin" ? (others ?? []) : undefined}
           loading={people.isFetching}
           busy={add.isPending}
-          onAdd={(id) => add.mutateAsync(id)}
+          onAdd={(id) => add.mutateAsync({ projectId: project.id, userId: id })}
         />
       )}
     </Section>
@@ -93,7 +77,7 @@ export function MembersTab({ project }: { project: Project }) {
 }
 
 /** Add a member. Administrators choose from a list; others enter the user ID from that person's profile. */
-function Add({
+function AddMember({
   people,
   loading,
   busy,
@@ -134,10 +118,10 @@ function Add({
           )
         }
       >
-        {(wear) =>
+        {(control) =>
           people ? (
             <Select
-              {...wear}
+              {...control}
               value={chosen}
               onChange={setChosen}
               placeholder={people.length ? "Choose a person" : loading ? "Loading…" : "No one else to add"}
@@ -146,7 +130,7 @@ function Add({
             />
           ) : (
             <Input
-              {...wear}
+              {...control}
               placeholder="usr_…"
               spellCheck={false}
               value={chosen}

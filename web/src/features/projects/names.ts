@@ -1,5 +1,5 @@
 /** Suggest a project name from its repository's URL: the last part of the path. */
-export function nameOf(repository: string): string {
+export function suggestName(repository: string): string {
   const path = repository
     .trim()
     .replace(/[?#].*$/, "")

@@ -1,11 +1,10 @@
-import { useQuery } from "@tanstack/react-query";
-import { me } from "@/api/queries";
+import { useMe } from "@/api/queries/account";
 import type { Project } from "@/api/types";
-import { Section } from "@/shell/page";
 import { Checkbox, Field, Select } from "@/ui/field";
 import { Fields, Form } from "@/ui/form";
 import { ListInput } from "@/ui/inputs";
-import { useProjectForm } from "./form";
+import { Section } from "@/ui/page";
+import { useProjectForm } from "./project-form";
 
 const PLATFORM = "platform";
 const MODES = [
@@ -25,10 +24,10 @@ const PRESETS = [
 ] as const;
 
 export function NetworkTab({ project }: { project: Project }) {
-  const { settings, edit, form, fault } = useProjectForm(project);
+  const { settings, edit, form, errorAt } = useProjectForm(project);
   const { network } = settings;
-  const platform = useQuery(me).data?.defaultNetwork;
-  const usual = MODES.find((one) => one.value === platform);
+  const platformMode = useMe().data?.defaultNetwork;
+  const platformDefault = MODES.find((one) => one.value === platformMode);
   const toggle = (preset: (typeof network.presets)[number], on: boolean) =>
     edit("network", {
       presets: on ? [...network.presets, preset] : network.presets.filter((one) => one !== preset),
@@ -43,17 +42,17 @@ export function NetworkTab({ project }: { project: Project }) {
           <Field
             label="Sandboxes may connect to"
             hint="Applies to running sandboxes immediately, and to paused ones when they resume."
-            error={fault("network.mode")}
+            error={errorAt("network.mode")}
           >
-            {(wear) => (
+            {(control) => (
               <Select
-                {...wear}
+                {...control}
                 value={network.mode ?? PLATFORM}
                 onChange={(mode) => edit("network", { mode: mode === PLATFORM ? null : (mode as typeof network.mode) })}
                 choices={[
                   {
                     value: PLATFORM,
-                    label: usual ? `Platform default: ${usual.label}` : "Platform default",
+                    label: platformDefault ? `Platform default: ${platformDefault.label}` : "Platform default",
                   },
                   ...MODES,
                 ]}
@@ -77,11 +76,11 @@ export function NetworkTab({ project }: { project: Project }) {
             <Field
               label="Hosts"
               hint="One per line: a domain name, *.example.org for its subdomains, an IP address or a CIDR range."
-              error={fault("network.allow")}
+              error={errorAt("network.allow")}
             >
-              {(wear) => (
+              {(control) => (
                 <ListInput
-                  {...wear}
+                  {...control}
                   mono
                   rows={8}
                   placeholder={"api.example.org\n*.example.net"}

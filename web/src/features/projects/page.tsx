@@ -1,35 +1,28 @@
-import { useQuery } from "@tanstack/react-query";
 import { getRouteApi, Link, useNavigate } from "@tanstack/react-router";
 import { FolderGit2, Plus, Settings2 } from "lucide-react";
 import { useState } from "react";
-import { all, api, got } from "@/api/client";
-import { counts, projects } from "@/api/queries";
+import { useArchivedProjects, useProjects } from "@/api/queries/projects";
+import { useTaskCounts } from "@/api/queries/tasks";
 import type { Column, Project } from "@/api/types";
-import { Page } from "@/shell/page";
 import { Badge } from "@/ui/badge";
 import { Button } from "@/ui/button";
 import { Switch } from "@/ui/field";
+import { Page } from "@/ui/page";
 import { Empty, Loaded } from "@/ui/states";
 import { Ago } from "@/ui/time";
 import { AddProject } from "./add-project";
-import { TakeSample } from "./sample";
+import { SampleButton } from "./sample-button";
 
 const route = getRouteApi("/inside/projects");
-
-const archivedOnes = {
-  queryKey: ["projects", "archived"],
-  queryFn: () =>
-    all((cursor) => got(api.GET("/api/v1/projects", { params: { query: { archived: true, cursor, limit: 200 } } }))),
-};
 
 export function ProjectsPage() {
   const { archived = false } = route.useSearch();
   const navigate = useNavigate();
   const setArchived = (on: boolean) => navigate({ to: "/projects", search: on ? { archived: true } : {} });
   const [adding, setAdding] = useState(false);
-  const active = useQuery(projects);
-  const old = useQuery({ ...archivedOnes, enabled: archived });
-  const cards = useQuery(counts);
+  const active = useProjects();
+  const archivedProjects = useArchivedProjects({ enabled: archived });
+  const counts = useTaskCounts();
   return (
     <Page
       title="Projects"
@@ -42,18 +35,18 @@ export function ProjectsPage() {
         </>
       }
     >
-      <Loaded query={archived ? old : active}>
+      <Loaded query={archived ? archivedProjects : active}>
         {(found) =>
           found.length ? (
             <ul className="divide-y rounded-lg border bg-surface">
               {found.map((one) => (
-                <Row key={one.id} project={one} cards={cards.data && (cards.data.get(one.id) ?? NONE)} />
+                <ProjectRow key={one.id} project={one} counts={counts.data && (counts.data.get(one.id) ?? NO_CARDS)} />
               ))}
             </ul>
           ) : archived ? (
             <Empty title="No archived projects">Projects that are archived in their settings are listed here.</Empty>
           ) : (
-            <None onAdd={() => setAdding(true)} />
+            <NoProjects onAdd={() => setAdding(true)} />
           )
         }
       </Loaded>
@@ -66,13 +59,13 @@ interface Counts {
   columns: Partial<Record<Column, number>>;
   failed: number;
 }
-const NONE: Counts = { columns: {}, failed: 0 };
+const NO_CARDS: Counts = { columns: {}, failed: 0 };
 
-function Row({ project, cards }: { project: Project; cards: Counts | undefined }) {
-  const { columns, failed } = cards ?? NONE;
-  const begun = columns.in_progress ?? 0;
-  const running = begun - failed;
-  const open = begun + (columns.backlog ?? 0) + (columns.in_review ?? 0);
+function ProjectRow({ project, counts }: { project: Project; counts: Counts | undefined }) {
+  const { columns, failed } = counts ?? NO_CARDS;
+  const inProgress = columns.in_progress ?? 0;
+  const running = inProgress - failed;
+  const open = inProgress + (columns.backlog ?? 0) + (columns.in_review ?? 0);
   return (
     <li className="flex flex-wrap items-center gap-x-4 gap-y-1 px-4 py-2.5">
       <div className="min-w-0 flex-1 basis-56">
@@ -95,7 +88,7 @@ function Row({ project, cards }: { project: Project; cards: Counts | undefined }
           </Badge>
         )}
         <Badge title="The branch that work starts from">{project.baseBranch ?? "default branch"}</Badge>
-        {cards && (
+        {counts && (
           <span className="tabular-nums">
             {running > 0 && <strong className="font-medium text-info">{running} in progress · </strong>}
             {failed > 0 && <strong className="font-medium text-bad">{failed} failed · </strong>}
@@ -120,7 +113,7 @@ function Row({ project, cards }: { project: Project; cards: Counts | undefined }
   );
 }
 
-function None({ onAdd }: { onAdd: () => void }) {
+function NoProjects({ onAdd }: { onAdd: () => void }) {
   return (
     <Empty
       title="No projects yet"
@@ -130,7 +123,7 @@ function None({ onAdd }: { onAdd: () => void }) {
           <Button look="primary" onClick={onAdd}>
             Add a repository
           </Button>
-          <TakeSample />
+          <SampleButton />
         </div>
       }
     >

@@ -1,12 +1,12 @@
 import type { Project } from "@/api/types";
-import { Section } from "@/shell/page";
 import { Field } from "@/ui/field";
 import { Fields, Form } from "@/ui/form";
 import { ListInput } from "@/ui/inputs";
-import { useProjectForm } from "./form";
+import { Section } from "@/ui/page";
+import { useProjectForm } from "./project-form";
 
 export function PolicyTab({ project }: { project: Project }) {
-  const { settings, edit, form, fault } = useProjectForm(project);
+  const { settings, edit, form, errorAt } = useProjectForm(project);
   const { commandPolicy } = settings;
   return (
     <Form {...form}>
@@ -18,11 +18,11 @@ export function PolicyTab({ project }: { project: Project }) {
           <Field
             label="Allow"
             hint="If set, all other commands are denied. If empty, every command that is not denied is allowed."
-            error={fault("commandPolicy.allow")}
+            error={errorAt("commandPolicy.allow")}
           >
-            {(wear) => (
+            {(control) => (
               <ListInput
-                {...wear}
+                {...control}
                 mono
                 rows={10}
                 placeholder={"^git \n^npm (ci|test)$"}
@@ -31,10 +31,10 @@ export function PolicyTab({ project }: { project: Project }) {
               />
             )}
           </Field>
-          <Field label="Deny" hint="Takes precedence over the allow list." error={fault("commandPolicy.deny")}>
-            {(wear) => (
+          <Field label="Deny" hint="Takes precedence over the allow list." error={errorAt("commandPolicy.deny")}>
+            {(control) => (
               <ListInput
-                {...wear}
+                {...control}
                 mono
                 rows={10}
                 placeholder="\bsudo\b"

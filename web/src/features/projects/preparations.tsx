@@ -1,61 +1,44 @@
-import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
 import { Link } from "@tanstack/react-router";
 import { ChevronRight, Trash2 } from "lucide-react";
 import { useState } from "react";
-import { api, got, type Schemas } from "@/api/client";
+import type { Schemas } from "@/api/client";
+import { useCommandOutput } from "@/api/queries/commands";
+import { useDeletePreparation, usePreparations, useStartPreparation } from "@/api/queries/projects";
 import type { Project } from "@/api/types";
-import { duration } from "@/lib/format";
-import type { Word } from "@/lib/status";
-import { Section } from "@/shell/page";
+import { formatDuration } from "@/lib/format";
+import type { StatusLabel } from "@/model/status-labels";
 import { Button, IconButton } from "@/ui/button";
 import { Confirm, Dialog } from "@/ui/dialog";
+import { Section } from "@/ui/page";
 import { Empty, Loaded } from "@/ui/states";
 import { Status } from "@/ui/status";
 import { Ago } from "@/ui/time";
-import { failed } from "@/ui/toast";
-import { useFrozen } from "./form";
+import { showError } from "@/ui/toast";
+import { useFrozen } from "./project-form";
 
 type Preparation = Schemas["PreparationView"];
 
-const STATUS: Record<Preparation["status"], Word> = {
+const STATUS: Record<Preparation["status"], StatusLabel> = {
   preparing: { text: "Preparing", tone: "info", busy: true },
   ready: { text: "Ready", tone: "ok" },
   failed: { text: "Failed", tone: "bad" },
 };
 
-const ofProject = (projectId: string) => ({
-  queryKey: ["preparations", projectId],
-  queryFn: async () =>
-    (
-      await got(
-        api.GET("/api/v1/projects/{project_id}/preparations", {
-          params: { path: { project_id: projectId }, query: { limit: 20 } },
-        }),
-      )
-    ).items,
-});
-
 /** The project's latest preparations, which its sessions start from. */
 export function Preparations({ project }: { project: Project }) {
-  const client = useQueryClient();
-  const query = useQuery(ofProject(project.id));
-  const prepare = useMutation({
-    mutationFn: () =>
-      got(
-        api.POST("/api/v1/projects/{project_id}/preparations", {
-          params: { path: { project_id: project.id } },
-          body: {},
-        }),
-      ),
-    onSuccess: () => client.invalidateQueries({ queryKey: ["preparations", project.id] }),
-    onError: failed("Could not start the preparation"),
-  });
+  const query = usePreparations(project.id);
+  const prepare = useStartPreparation({ onError: showError("Could not start the preparation") });
   return (
     <Section
       title="Preparations"
       description="Snapshots of a prepared checkout, created automatically when a task needs one."
       actions={
-        <Button size="sm" busy={prepare.isPending} onClick={() => prepare.mutate()} disabled={!project.repository}>
+        <Button
+          size="sm"
+          busy={prepare.isPending}
+          onClick={() => prepare.mutate(project.id)}
+          disabled={!project.repository}
+        >
           Prepare now
         </Button>
       }
@@ -65,7 +48,7 @@ export function Preparations({ project }: { project: Project }) {
           found.length ? (
             <ul className="divide-y">
               {found.map((one) => (
-                <Row key={one.id} one={one} project={project} />
+                <PreparationRow key={one.id} preparation={one} project={project} />
               ))}
             </ul>
           ) : (
@@ -79,16 +62,10 @@ export function Preparations({ project }: { project: Project }) {
   );
 }
 
-function Row({ one, project }: { one: Preparation; project: Project }) {
-  const [open, setOpen] = useState(one.status === "failed");
+function PreparationRow({ preparation, project }: { preparation: Preparation; project: Project }) {
+  const [open, setOpen] = useState(preparation.status === "failed");
   const frozen = Boolean(useFrozen(project));
-  const client = useQueryClient();
-  const remove = useMutation({
-    mutationFn: () =>
-      got(api.DELETE("/api/v1/preparations/{preparation_id}", { params: { path: { preparation_id: one.id } } })),
-    onSuccess: () => client.invalidateQueries({ queryKey: ["preparations", project.id] }),
-    onError: failed("Could not delete the preparation"),
-  });
+  const remove = useDeletePreparation({ onError: showError("Could not delete the preparation") });
   return (
     <li className="px-4 py-2.5">
       <div className="flex flex-wrap items-center gap-x-3 gap-y-1">
@@ -103,51 +80,58 @@ function Row({ one, project }: { one: Preparation; project: Project }) {
             aria-hidden
           />
           <span className="truncate">
-            {one.baseBranch} <span className="font-mono text-xs text-soft">{one.baseCommit.slice(0, 8)}</span>
-            <span className="text-soft"> · {one.agent ?? "no agent"}</span>
+            {preparation.baseBranch}{" "}
+            <span className="font-mono text-xs text-soft">{preparation.baseCommit.slice(0, 8)}</span>
+            <span className="text-soft"> · {preparation.agent ?? "no agent"}</span>
           </span>
         </button>
-        <Status word={STATUS[one.status]} />
+        <Status word={STATUS[preparation.status]} />
         <span className="text-xs text-soft tabular-nums">
-          {one.status === "preparing" ? one.step : one.seconds !== null && `${duration(one.seconds)} · `}
-          {one.status !== "preparing" && <Ago at={one.createdAt} />}
+          {preparation.status === "preparing"
+            ? preparation.step
+            : preparation.seconds !== null && `${formatDuration(preparation.seconds)} · `}
+          {preparation.status !== "preparing" && <Ago at={preparation.createdAt} />}
         </span>
         <Confirm
           trigger={
-            <IconButton label="Delete this preparation" size="sm" disabled={frozen || one.status === "preparing"}>
+            <IconButton
+              label="Delete this preparation"
+              size="sm"
+              disabled={frozen || preparation.status === "preparing"}
+            >
               <Trash2 className="size-3.5" aria-hidden />
             </IconButton>
           }
           title="Delete this preparation?"
           action="Delete"
-          onConfirm={() => remove.mutateAsync()}
+          onConfirm={() => remove.mutateAsync({ id: preparation.id, projectId: project.id })}
         >
           Its snapshot is deleted too. Sessions started from it are not affected.
         </Confirm>
       </div>
-      {open && <Detail one={one} />}
+      {open && <PreparationDetails preparation={preparation} />}
     </li>
   );
 }
 
-function Detail({ one }: { one: Preparation }) {
+function PreparationDetails({ preparation }: { preparation: Preparation }) {
   return (
     <div className="mt-2 flex flex-col gap-2 pl-5 text-[13px]">
-      {one.error && <p className="break-words whitespace-pre-wrap text-bad">{one.error}</p>}
-      {one.warnings.map((warning) => (
+      {preparation.error && <p className="break-words whitespace-pre-wrap text-bad">{preparation.error}</p>}
+      {preparation.warnings.map((warning) => (
         <p key={warning} className="break-words text-warn">
           {warning}
         </p>
       ))}
-      {one.commands.length ? (
+      {preparation.commands.length ? (
         <ul className="divide-y rounded-md border">
-          {one.commands.map((command) => (
+          {preparation.commands.map((command) => (
             <li key={command.commandId} className="flex flex-wrap items-center gap-2 px-2 py-1.5">
               <code className="min-w-0 flex-1 basis-40 truncate font-mono text-xs" title={command.command}>
                 {command.command}
               </code>
               <span className="text-xs text-soft tabular-nums">
-                {command.source} · {duration(command.seconds)} ·{" "}
+                {command.source} · {formatDuration(command.seconds)} ·{" "}
                 <span className={command.exitCode ? "text-bad" : ""}>
                   {command.exitCode === null ? "not finished" : `exit ${command.exitCode}`}
                 </span>
@@ -160,13 +144,17 @@ function Detail({ one }: { one: Preparation }) {
         <p className="text-xs text-soft">No commands were needed.</p>
       )}
       <p className="text-xs text-soft">
-        Template {one.template}
-        {one.agentsMd && " · has an AGENTS.md"}
-        {one.shallow && " · shallow"}
-        {one.sandboxId && (
+        Template {preparation.template}
+        {preparation.agentsMd && " · has an AGENTS.md"}
+        {preparation.shallow && " · shallow"}
+        {preparation.sandboxId && (
           <>
             {" · "}
-            <Link to="/sandboxes/$sandboxId" params={{ sandboxId: one.sandboxId }} className="text-accent underline">
+            <Link
+              to="/sandboxes/$sandboxId"
+              params={{ sandboxId: preparation.sandboxId }}
+              className="text-accent underline"
+            >
               sandbox
             </Link>
           </>
@@ -176,22 +164,10 @@ function Detail({ one }: { one: Preparation }) {
   );
 }
 
-const PAGE = 256 * 1024;
-
 /** The first 256 KiB of each of a command's output streams; for most commands that is all of it. */
 function Output({ commandId, title }: { commandId: string; title: string }) {
   const [open, setOpen] = useState(false);
-  const read = (stream: "stdout" | "stderr") =>
-    got(
-      api.GET("/api/v1/commands/{command_id}/output", {
-        params: { path: { command_id: commandId }, query: { stream, limit: PAGE } },
-      }),
-    );
-  const query = useQuery({
-    queryKey: ["output", commandId],
-    queryFn: () => Promise.all([read("stdout"), read("stderr")]),
-    enabled: open,
-  });
+  const query = useCommandOutput(commandId, { enabled: open });
   return (
     <>
       <Button size="sm" look="ghost" onClick={() => setOpen(true)}>

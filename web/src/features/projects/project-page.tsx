@@ -1,25 +1,24 @@
-import { useQuery } from "@tanstack/react-query";
 import { getRouteApi, Link } from "@tanstack/react-router";
-import { project as oneProject } from "@/api/queries";
+import { useProject } from "@/api/queries/projects";
 import type { Project } from "@/api/types";
 import { McpServers } from "@/features/mcp/servers";
 import { Providers } from "@/features/models/providers";
 import { SecretList } from "@/features/secrets/list";
-import { BackToWelcome } from "@/features/welcome/back";
-import { Page } from "@/shell/page";
+import { BackToWelcome } from "@/ui/back-to-welcome";
 import { Badge } from "@/ui/badge";
-import { Frozen } from "@/ui/form";
+import { ReadOnlyNote } from "@/ui/form";
+import { Page } from "@/ui/page";
 import { SideTabs } from "@/ui/side-tabs";
 import { Loaded } from "@/ui/states";
 import { AccessTab } from "./access-tab";
 import { AgentTab } from "./agent-tab";
 import { BoardTab } from "./board-tab";
 import { ForgeTab } from "./forge-tab";
-import { useFrozen } from "./form";
 import { GeneralTab } from "./general-tab";
 import { MembersTab } from "./members-tab";
 import { NetworkTab } from "./network-tab";
 import { PolicyTab } from "./policy-tab";
+import { useFrozen } from "./project-form";
 import { SetupTab } from "./setup-tab";
 
 const TABS = [
@@ -41,25 +40,25 @@ const route = getRouteApi("/inside/projects/$projectId");
 export function ProjectPage() {
   const { projectId } = route.useParams();
   const { tab, from } = route.useSearch();
-  const query = useQuery(oneProject(projectId));
+  const query = useProject(projectId);
   const shown = TABS.find((one) => one.id === tab)?.id ?? "general";
   return (
     <Page
       title={query.data?.name ?? "Project"}
       actions={
-        from === "welcome" ? <BackToWelcome project={projectId} /> : query.data && <Places project={query.data} />
+        from === "welcome" ? <BackToWelcome project={projectId} /> : query.data && <ProjectLinks project={query.data} />
       }
     >
       <SideTabs tabs={TABS} value={shown} label="Project settings">
         <Loaded query={query}>
-          {(project) => <Shown key={`${project.id}:${shown}`} tab={shown} project={project} />}
+          {(project) => <SettingsTab key={`${project.id}:${shown}`} tab={shown} project={project} />}
         </Loaded>
       </SideTabs>
     </Page>
   );
 }
 
-function Places({ project }: { project: Project }) {
+function ProjectLinks({ project }: { project: Project }) {
   const link = "text-[13px] text-accent underline underline-offset-2";
   return (
     <>
@@ -77,11 +76,11 @@ function Places({ project }: { project: Project }) {
   );
 }
 
-function Shown({ tab, project }: { tab: string; project: Project }) {
+function SettingsTab({ tab, project }: { tab: string; project: Project }) {
   const frozen = useFrozen(project);
   return (
     <>
-      <Frozen reason={frozen} />
+      <ReadOnlyNote reason={frozen} />
       {tab === "general" && <GeneralTab project={project} />}
       {tab === "access" && <AccessTab project={project} />}
       {tab === "agent" && (

@@ -1,13 +1,13 @@
 import type { Project } from "@/api/types";
-import { Section } from "@/shell/page";
 import { Field, Input, Textarea } from "@/ui/field";
 import { Fields, Form } from "@/ui/form";
 import { NumberInput } from "@/ui/inputs";
-import { useProjectForm } from "./form";
+import { Section } from "@/ui/page";
 import { Preparations } from "./preparations";
+import { useProjectForm } from "./project-form";
 
 export function SetupTab({ project }: { project: Project }) {
-  const { draft, settings, edit, form, fault } = useProjectForm(project);
+  const { draft, settings, edit, form, errorAt } = useProjectForm(project);
   const { setup, verify } = settings;
   return (
     <>
@@ -18,11 +18,11 @@ export function SetupTab({ project }: { project: Project }) {
               label="Setup command"
               className="sm:col-span-2"
               hint="Leave empty to use the repository's .sandyard/setup.sh or, without one, its devcontainer.json."
-              error={fault("setup.command")}
+              error={errorAt("setup.command")}
             >
-              {(wear) => (
+              {(control) => (
                 <Textarea
-                  {...wear}
+                  {...control}
                   rows={3}
                   spellCheck={false}
                   className="font-mono !text-xs"
@@ -32,10 +32,10 @@ export function SetupTab({ project }: { project: Project }) {
                 />
               )}
             </Field>
-            <Field label="Timeout (seconds)" error={fault("setup.timeoutSeconds")}>
-              {(wear) => (
+            <Field label="Timeout (seconds)" error={errorAt("setup.timeoutSeconds")}>
+              {(control) => (
                 <NumberInput
-                  {...wear}
+                  {...control}
                   min={1}
                   value={setup.timeoutSeconds}
                   onChange={(seconds) => edit("setup", { timeoutSeconds: seconds ?? 0 })}
@@ -45,11 +45,11 @@ export function SetupTab({ project }: { project: Project }) {
             <Field
               label="Template"
               hint="The template of the project's sandboxes. Leave empty for the platform's default."
-              error={fault("template")}
+              error={errorAt("template")}
             >
-              {(wear) => (
+              {(control) => (
                 <Input
-                  {...wear}
+                  {...control}
                   spellCheck={false}
                   placeholder="base"
                   value={settings.template ?? ""}
@@ -67,11 +67,11 @@ export function SetupTab({ project }: { project: Project }) {
               label="Verify command"
               className="sm:col-span-2"
               hint="Leave empty for no checks."
-              error={fault("verify.command")}
+              error={errorAt("verify.command")}
             >
-              {(wear) => (
+              {(control) => (
                 <Textarea
-                  {...wear}
+                  {...control}
                   rows={3}
                   spellCheck={false}
                   className="font-mono !text-xs"
@@ -81,10 +81,10 @@ export function SetupTab({ project }: { project: Project }) {
                 />
               )}
             </Field>
-            <Field label="Timeout (seconds)" error={fault("verify.timeoutSeconds")}>
-              {(wear) => (
+            <Field label="Timeout (seconds)" error={errorAt("verify.timeoutSeconds")}>
+              {(control) => (
                 <NumberInput
-                  {...wear}
+                  {...control}
                   min={1}
                   value={verify.timeoutSeconds}
                   onChange={(seconds) => edit("verify", { timeoutSeconds: seconds ?? 0 })}
@@ -94,11 +94,11 @@ export function SetupTab({ project }: { project: Project }) {
             <Field
               label="Automatic fix attempts"
               hint="How often a failure is sent back to the agent."
-              error={fault("verify.fixes")}
+              error={errorAt("verify.fixes")}
             >
-              {(wear) => (
+              {(control) => (
                 <NumberInput
-                  {...wear}
+                  {...control}
                   min={0}
                   value={verify.fixes}
                   onChange={(fixes) => edit("verify", { fixes: fixes ?? 0 })}

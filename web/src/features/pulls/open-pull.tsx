@@ -1,22 +1,21 @@
 /** Push the branch and open a pull request. On a plain remote, only push the branch. */
-import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
 import { GitPullRequestArrow } from "lucide-react";
 import { type FormEvent, useState } from "react";
-import { api, got } from "@/api/client";
-import { project as projectOf } from "@/api/queries";
+import { useCheckout } from "@/api/queries/git";
+import { useProject } from "@/api/queries/projects";
+import { useOpenPullRequest } from "@/api/queries/pull-requests";
 import { Operations } from "@/features/changes/operations";
-import { checkout as checkoutOf } from "@/features/changes/queries";
 import { ForgeNote } from "@/features/projects/forge-note";
+import { forgeOf, splitNames } from "@/model/forge";
 import { Button } from "@/ui/button";
 import { Field, Input, Switch, Textarea } from "@/ui/field";
 import { Loaded } from "@/ui/states";
 import { toast } from "@/ui/toast";
-import { forgeOf, names } from "./forge";
-import { Refused } from "./refused";
+import { ForgeError } from "./forge-error";
 
 export function OpenPull({ sandboxId, projectId }: { sandboxId: string; projectId: string }) {
-  const project = useQuery({ ...projectOf(projectId), enabled: !!projectId });
-  const checkout = useQuery(checkoutOf(sandboxId));
+  const project = useProject(projectId, { enabled: !!projectId });
+  const checkout = useCheckout(sandboxId);
   return (
     <div className="min-h-0 flex-1 overflow-y-auto">
       <Operations sandboxId={sandboxId} />
@@ -43,7 +42,7 @@ function Form({
   sandboxId,
   projectId,
   plain,
-  draft: draftFirst,
+  draft: draftByDefault,
   branch,
   base,
 }: {
@@ -54,45 +53,38 @@ function Form({
   branch: string;
   base: string;
 }) {
-  const client = useQueryClient();
   const [title, setTitle] = useState("");
   const [body, setBody] = useState("");
-  const [draft, setDraft] = useState(draftFirst);
+  const [draft, setDraft] = useState(draftByDefault);
   const [labels, setLabels] = useState("");
   const [reviewers, setReviewers] = useState("");
-  const [into, setInto] = useState("");
-  const open = useMutation({
-    mutationFn: () =>
-      got(
-        api.POST("/api/v1/github/pull-requests", {
-          body: {
-            sandboxId,
-            title: title.trim() || null,
-            body: body.trim() || null,
-            draft: plain ? null : draft,
-            labels: names(labels),
-            reviewers: names(reviewers),
-            assignees: [],
-            base: into.trim() || null,
-          },
-        }),
-      ),
-    onSuccess: (made) => {
-      toast.success(made.number === null ? `Pushed ${made.headBranch}` : `Opened pull request #${made.number}`);
-      return client.invalidateQueries({ queryKey: ["pull"] });
-    },
+  const [baseBranch, setBaseBranch] = useState("");
+  const open = useOpenPullRequest({
+    onSuccess: (pull) =>
+      toast.success(pull.number === null ? `Pushed ${pull.headBranch}` : `Opened pull request #${pull.number}`),
   });
+  const send = () =>
+    open.mutate({
+      sandboxId,
+      title: title.trim() || null,
+      body: body.trim() || null,
+      draft: plain ? null : draft,
+      labels: splitNames(labels),
+      reviewers: splitNames(reviewers),
+      assignees: [],
+      base: baseBranch.trim() || null,
+    });
   const submit = (event: FormEvent) => {
     event.preventDefault();
-    if (!open.isPending) open.mutate();
+    if (!open.isPending) send();
   };
   return (
     <>
-      <Refused
+      <ForgeError
         title={plain ? "Could not push the branch" : "Could not open the pull request"}
         error={open.error}
         projectId={projectId}
-        onAgain={() => open.mutate()}
+        onRetry={() => send()}
         onClose={() => open.reset()}
       />
       <form onSubmit={submit} className="mx-auto flex max-w-2xl flex-col gap-3 px-3 py-5">
@@ -117,8 +109,8 @@ function Form({
           </div>
         </div>
         <Field label="Title" hint="Optional. Generated from the task or the commits if empty.">
-          {(wear) => (
-            <Input {...wear} value={title} maxLength={250} onChange={(event) => setTitle(event.target.value)} />
+          {(control) => (
+            <Input {...control} value={title} maxLength={250} onChange={(event) => setTitle(event.target.value)} />
           )}
         </Field>
         {!plain && (
@@ -127,9 +119,9 @@ function Form({
               label="Description"
               hint="Optional, in Markdown. Generated from the task, the commits and the checks if empty."
             >
-              {(wear) => (
+              {(control) => (
                 <Textarea
-                  {...wear}
+                  {...control}
                   rows={6}
                   value={body}
                   maxLength={60_000}
@@ -139,22 +131,24 @@ function Form({
             </Field>
             <div className="grid gap-3 sm:grid-cols-2">
               <Field label="Labels" hint="Separate with commas.">
-                {(wear) => <Input {...wear} value={labels} onChange={(event) => setLabels(event.target.value)} />}
+                {(control) => <Input {...control} value={labels} onChange={(event) => setLabels(event.target.value)} />}
               </Field>
               <Field label="Reviewers" hint="Usernames on the forge, separated with commas.">
-                {(wear) => <Input {...wear} value={reviewers} onChange={(event) => setReviewers(event.target.value)} />}
+                {(control) => (
+                  <Input {...control} value={reviewers} onChange={(event) => setReviewers(event.target.value)} />
+                )}
               </Field>
             </div>
           </>
         )}
         <Field label="Base branch" hint={`Optional. Default: ${base}.`}>
-          {(wear) => (
+          {(control) => (
             <Input
-              {...wear}
-              value={into}
+              {...control}
+              value={baseBranch}
               placeholder={base}
               className="font-mono"
-              onChange={(event) => setInto(event.target.value)}
+              onChange={(event) => setBaseBranch(event.target.value)}
             />
           )}
         </Field>

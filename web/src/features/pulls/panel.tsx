@@ -1,8 +1,7 @@
 /** The pull request of a session or task: none yet, a pushed branch, or one on the forge. */
-import { useQuery } from "@tanstack/react-query";
 import { GitPullRequest } from "lucide-react";
-import { api, got } from "@/api/client";
-import { isCode } from "@/features/changes/queries";
+import { hasCode } from "@/api/client";
+import { usePullRequest } from "@/api/queries/pull-requests";
 import { Empty, ErrorState, Loading } from "@/ui/states";
 import { OpenPull } from "./open-pull";
 import { Pull } from "./pull";
@@ -19,13 +18,7 @@ export function PullPanel({
   projectId: string;
   taskId?: string | undefined;
 }) {
-  const pull = useQuery({
-    queryKey: taskId ? ["pull", "task", taskId, sessionId] : ["pull", "session", sessionId],
-    // Each attempt of a task has its own session and pull request.
-    queryFn: () =>
-      got(api.GET("/api/v1/sessions/{session_id}/pull-request", { params: { path: { session_id: sessionId } } })),
-    retry: (failures, error) => failures < 2 && !isCode(error, "not_found"),
-  });
+  const pull = usePullRequest(sessionId, taskId);
   if (pull.data) {
     return pull.data.number === null ? (
       <PushedBranch pull={pull.data} sandboxId={sandboxId} sessionId={sessionId} taskId={taskId} />
@@ -34,7 +27,7 @@ export function PullPanel({
     );
   }
   if (!pull.error) return <Loading />;
-  if (!isCode(pull.error, "not_found")) return <ErrorState error={pull.error} retry={() => pull.refetch()} />;
+  if (!hasCode(pull.error, "not_found")) return <ErrorState error={pull.error} retry={() => pull.refetch()} />;
   if (!projectId) {
     return (
       <Empty title="No repository" icon={<GitPullRequest className="size-6" aria-hidden />}>

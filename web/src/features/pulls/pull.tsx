@@ -1,13 +1,13 @@
 /** A pull request on the forge: its state and actions. */
-import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
 import { GitMerge, RefreshCw } from "lucide-react";
 import { type ReactNode, useState } from "react";
-import { api, got } from "@/api/client";
-import { project as projectOf, task as taskOf } from "@/api/queries";
-import type { PullRequest } from "@/api/types";
+import { useProject } from "@/api/queries/projects";
+import { type PullRequestAction, useApplyPullRequestAction } from "@/api/queries/pull-requests";
+import { useTask } from "@/api/queries/tasks";
+import type { MergeMethod, PullRequest } from "@/api/types";
 import { Operations } from "@/features/changes/operations";
-import { TaskDone, UnsentComments, useCancelLabel } from "@/features/tasks/consequences";
-import { CHECKS, PULLS, REVIEWS } from "@/lib/status";
+import { detailOf, METHOD_CHOICES, METHODS, mergeBar, type Verification, verificationOf } from "@/model/forge";
+import { CHECKS, PULLS, REVIEWS } from "@/model/status-labels";
 import { Badge, Dot } from "@/ui/badge";
 import { Button, IconButton } from "@/ui/button";
 import { Confirm } from "@/ui/dialog";
@@ -15,61 +15,24 @@ import { Select } from "@/ui/field";
 import { Status } from "@/ui/status";
 import { Ago } from "@/ui/time";
 import { toast } from "@/ui/toast";
-import { detailOf, METHOD_CHOICES, METHODS, type Method, mergeBar, type Verification, verificationOf } from "./forge";
+import { TaskDoneNote, UnsentComments, useCancelLabel } from "./consequences";
+import { ForgeError } from "./forge-error";
 import { PushButton } from "./push-button";
-import { Refused } from "./refused";
-import { Out, Remarks, Runs } from "./remarks";
+import { OutgoingLink, Remarks, Runs } from "./remarks";
 
-type Verb = "merge" | "ready" | "close" | "refresh" | "update";
-
-const TRIED: Record<Verb, string> = {
+const FAILURES: Record<PullRequestAction, string> = {
   merge: "Could not merge",
   ready: "Could not mark as ready for review",
   close: "Could not close the pull request",
   refresh: "Could not refresh from the forge",
   update: "Could not update the pull request",
 };
-const DONE: Partial<Record<Verb, string>> = {
+const SUCCESSES: Partial<Record<PullRequestAction, string>> = {
   merge: "Merged",
   ready: "Marked as ready for review",
   close: "Closed",
   update: "Pull request updated",
 };
-
-function useVerb(pull: PullRequest, sandboxId: string) {
-  const client = useQueryClient();
-  const params = { path: { number: pull.number ?? 0 } };
-  const body = { projectId: pull.projectId };
-  return useMutation({
-    mutationFn: ({ verb, method }: { verb: Verb; method?: Method }) => {
-      switch (verb) {
-        case "merge":
-          return got(
-            api.POST("/api/v1/github/pull-requests/{number}/merge", {
-              params,
-              body: { ...body, method, headCommit: pull.headCommit },
-            }),
-          );
-        case "ready":
-          return got(api.POST("/api/v1/github/pull-requests/{number}/ready", { params, body }));
-        case "close":
-          return got(api.POST("/api/v1/github/pull-requests/{number}/close", { params, body }));
-        case "refresh":
-          return got(api.POST("/api/v1/github/pull-requests/{number}/refresh", { params, body }));
-        case "update":
-          return got(
-            api.POST("/api/v1/github/pull-requests", { body: { sandboxId, labels: [], reviewers: [], assignees: [] } }),
-          );
-      }
-    },
-    onSuccess: (_, { verb }) => {
-      const said = DONE[verb];
-      if (said) toast.success(said);
-      if (verb === "update") void client.invalidateQueries({ queryKey: ["git", sandboxId] });
-      return client.invalidateQueries({ queryKey: ["pull"] });
-    },
-  });
-}
 
 export function Pull({
   pull,
@@ -82,53 +45,63 @@ export function Pull({
   sessionId: string;
   taskId?: string | undefined;
 }) {
-  const verb = useVerb(pull, sandboxId);
-  const project = useQuery(projectOf(pull.projectId)).data;
-  const [chosen, setMethod] = useState<Method>();
+  const request = useApplyPullRequestAction({
+    onSuccess: (_, { action }) => {
+      const message = SUCCESSES[action];
+      if (message) toast.success(message);
+    },
+  });
+  const project = useProject(pull.projectId).data;
+  const [chosen, setMethod] = useState<MergeMethod>();
   const method = chosen ?? project?.settings.forge?.mergeMethod ?? "squash";
-  const task = useQuery({ ...taskOf(taskId ?? ""), enabled: taskId !== undefined }).data;
+  const task = useTask(taskId ?? "", { enabled: taskId !== undefined }).data;
   const cancel = useCancelLabel(sessionId);
   const verified = verificationOf(task?.attempts.find((one) => one.sessionId === sessionId));
   const { runs, remarks, labels, warnings } = detailOf(pull);
-  const doing = verb.isPending ? verb.variables.verb : null;
+  const pending = request.isPending ? request.variables.action : null;
   const bar = mergeBar(pull);
   const open = pull.state === "open";
-  const doIt = (what: Verb) => verb.mutate({ verb: what });
+  const apply = (action: PullRequestAction) => request.mutate({ action, pull, sandboxId });
   const update = (
-    <PushButton sandboxId={sandboxId} busy={doing === "update"} disabled={!!doing} onClick={() => doIt("update")} />
+    <PushButton
+      sandboxId={sandboxId}
+      busy={pending === "update"}
+      disabled={!!pending}
+      onClick={() => apply("update")}
+    />
   );
   return (
     <div className="min-h-0 flex-1 overflow-y-auto">
-      <Refused
-        title={verb.variables ? TRIED[verb.variables.verb] : ""}
-        error={verb.error}
+      <ForgeError
+        title={request.variables ? FAILURES[request.variables.action] : ""}
+        error={request.error}
         projectId={pull.projectId}
-        onAgain={() => verb.variables && verb.mutate(verb.variables)}
-        onRefresh={() => doIt("refresh")}
-        onClose={() => verb.reset()}
+        onRetry={() => request.variables && request.mutate(request.variables)}
+        onRefresh={() => apply("refresh")}
+        onClose={() => request.reset()}
       />
       <Operations sandboxId={sandboxId} />
       <div className="mx-auto flex max-w-3xl flex-col gap-4 px-3 py-4">
         <header className="flex flex-col gap-1.5">
           <div className="flex items-start gap-2">
             <h2 className="min-w-0 flex-1 text-[15px] font-semibold [overflow-wrap:anywhere]">
-              <Out href={pull.url}>
+              <OutgoingLink href={pull.url}>
                 <span className="min-w-0">
                   {pull.title}{" "}
                   <span className="inline-block font-normal whitespace-nowrap text-faint tabular-nums">
                     #{pull.number}
                   </span>
                 </span>
-              </Out>
+              </OutgoingLink>
             </h2>
             <IconButton
               size="sm"
               label="Refresh from the forge"
-              busy={doing === "refresh"}
-              disabled={!!doing}
-              onClick={() => doIt("refresh")}
+              busy={pending === "refresh"}
+              disabled={!!pending}
+              onClick={() => apply("refresh")}
             >
-              {doing !== "refresh" && <RefreshCw className="size-3.5" aria-hidden />}
+              {pending !== "refresh" && <RefreshCw className="size-3.5" aria-hidden />}
             </IconButton>
           </div>
           <p className="flex flex-wrap items-center gap-1.5" aria-live="polite">
@@ -179,9 +152,9 @@ export function Pull({
                 <Button
                   look="primary"
                   size="sm"
-                  busy={doing === "ready"}
-                  disabled={!!doing}
-                  onClick={() => doIt("ready")}
+                  busy={pending === "ready"}
+                  disabled={!!pending}
+                  onClick={() => apply("ready")}
                 >
                   Mark as ready for review
                 </Button>
@@ -190,7 +163,7 @@ export function Pull({
                 label="Merge method"
                 className="!h-7 !w-auto text-xs"
                 value={method}
-                onChange={(value) => setMethod(value as Method)}
+                onChange={(value) => setMethod(value as MergeMethod)}
                 choices={METHOD_CHOICES}
               />
               <Confirm
@@ -198,10 +171,10 @@ export function Pull({
                   <Button
                     size="sm"
                     look={bar ? "plain" : "primary"}
-                    disabled={bar !== null || !!doing}
-                    busy={doing === "merge"}
+                    disabled={bar !== null || !!pending}
+                    busy={pending === "merge"}
                   >
-                    {doing !== "merge" && <GitMerge className="size-3.5" aria-hidden />}
+                    {pending !== "merge" && <GitMerge className="size-3.5" aria-hidden />}
                     Merge
                   </Button>
                 }
@@ -209,27 +182,27 @@ export function Pull({
                 action="Merge"
                 cancel={cancel}
                 look="primary"
-                onConfirm={() => shown(verb.mutateAsync({ verb: "merge", method }))}
+                onConfirm={() => shown(request.mutateAsync({ action: "merge", pull, sandboxId, method }))}
               >
                 <UnsentComments sessionId={sessionId} />
                 {METHODS[method]}, into <span className="font-mono text-xs">{pull.baseBranch}</span>.
                 {pull.checks === "failing" && " Its checks are failing."}
                 {pull.checks === "pending" && " Its checks are still running."}
                 {pull.review === "changes_requested" && " A reviewer has requested changes."}
-                {taskId && <TaskDone projectId={pull.projectId} />} If the branch has new commits that are not shown
+                {taskId && <TaskDoneNote projectId={pull.projectId} />} If the branch has new commits that are not shown
                 here, nothing is merged.
               </Confirm>
               <span className="mr-auto" />
               {update}
               <Confirm
                 trigger={
-                  <Button size="sm" look="danger" disabled={!!doing} busy={doing === "close"}>
+                  <Button size="sm" look="danger" disabled={!!pending} busy={pending === "close"}>
                     Close
                   </Button>
                 }
                 title={`Close #${pull.number} without merging?`}
                 action="Close"
-                onConfirm={() => shown(verb.mutateAsync({ verb: "close" }))}
+                onConfirm={() => shown(request.mutateAsync({ action: "close", pull, sandboxId }))}
               >
                 The branch is kept on the forge.
               </Confirm>

@@ -1,6 +1,5 @@
-import { useQuery } from "@tanstack/react-query";
 import { ArrowUpFromLine } from "lucide-react";
-import { checkout as checkoutOf, isAhead, status as statusOf } from "@/features/changes/queries";
+import { isAhead, useCheckout, useGitStatus } from "@/api/queries/git";
 import { Button } from "@/ui/button";
 
 /** Push unpushed commits. Renders nothing if there are none, or if there is no checkout. */
@@ -15,8 +14,8 @@ export function PushButton({
   disabled: boolean;
   onClick: () => void;
 }) {
-  const checkout = useQuery(checkoutOf(sandboxId));
-  const status = useQuery(statusOf(sandboxId));
+  const checkout = useCheckout(sandboxId);
+  const status = useGitStatus(sandboxId);
   if (!busy && !(checkout.data && isAhead(checkout.data, status.data))) return null;
   return (
     <Button size="sm" busy={busy} disabled={disabled} onClick={onClick}>

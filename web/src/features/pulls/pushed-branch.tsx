@@ -1,16 +1,21 @@
 /** A pushed branch on a plain remote without pull requests: compare it with its base, and merge it. */
-import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
 import { GitBranch, GitMerge, RefreshCw } from "lucide-react";
 import { useState } from "react";
-import { api, got } from "@/api/client";
-import { project as projectOf } from "@/api/queries";
-import type { PullRequest } from "@/api/types";
+import { useComparison } from "@/api/queries/git";
+import { useProject } from "@/api/queries/projects";
+import {
+  NO_DETAILS,
+  useMergePullRequest,
+  useOpenPullRequest,
+  useRefreshPullRequest,
+} from "@/api/queries/pull-requests";
+import type { MergeMethod, PullRequest } from "@/api/types";
 import { DiffView } from "@/features/changes/diff-view";
 import { Operations } from "@/features/changes/operations";
 import { ForgeNote } from "@/features/projects/forge-note";
-import { TaskDone, UnsentComments, useCancelLabel } from "@/features/tasks/consequences";
-import { plural } from "@/lib/format";
-import { PULLS } from "@/lib/status";
+import { pluralize } from "@/lib/format";
+import { METHOD_CHOICES, METHODS } from "@/model/forge";
+import { PULLS } from "@/model/status-labels";
 import { Button, IconButton } from "@/ui/button";
 import { Confirm } from "@/ui/dialog";
 import { Select } from "@/ui/field";
@@ -18,9 +23,9 @@ import { Empty, Loaded } from "@/ui/states";
 import { Status } from "@/ui/status";
 import { Ago } from "@/ui/time";
 import { toast } from "@/ui/toast";
-import { METHOD_CHOICES, METHODS, type Method } from "./forge";
+import { TaskDoneNote, UnsentComments, useCancelLabel } from "./consequences";
+import { ForgeError } from "./forge-error";
 import { PushButton } from "./push-button";
-import { Refused } from "./refused";
 
 export function PushedBranch({
   pull,
@@ -33,65 +38,34 @@ export function PushedBranch({
   sessionId: string;
   taskId?: string | undefined;
 }) {
-  const client = useQueryClient();
   const { projectId, baseBranch, headBranch } = pull;
   const cancel = useCancelLabel(sessionId);
   const merged = pull.state === "merged";
-  const project = useQuery(projectOf(projectId)).data;
-  const [chosen, setMethod] = useState<Method>();
+  const project = useProject(projectId).data;
+  const [chosen, setMethod] = useState<MergeMethod>();
   const method = chosen ?? project?.settings.forge?.mergeMethod ?? "squash";
-  const compared = useQuery({
-    enabled: !merged, // The branch may be deleted.
-    queryKey: ["pull", "compare", projectId, baseBranch, headBranch],
-    queryFn: () =>
-      got(
-        api.GET("/api/v1/projects/{project_id}/compare", {
-          params: { path: { project_id: projectId }, query: { base: baseBranch, head: headBranch } },
-        }),
-      ),
-  });
-  const push = useMutation({
-    mutationFn: () =>
-      got(api.POST("/api/v1/github/pull-requests", { body: { sandboxId, labels: [], reviewers: [], assignees: [] } })),
-    onSuccess: () => {
-      toast.success(`Pushed ${headBranch}`);
-      void client.invalidateQueries({ queryKey: ["git", sandboxId] });
-      return client.invalidateQueries({ queryKey: ["pull"] });
-    },
-  });
-  const params = { path: { pull_request_id: pull.id } };
-  const merge = useMutation({
-    mutationFn: () =>
-      got(
-        api.POST("/api/v1/pull-requests/{pull_request_id}/merge", {
-          params,
-          body: { method, headCommit: pull.headCommit },
-        }),
-      ),
-    onSuccess: () => {
-      toast.success(`Merged into ${baseBranch}`);
-      return client.invalidateQueries({ queryKey: ["pull"] });
-    },
-  });
-  const refresh = useMutation({
-    mutationFn: () => got(api.POST("/api/v1/pull-requests/{pull_request_id}/refresh", { params })),
-    onSuccess: () => client.invalidateQueries({ queryKey: ["pull"] }),
-  });
+  const comparison = useComparison(projectId, baseBranch, headBranch, { enabled: !merged }); // A merged branch may be deleted.
+  const push = useOpenPullRequest({ onSuccess: () => toast.success(`Pushed ${headBranch}`) });
+  const merge = useMergePullRequest({ onSuccess: () => toast.success(`Merged into ${baseBranch}`) });
+  const refresh = useRefreshPullRequest();
+  const mergeRequest = { id: pull.id, method, headCommit: pull.headCommit };
+  const sendPush = () => push.mutate({ sandboxId, ...NO_DETAILS });
+  const sendRefresh = () => refresh.mutate(pull.id);
   const busy = push.isPending || merge.isPending || refresh.isPending;
-  const tried = [
-    { title: "Could not merge", what: merge },
-    { title: "Could not push the branch", what: push },
-    { title: "Could not refresh from the remote", what: refresh },
-  ].find(({ what }) => what.error);
+  const failure = [
+    { title: "Could not merge", mutation: merge, retry: () => merge.mutate(mergeRequest) },
+    { title: "Could not push the branch", mutation: push, retry: sendPush },
+    { title: "Could not refresh from the remote", mutation: refresh, retry: sendRefresh },
+  ].find(({ mutation }) => mutation.error);
   return (
     <div className="flex min-h-0 flex-1 flex-col">
-      <Refused
-        title={tried?.title ?? ""}
-        error={tried?.what.error ?? null}
+      <ForgeError
+        title={failure?.title ?? ""}
+        error={failure?.mutation.error ?? null}
         projectId={projectId}
-        onAgain={() => tried?.what.mutate()}
-        onRefresh={() => refresh.mutate()}
-        onClose={() => tried?.what.reset()}
+        onRetry={() => failure?.retry()}
+        onRefresh={() => sendRefresh()}
+        onClose={() => failure?.mutation.reset()}
       />
       <Operations sandboxId={sandboxId} />
       {project && <ForgeNote project={project} className="mx-3 mt-2" />}
@@ -99,14 +73,14 @@ export function PushedBranch({
         <div className="flex flex-wrap items-center gap-2">
           <Status word={PULLS[pull.state]} />
           <h2 className="min-w-0 flex-1 basis-48 text-[15px] font-semibold [overflow-wrap:anywhere]">{pull.title}</h2>
-          <PushButton sandboxId={sandboxId} busy={push.isPending} disabled={busy} onClick={() => push.mutate()} />
+          <PushButton sandboxId={sandboxId} busy={push.isPending} disabled={busy} onClick={() => sendPush()} />
           {!merged && (
             <>
               <Select
                 label="Merge method"
                 className="!h-7 !w-auto text-xs"
                 value={method}
-                onChange={(value) => setMethod(value as Method)}
+                onChange={(value) => setMethod(value as MergeMethod)}
                 choices={METHOD_CHOICES}
               />
               <Confirm
@@ -121,19 +95,19 @@ export function PushedBranch({
                 cancel={cancel}
                 look="primary"
                 // Errors are shown above, where the dialog would hide them.
-                onConfirm={() => merge.mutateAsync().catch(() => undefined)}
+                onConfirm={() => merge.mutateAsync(mergeRequest).catch(() => undefined)}
               >
                 <UnsentComments sessionId={sessionId} />
                 {METHODS[method]}, into <span className="font-mono text-xs">{baseBranch}</span> on the remote.
-                {taskId && <TaskDone projectId={projectId} />} If the branch has new commits that are not shown here,
-                nothing is merged.
+                {taskId && <TaskDoneNote projectId={projectId} />} If the branch has new commits that are not shown
+                here, nothing is merged.
               </Confirm>
               <IconButton
                 size="sm"
                 label="Check whether it was merged"
                 busy={refresh.isPending}
                 disabled={busy}
-                onClick={() => refresh.mutate()}
+                onClick={() => sendRefresh()}
               >
                 {!refresh.isPending && <RefreshCw className="size-3.5" aria-hidden />}
               </IconButton>
@@ -159,12 +133,12 @@ export function PushedBranch({
         <Empty title="Merged">{baseBranch} contains all changes. New commits can be pushed and merged again.</Empty>
       )}
       {!merged && (
-        <Loaded query={compared}>
+        <Loaded query={comparison}>
           {({ commits, diff }) => (
             <>
               {commits.length > 0 && (
                 <details className="border-b px-3 py-1 text-xs">
-                  <summary className="cursor-pointer py-0.5 text-soft">{plural(commits.length, "commit")}</summary>
+                  <summary className="cursor-pointer py-0.5 text-soft">{pluralize(commits.length, "commit")}</summary>
                   <ul className="max-h-48 overflow-y-auto pb-1">
                     {commits.map((commit) => (
                       <li key={commit.id} className="flex gap-2 py-0.5">

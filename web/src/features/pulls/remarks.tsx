@@ -2,13 +2,13 @@
 import { ExternalLink } from "lucide-react";
 import type { ReactNode } from "react";
 import { safeHref } from "@/lib/links";
-import { REVIEWS } from "@/lib/status";
+import { type Remark, type Run, runStatus } from "@/model/forge";
+import { REVIEWS } from "@/model/status-labels";
 import { Badge, Dot } from "@/ui/badge";
 import { Markdown } from "@/ui/markdown";
 import { Ago } from "@/ui/time";
-import { type Remark, type Run, runWord } from "./forge";
 
-export function Out({ href, children }: { href: string | null; children: ReactNode }) {
+export function OutgoingLink({ href, children }: { href: string | null; children: ReactNode }) {
   const safe = safeHref(href ?? undefined);
   if (!safe) return <span>{children}</span>;
   return (
@@ -29,13 +29,13 @@ export function Runs({ runs }: { runs: Run[] }) {
   return (
     <ul className="divide-y">
       {runs.map((run, index) => {
-        const word = runWord(run);
+        const word = runStatus(run);
         return (
           <li key={`${run.name}:${index}`} className="px-3 py-1.5 text-[13px]">
             <div className="flex items-center gap-2">
               <Dot tone={word.tone} pulse={word.busy ?? false} />
               <span className="min-w-0 flex-1 [overflow-wrap:anywhere]">
-                <Out href={run.url}>{run.name}</Out>
+                <OutgoingLink href={run.url}>{run.name}</OutgoingLink>
               </span>
               <span className="text-xs text-soft">{word.text}</span>
             </div>
@@ -71,9 +71,9 @@ export function Remarks({ remarks }: { remarks: Remark[] }) {
                   {remark.line !== null && `:${remark.line}`}
                 </span>
               )}
-              <Out href={remark.url}>
+              <OutgoingLink href={remark.url}>
                 <Ago at={remark.at} />
-              </Out>
+              </OutgoingLink>
             </p>
             {remark.text && (
               <div className="mt-1">

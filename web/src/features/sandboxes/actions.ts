@@ -1,23 +1,10 @@
-import { useMutation, useQueryClient } from "@tanstack/react-query";
-import { api, got } from "@/api/client";
+import { type SandboxAction, useApplySandboxAction } from "@/api/queries/sandboxes";
 import type { Sandbox } from "@/api/types";
-import { failed } from "@/ui/toast";
-
-export type Verb = "pause" | "resume" | "fork" | "destroy";
-
-const CALLS: Record<Verb, (id: string) => Promise<Sandbox | undefined>> = {
-  pause: (id) => got(api.POST("/api/v1/sandboxes/{sandbox_id}/pause", { params: { path: { sandbox_id: id } } })),
-  resume: (id) => got(api.POST("/api/v1/sandboxes/{sandbox_id}/resume", { params: { path: { sandbox_id: id } } })),
-  fork: (id) => got(api.POST("/api/v1/sandboxes/{sandbox_id}/fork", { params: { path: { sandbox_id: id } } })),
-  destroy: async (id) => {
-    await got(api.DELETE("/api/v1/sandboxes/{sandbox_id}", { params: { path: { sandbox_id: id } } }));
-    return undefined;
-  },
-};
+import { showError } from "@/ui/toast";
 
 /** Return whether the action is possible in this status. */
-export function allows(verb: Verb, status: Sandbox["status"]): boolean {
-  switch (verb) {
+export function isAllowed(action: SandboxAction, status: Sandbox["status"]): boolean {
+  switch (action) {
     case "pause":
       return status === "running";
     case "resume":
@@ -29,20 +16,6 @@ export function allows(verb: Verb, status: Sandbox["status"]): boolean {
   }
 }
 
-/** A mutation that applies an action to one or more sandboxes. All are tried; the first failure is reported. */
-export function useVerb(verb: Verb) {
-  const client = useQueryClient();
-  return useMutation({
-    mutationFn: async (ids: string[]) => {
-      const results = await Promise.allSettled(ids.map((id) => CALLS[verb](id)));
-      const wrong = results.find((one) => one.status === "rejected");
-      if (wrong) throw wrong.reason;
-      return results.map((one) => (one.status === "fulfilled" ? one.value : undefined));
-    },
-    onSettled: (_data, _error, ids) => {
-      void client.invalidateQueries({ queryKey: ["sandboxes"] });
-      for (const id of ids) void client.invalidateQueries({ queryKey: ["sandbox", id] });
-    },
-    onError: failed(`Could not ${verb} the sandbox`),
-  });
-}
+/** Apply an action to sandboxes, and report an error. */
+export const useSandboxAction = () =>
+  useApplySandboxAction({ onError: (error, { action }) => showError(`Could not ${action} the sandbox`)(error) });

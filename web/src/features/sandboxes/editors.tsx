@@ -1,31 +1,23 @@
-import { useMutation, useQuery } from "@tanstack/react-query";
 import { Code2, PanelRight } from "lucide-react";
-import { api, got, type Schemas } from "@/api/client";
-import { showPreview } from "@/features/previews/shown";
+import type { Schemas } from "@/api/client";
+import { useStartEditor } from "@/api/queries/previews";
+import { useRemoteAccess } from "@/api/queries/sessions";
+import { showPreview } from "@/features/previews/open-preview";
 import { Button } from "@/ui/button";
 import { CopyButton } from "@/ui/code";
 import { Loaded } from "@/ui/states";
-import { failed } from "@/ui/toast";
+import { showError } from "@/ui/toast";
 
 /** Open the session in an editor: VS Code over SSH, plain SSH, and code-server if the template has it. */
 export function Editors({ sessionId, sandboxId }: { sessionId: string; sandboxId: string }) {
-  const query = useQuery({
-    queryKey: ["remote", sessionId],
-    queryFn: () =>
-      got(api.GET("/api/v1/sessions/{session_id}/remote", { params: { path: { session_id: sessionId } } })),
-  });
-  return <Loaded query={query}>{(remote) => <Ways remote={remote} sandboxId={sandboxId} />}</Loaded>;
+  const query = useRemoteAccess(sessionId);
+  return <Loaded query={query}>{(remote) => <EditorLinks remote={remote} sandboxId={sandboxId} />}</Loaded>;
 }
 
-function Ways({ remote, sandboxId }: { remote: Schemas["RemoteView"]; sandboxId: string }) {
-  const browser = useMutation({
-    mutationFn: async () => {
-      const editor = await got(
-        api.POST("/api/v1/sandboxes/{sandbox_id}/editor", { params: { path: { sandbox_id: sandboxId } } }),
-      );
-      showPreview({ sandboxId, port: editor.port, path: editor.path, title: "Editor" });
-    },
-    onError: failed("Could not open the editor"),
+function EditorLinks({ remote, sandboxId }: { remote: Schemas["RemoteView"]; sandboxId: string }) {
+  const editor = useStartEditor({
+    onSuccess: ({ port, path }) => showPreview({ sandboxId, port, path, title: "Editor" }),
+    onError: showError("Could not open the editor"),
   });
   const vscode = remote.vscodeUrl.startsWith("vscode://") ? remote.vscodeUrl : undefined;
   return (
@@ -38,7 +30,7 @@ function Ways({ remote, sandboxId }: { remote: Schemas["RemoteView"]; sandboxId:
           <Code2 className="size-4" aria-hidden /> Open in VS Code
         </a>
         {remote.editor.available !== false && (
-          <Button busy={browser.isPending} onClick={() => browser.mutate()}>
+          <Button busy={editor.isPending} onClick={() => editor.mutate(sandboxId)}>
             <PanelRight className="size-4" aria-hidden /> Open editor in browser
           </Button>
         )}

@@ -1,23 +1,23 @@
-import { useInfiniteQuery, useQuery } from "@tanstack/react-query";
 import { Link, useNavigate, useSearch } from "@tanstack/react-router";
 import clsx from "clsx";
 import { Container } from "lucide-react";
 import { useState } from "react";
-import { api, got } from "@/api/client";
-import { me, users } from "@/api/queries";
+import { useIsAdmin } from "@/api/queries/account";
+import { type SandboxAction, useSandboxes } from "@/api/queries/sandboxes";
+import { useUsers } from "@/api/queries/users";
 import type { ListedSandbox, Sandbox } from "@/api/types";
-import { bytes } from "@/lib/format";
-import { SANDBOXES } from "@/lib/status";
-import { Page } from "@/shell/page";
+import { formatBytes } from "@/lib/format";
+import { SANDBOXES } from "@/model/status-labels";
 import { Button } from "@/ui/button";
 import { Confirm } from "@/ui/dialog";
 import { Checkbox, Select, Switch } from "@/ui/field";
+import { Page } from "@/ui/page";
 import { Empty, Loaded } from "@/ui/states";
 import { Status } from "@/ui/status";
 import { Ago } from "@/ui/time";
-import { allows, useVerb, type Verb } from "./actions";
+import { isAllowed, useSandboxAction } from "./actions";
 
-const STATES = ["provisioning", "running", "paused", "error", "destroyed"] as const;
+const STATUSES = ["provisioning", "running", "paused", "error", "destroyed"] as const;
 
 /** Snapshot ids of prepared sandboxes, which are not shown because they mean nothing to people. */
 const SNAPSHOT = /^s[a-z0-9]{19}(:|$)/;
@@ -26,21 +26,9 @@ const SNAPSHOT = /^s[a-z0-9]{19}(:|$)/;
 export function SandboxesPage() {
   const search = useSearch({ from: "/inside/sandboxes" });
   const navigate = useNavigate({ from: "/sandboxes" });
-  const own = useQuery(me);
-  const status = STATES.find((one) => one === search.status);
-  const admin = own.data?.user.role === "admin";
-  const query = useInfiniteQuery({
-    queryKey: ["sandboxes", { status: status ?? null, all: search.all ?? false }],
-    queryFn: ({ pageParam }) =>
-      got(
-        api.GET("/api/v1/sandboxes", {
-          params: { query: { status, all: search.all ?? false, limit: 100, cursor: pageParam } },
-        }),
-      ),
-    initialPageParam: undefined as string | undefined,
-    getNextPageParam: (page) => page.nextCursor ?? undefined,
-    select: (found) => found.pages.flatMap((page) => page.items),
-  });
+  const status = STATUSES.find((one) => one === search.status);
+  const isAdmin = useIsAdmin();
+  const query = useSandboxes(status, search.all ?? false);
   return (
     <Page
       title="Sandboxes"
@@ -48,7 +36,7 @@ export function SandboxesPage() {
       actions={
         <>
           <Switch
-            label={admin ? "All users" : "Include other users"}
+            label={isAdmin ? "All users" : "Include other users"}
             checked={search.all ?? false}
             onChange={(on) => navigate({ search: { ...search, all: on || undefined } })}
           />
@@ -59,13 +47,13 @@ export function SandboxesPage() {
             onChange={(value) => navigate({ search: { ...search, status: value === "any" ? undefined : value } })}
             choices={[
               { value: "any", label: "Any status" },
-              ...STATES.map((one) => ({ value: one, label: SANDBOXES[one].text })),
+              ...STATUSES.map((one) => ({ value: one, label: SANDBOXES[one].text })),
             ]}
           />
         </>
       }
     >
-      <Loaded query={query}>{(rows) => <List rows={rows} all={search.all ?? false} />}</Loaded>
+      <Loaded query={query}>{(rows) => <SandboxList rows={rows} all={search.all ?? false} />}</Loaded>
       {query.hasNextPage && (
         <div className="mt-3 text-center">
           <Button busy={query.isFetchingNextPage} onClick={() => query.fetchNextPage()}>
@@ -77,17 +65,17 @@ export function SandboxesPage() {
   );
 }
 
-function List({ rows, all }: { rows: ListedSandbox[]; all: boolean }) {
+function SandboxList({ rows, all }: { rows: ListedSandbox[]; all: boolean }) {
   const [chosen, setChosen] = useState<ReadonlySet<string>>(new Set());
-  const people = useQuery({ ...users, enabled: all, retry: false });
-  const name = (id: string) => people.data?.find((one) => one.id === id)?.name ?? id;
+  const users = useUsers({ enabled: all, retry: false });
+  const userName = (id: string) => users.data?.find((one) => one.id === id)?.name ?? id;
   if (rows.length === 0)
     return (
       <Empty title="No sandboxes" icon={<Container className="size-6" aria-hidden />}>
         Each session has its own sandbox. It appears here when an agent starts.
       </Empty>
     );
-  const live = rows.filter((row) => chosen.has(row.id));
+  const selected = rows.filter((row) => chosen.has(row.id));
   const toggle = (id: string, on: boolean) => {
     const next = new Set(chosen);
     if (on) next.add(id);
@@ -99,15 +87,15 @@ function List({ rows, all }: { rows: ListedSandbox[]; all: boolean }) {
       <div className="mb-2 flex min-h-8 flex-wrap items-center gap-2">
         <Checkbox
           label="Select all"
-          checked={live.length === rows.length}
+          checked={selected.length === rows.length}
           onChange={(on) => setChosen(new Set(on ? rows.map((row) => row.id) : []))}
         />
         <span className="text-xs text-soft" aria-live="polite">
-          {live.length ? `${live.length} selected` : ""}
+          {selected.length ? `${selected.length} selected` : ""}
         </span>
-        <Bulk verb="pause" rows={live} />
-        <Bulk verb="resume" rows={live} />
-        <Bulk verb="destroy" rows={live} />
+        <BulkAction action="pause" rows={selected} />
+        <BulkAction action="resume" rows={selected} />
+        <BulkAction action="destroy" rows={selected} />
       </div>
       <ul className="divide-y rounded-lg border bg-surface">
         {rows.map((row) => (
@@ -149,8 +137,8 @@ function List({ rows, all }: { rows: ListedSandbox[]; all: boolean }) {
             )}
             {row.error && <span className="min-w-0 truncate text-xs text-bad">{row.error}</span>}
             <span className="ml-auto flex gap-3 text-xs text-faint tabular-nums">
-              {all && <span>{name(row.ownerId)}</span>}
-              {row.usage?.memoryBytes != null && <span>{bytes(row.usage.memoryBytes)}</span>}
+              {all && <span>{userName(row.ownerId)}</span>}
+              {row.usage?.memoryBytes != null && <span>{formatBytes(row.usage.memoryBytes)}</span>}
               <Ago at={row.usedAt ?? row.createdAt} />
             </span>
           </li>
@@ -160,17 +148,17 @@ function List({ rows, all }: { rows: ListedSandbox[]; all: boolean }) {
   );
 }
 
-const WORDS: Partial<Record<Verb, string>> = { pause: "Pause", resume: "Resume", destroy: "Destroy" };
+const LABELS: Partial<Record<SandboxAction, string>> = { pause: "Pause", resume: "Resume", destroy: "Destroy" };
 
 /** Apply an action to the selected sandboxes whose status allows it. */
-function Bulk({ verb, rows }: { verb: Verb; rows: Sandbox[] }) {
-  const act = useVerb(verb);
-  const ids = rows.filter((row) => allows(verb, row.status)).map((row) => row.id);
+function BulkAction({ action, rows }: { action: SandboxAction; rows: Sandbox[] }) {
+  const apply = useSandboxAction();
+  const ids = rows.filter((row) => isAllowed(action, row.status)).map((row) => row.id);
   if (!ids.length) return null;
-  const text = `${WORDS[verb]} ${ids.length}`;
-  if (verb !== "destroy")
+  const text = `${LABELS[action]} ${ids.length}`;
+  if (action !== "destroy")
     return (
-      <Button size="sm" busy={act.isPending} onClick={() => act.mutate(ids)}>
+      <Button size="sm" busy={apply.isPending} onClick={() => apply.mutate({ action, ids })}>
         {text}
       </Button>
     );
@@ -183,7 +171,7 @@ function Bulk({ verb, rows }: { verb: Verb; rows: Sandbox[] }) {
       }
       title={ids.length === 1 ? "Destroy this sandbox?" : `Destroy ${ids.length} sandboxes?`}
       action="Destroy"
-      onConfirm={() => act.mutateAsync(ids)}
+      onConfirm={() => apply.mutateAsync({ action, ids })}
     >
       Processes and files are deleted. Branches, checkpoints and conversations are kept.
     </Confirm>

@@ -1,38 +1,39 @@
-import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
 import { useNavigate } from "@tanstack/react-router";
 import { GitFork, Pause, Play, RotateCcw, Trash2 } from "lucide-react";
 import type { ReactNode } from "react";
-import { api, got } from "@/api/client";
-import { sandbox as sandboxQuery } from "@/api/queries";
+import { useSandbox } from "@/api/queries/sandboxes";
+import { useProvisionSandbox } from "@/api/queries/sessions";
 import type { Sandbox } from "@/api/types";
-import { duration } from "@/lib/format";
-import { SANDBOXES } from "@/lib/status";
+import { formatDuration } from "@/lib/format";
+import { SANDBOXES } from "@/model/status-labels";
 import { Button } from "@/ui/button";
 import { CopyButton } from "@/ui/code";
 import { Confirm } from "@/ui/dialog";
 import { Loaded } from "@/ui/states";
 import { Status } from "@/ui/status";
 import { Ago, Elapsed } from "@/ui/time";
-import { failed, toast } from "@/ui/toast";
-import { allows, useVerb } from "./actions";
-import { Denied } from "./denied";
+import { showError, toast } from "@/ui/toast";
+import { isAllowed, useSandboxAction } from "./actions";
+import { DeniedConnections } from "./denied-connections";
 import { Editors } from "./editors";
 import { Ports } from "./ports";
 import { LiveUsage } from "./usage";
 
 export function SandboxPanel({ sandboxId, sessionId }: { sandboxId: string; sessionId?: string }) {
-  const query = useQuery(sandboxQuery(sandboxId));
+  const query = useSandbox(sandboxId);
   return (
     // biome-ignore lint/a11y/noNoninteractiveTabindex: it scrolls, so it must be reachable by keyboard
     <section className="min-h-0 flex-1 overflow-y-auto p-3 sm:p-4" aria-label="Sandbox" tabIndex={0}>
-      <Loaded query={query}>{(row) => <Facts row={row} sessionId={sessionId ?? row.sessionId ?? undefined} />}</Loaded>
+      <Loaded query={query}>
+        {(row) => <SandboxDetails row={row} sessionId={sessionId ?? row.sessionId ?? undefined} />}
+      </Loaded>
     </section>
   );
 }
 
-function Facts({ row, sessionId }: { row: Sandbox; sessionId: string | undefined }) {
-  const awake = row.status === "running";
-  const over = row.status === "destroyed";
+function SandboxDetails({ row, sessionId }: { row: Sandbox; sessionId: string | undefined }) {
+  const running = row.status === "running";
+  const destroyed = row.status === "destroyed";
   return (
     <div className="mx-auto flex max-w-3xl flex-col gap-5">
       <div className="flex flex-wrap items-center gap-2" aria-live="polite">
@@ -40,7 +41,7 @@ function Facts({ row, sessionId }: { row: Sandbox; sessionId: string | undefined
         <span className="font-mono text-xs text-soft">{row.id}</span>
         <CopyButton text={row.id} label="Copy sandbox ID" />
         <span className="ml-auto flex flex-wrap gap-2">
-          <Verbs row={row} sessionId={sessionId} />
+          <Actions row={row} sessionId={sessionId} />
         </span>
       </div>
       {row.error && (
@@ -48,33 +49,33 @@ function Facts({ row, sessionId }: { row: Sandbox; sessionId: string | undefined
           {row.error}
         </p>
       )}
-      {!over && (
-        <Part title="Usage">
-          <LiveUsage sandboxId={row.id} awake={awake} />
-        </Part>
+      {!destroyed && (
+        <Group title="Usage">
+          <LiveUsage sandboxId={row.id} running={running} />
+        </Group>
       )}
-      {!over && (
-        <Part title="Ports">
-          <Ports sandboxId={row.id} awake={awake} />
-        </Part>
+      {!destroyed && (
+        <Group title="Ports">
+          <Ports sandboxId={row.id} running={running} />
+        </Group>
       )}
-      {!over && (
-        <Part title="Blocked connections">
-          <Denied sandboxId={row.id} projectId={row.projectId ?? undefined} awake={awake} />
-        </Part>
+      {!destroyed && (
+        <Group title="Blocked connections">
+          <DeniedConnections sandboxId={row.id} projectId={row.projectId ?? undefined} running={running} />
+        </Group>
       )}
-      {!over && sessionId && (
-        <Part title="Editors">
+      {!destroyed && sessionId && (
+        <Group title="Editors">
           <Editors sessionId={sessionId} sandboxId={row.id} />
-        </Part>
+        </Group>
       )}
-      <Part title="Details">
+      <Group title="Details">
         <dl className="grid grid-cols-[auto_1fr] gap-x-4 gap-y-1 text-[13px]">
           <Fact name="Template">{row.template}</Fact>
           <Fact name="Created">
             <Ago at={row.createdAt} />
           </Fact>
-          {row.startedAt && !over && (
+          {row.startedAt && !destroyed && (
             <Fact name="Up for">
               <Elapsed from={row.startedAt} />
             </Fact>
@@ -84,7 +85,7 @@ function Facts({ row, sessionId }: { row: Sandbox; sessionId: string | undefined
               <Ago at={row.usedAt} />
             </Fact>
           )}
-          <Fact name="Pauses when idle for">{duration(row.idleSeconds)}</Fact>
+          <Fact name="Pauses when idle for">{formatDuration(row.idleSeconds)}</Fact>
           <Fact name="Commands">{row.commandCount}</Fact>
           <Fact name="Pauses">{row.pauseCount}</Fact>
           {row.engineId && (
@@ -93,48 +94,51 @@ function Facts({ row, sessionId }: { row: Sandbox; sessionId: string | undefined
             </Fact>
           )}
         </dl>
-      </Part>
+      </Group>
     </div>
   );
 }
 
-function Verbs({ row, sessionId }: { row: Sandbox; sessionId: string | undefined }) {
+function Actions({ row, sessionId }: { row: Sandbox; sessionId: string | undefined }) {
   const navigate = useNavigate();
-  const pause = useVerb("pause");
-  const resume = useVerb("resume");
-  const fork = useVerb("fork");
-  const destroy = useVerb("destroy");
-  const copied = () =>
-    fork.mutate([row.id], {
-      onSuccess: ([made]) => {
-        if (!made) return;
-        toast.success("The fork is running", {
-          action: {
-            label: "Open",
-            onClick: () => navigate({ to: "/sandboxes/$sandboxId", params: { sandboxId: made.id } }),
-          },
-        });
+  const pause = useSandboxAction();
+  const resume = useSandboxAction();
+  const fork = useSandboxAction();
+  const destroy = useSandboxAction();
+  const forkSandbox = () =>
+    fork.mutate(
+      { action: "fork", ids: [row.id] },
+      {
+        onSuccess: ([copy]) => {
+          if (!copy) return;
+          toast.success("The fork is running", {
+            action: {
+              label: "Open",
+              onClick: () => navigate({ to: "/sandboxes/$sandboxId", params: { sandboxId: copy.id } }),
+            },
+          });
+        },
       },
-    });
+    );
   return (
     <>
-      {allows("pause", row.status) && (
-        <Button size="sm" busy={pause.isPending} onClick={() => pause.mutate([row.id])}>
+      {isAllowed("pause", row.status) && (
+        <Button size="sm" busy={pause.isPending} onClick={() => pause.mutate({ action: "pause", ids: [row.id] })}>
           <Pause className="size-3.5" aria-hidden /> Pause
         </Button>
       )}
-      {allows("resume", row.status) && (
-        <Button size="sm" busy={resume.isPending} onClick={() => resume.mutate([row.id])}>
+      {isAllowed("resume", row.status) && (
+        <Button size="sm" busy={resume.isPending} onClick={() => resume.mutate({ action: "resume", ids: [row.id] })}>
           <Play className="size-3.5" aria-hidden /> Resume
         </Button>
       )}
-      {allows("fork", row.status) && (
-        <Button size="sm" busy={fork.isPending} onClick={copied}>
+      {isAllowed("fork", row.status) && (
+        <Button size="sm" busy={fork.isPending} onClick={forkSandbox}>
           <GitFork className="size-3.5" aria-hidden /> Fork
         </Button>
       )}
       {sessionId && (row.status === "error" || row.status === "destroyed") && <Provision sessionId={sessionId} />}
-      {allows("destroy", row.status) && (
+      {isAllowed("destroy", row.status) && (
         <Confirm
           trigger={
             <Button size="sm" look="danger">
@@ -143,7 +147,7 @@ function Verbs({ row, sessionId }: { row: Sandbox; sessionId: string | undefined
           }
           title="Destroy this sandbox?"
           action="Destroy"
-          onConfirm={() => destroy.mutateAsync([row.id])}
+          onConfirm={() => destroy.mutateAsync({ action: "destroy", ids: [row.id] })}
         >
           Its processes and files are deleted. The branch, checkpoints and conversation are kept.
         </Confirm>
@@ -154,21 +158,15 @@ function Verbs({ row, sessionId }: { row: Sandbox; sessionId: string | undefined
 
 /** Start a new sandbox from the last checkpoint, for a session whose sandbox failed or was destroyed. */
 function Provision({ sessionId }: { sessionId: string }) {
-  const client = useQueryClient();
-  const provision = useMutation({
-    mutationFn: () =>
-      got(api.POST("/api/v1/sessions/{session_id}/provision", { params: { path: { session_id: sessionId } } })),
-    onSuccess: () => client.invalidateQueries({ queryKey: ["session", sessionId] }),
-    onError: failed("Could not start a new sandbox"),
-  });
+  const provision = useProvisionSandbox({ onError: showError("Could not start a new sandbox") });
   return (
-    <Button size="sm" busy={provision.isPending} onClick={() => provision.mutate()}>
+    <Button size="sm" busy={provision.isPending} onClick={() => provision.mutate(sessionId)}>
       <RotateCcw className="size-3.5" aria-hidden /> Start new sandbox
     </Button>
   );
 }
 
-function Part({ title, children }: { title: string; children: ReactNode }) {
+function Group({ title, children }: { title: string; children: ReactNode }) {
   return (
     <div>
       <h3 className="mb-1.5 text-[13px] font-semibold">{title}</h3>

@@ -1,28 +1,19 @@
-import { useMutation, useQuery } from "@tanstack/react-query";
 import { ExternalLink, PanelRight } from "lucide-react";
-import { api, got } from "@/api/client";
-import { openInTab } from "@/features/previews/open";
-import { showPreview } from "@/features/previews/shown";
-import { useWide } from "@/features/workspace/use-wide";
+import { useOpenPreviewTab } from "@/api/queries/previews";
+import { usePorts } from "@/api/queries/sandboxes";
+import { showPreview } from "@/features/previews/open-preview";
 import { Button } from "@/ui/button";
 import { Loaded } from "@/ui/states";
-import { failed } from "@/ui/toast";
+import { showError } from "@/ui/toast";
+import { useWide } from "@/ui/use-wide";
 
-const EVERY_MS = 5000;
+const POLL_MS = 5000;
 
 /** Open ports of the sandbox. Each can be previewed in a new tab or beside the page, always on another origin than this page. */
-export function Ports({ sandboxId, awake }: { sandboxId: string; awake: boolean }) {
-  const query = useQuery({
-    queryKey: ["ports", sandboxId],
-    queryFn: () =>
-      got(api.GET("/api/v1/sandboxes/{sandbox_id}/ports", { params: { path: { sandbox_id: sandboxId } } })),
-    refetchInterval: awake ? EVERY_MS : false,
-  });
+export function Ports({ sandboxId, running }: { sandboxId: string; running: boolean }) {
+  const query = usePorts(sandboxId, { refetchInterval: running ? POLL_MS : false });
   const wide = useWide();
-  const open = useMutation({
-    mutationFn: (port: number) => openInTab(sandboxId, port),
-    onError: failed("Could not open the preview"),
-  });
+  const open = useOpenPreviewTab({ onError: showError("Could not open the preview") });
   return (
     <Loaded query={query}>
       {(ports) =>
@@ -36,7 +27,11 @@ export function Ports({ sandboxId, awake }: { sandboxId: string; awake: boolean 
               <li key={`${one.address}:${one.port}`} className="flex flex-wrap items-center gap-2 px-2 py-1.5">
                 <span className="font-mono text-[13px] tabular-nums">{one.port}</span>
                 <span className="mr-auto truncate text-xs text-soft">{one.process ?? one.address}</span>
-                <Button size="sm" busy={open.isPending} onClick={() => open.mutate(one.port)}>
+                <Button
+                  size="sm"
+                  busy={open.isPending}
+                  onClick={() => open.mutate({ sandboxId, port: one.port, path: "/", hash: "" })}
+                >
                   <ExternalLink className="size-3.5" aria-hidden /> Open
                 </Button>
                 <Button

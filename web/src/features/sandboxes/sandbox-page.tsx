@@ -1,9 +1,8 @@
-import { useQuery } from "@tanstack/react-query";
 import { Link, useNavigate, useParams, useSearch } from "@tanstack/react-router";
 import { lazy, Suspense } from "react";
-import { sandbox as sandboxQuery } from "@/api/queries";
-import { SANDBOXES } from "@/lib/status";
-import { useTitle } from "@/shell/page";
+import { useSandbox } from "@/api/queries/sandboxes";
+import { SANDBOXES } from "@/model/status-labels";
+import { useTitle } from "@/ui/page";
 import { Loaded, Loading } from "@/ui/states";
 import { Status } from "@/ui/status";
 import { TabBar } from "@/ui/tabs";
@@ -25,10 +24,10 @@ export function SandboxPage() {
   const { sandboxId } = useParams({ from: "/inside/sandboxes/$sandboxId" });
   const search = useSearch({ from: "/inside/sandboxes/$sandboxId" });
   const navigate = useNavigate({ from: "/sandboxes/$sandboxId" });
-  const query = useQuery(sandboxQuery(sandboxId));
+  const query = useSandbox(sandboxId);
   useTitle(`Sandbox ${sandboxId}`);
   const tab = TABS.find((one) => one.id === search.tab)?.id ?? "sandbox";
-  const at = (value: string | undefined) => navigate({ search: { ...search, at: value }, replace: true });
+  const setSelection = (value: string | undefined) => navigate({ search: { ...search, at: value }, replace: true });
   return (
     <Loaded query={query}>
       {(row) => (
@@ -52,8 +51,10 @@ export function SandboxPage() {
           <TabBar tabs={TABS} value={tab} label="Sandbox" onChange={(id) => navigate({ search: { tab: id } })}>
             <Suspense fallback={<Loading />}>
               {tab === "sandbox" && <SandboxPanel sandboxId={row.id} />}
-              {tab === "output" && <OutputPanel sandboxId={row.id} at={search.at} onAt={at} />}
-              {tab === "files" && <FilesPanel sandboxId={row.id} root="/home/user" at={search.at} onAt={at} />}
+              {tab === "output" && <OutputPanel sandboxId={row.id} at={search.at} onAt={setSelection} />}
+              {tab === "files" && (
+                <FilesPanel sandboxId={row.id} root="/home/user" at={search.at} onAt={setSelection} />
+              )}
               {tab === "terminal" && <TerminalPanel sandboxId={row.id} />}
             </Suspense>
           </TabBar>

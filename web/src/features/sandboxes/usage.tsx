@@ -1,26 +1,22 @@
-import { useQuery } from "@tanstack/react-query";
 import { useEffect, useState } from "react";
-import { api, got, type Schemas } from "@/api/client";
-import { bytes } from "@/lib/format";
+import type { Schemas } from "@/api/client";
+import { useMetrics } from "@/api/queries/sandboxes";
+import { formatBytes } from "@/lib/format";
 import { Sparkline } from "@/ui/sparkline";
 
-const EVERY_MS = 2000;
-const KEPT = 90;
+const POLL_MS = 2000;
+const MAX_SAMPLES = 90;
 
 type Sample = Schemas["Usage"];
 
 /** CPU and memory usage of the last minutes, while the page is open. Does not keep the sandbox from pausing. */
-export function LiveUsage({ sandboxId, awake }: { sandboxId: string; awake: boolean }) {
+export function LiveUsage({ sandboxId, running }: { sandboxId: string; running: boolean }) {
   const [samples, setSamples] = useState<Sample[]>([]);
-  const query = useQuery({
-    queryKey: ["metrics", sandboxId],
-    queryFn: () =>
-      got(api.GET("/api/v1/sandboxes/{sandbox_id}/metrics", { params: { path: { sandbox_id: sandboxId } } })),
-    refetchInterval: awake ? EVERY_MS : false,
-  });
+  const query = useMetrics(sandboxId, { refetchInterval: running ? POLL_MS : false });
   const newest = query.data?.usage;
   useEffect(() => {
-    if (newest) setSamples((known) => (known.at(-1)?.at === newest.at ? known : [...known, newest].slice(-KEPT)));
+    if (newest)
+      setSamples((known) => (known.at(-1)?.at === newest.at ? known : [...known, newest].slice(-MAX_SAMPLES)));
   }, [newest]);
   if (!newest) return <p className="text-[13px] text-soft">No data yet.</p>;
   const cpu = samples.flatMap((one) => (one.cpuPercent == null ? [] : [one.cpuPercent]));
@@ -43,7 +39,7 @@ export function LiveUsage({ sandboxId, awake }: { sandboxId: string; awake: bool
         value={
           newest.memoryBytes == null
             ? "–"
-            : `${bytes(newest.memoryBytes)}${newest.memoryTotalBytes ? ` of ${bytes(newest.memoryTotalBytes)}` : ""}`
+            : `${formatBytes(newest.memoryBytes)}${newest.memoryTotalBytes ? ` of ${formatBytes(newest.memoryTotalBytes)}` : ""}`
         }
       >
         <Sparkline
@@ -56,8 +52,8 @@ export function LiveUsage({ sandboxId, awake }: { sandboxId: string; awake: bool
       {newest.diskBytes != null && newest.diskTotalBytes ? (
         <div className="sm:col-span-2">
           <dt className="text-xs text-soft">
-            Disk <span className="text-text tabular-nums">{bytes(newest.diskBytes)}</span> of{" "}
-            {bytes(newest.diskTotalBytes)}
+            Disk <span className="text-text tabular-nums">{formatBytes(newest.diskBytes)}</span> of{" "}
+            {formatBytes(newest.diskTotalBytes)}
           </dt>
           <dd>
             <meter
@@ -65,7 +61,7 @@ export function LiveUsage({ sandboxId, awake }: { sandboxId: string; awake: bool
               min={0}
               max={newest.diskTotalBytes}
               value={newest.diskBytes}
-              aria-label={`Disk: ${bytes(newest.diskBytes)} of ${bytes(newest.diskTotalBytes)}`}
+              aria-label={`Disk: ${formatBytes(newest.diskBytes)} of ${formatBytes(newest.diskTotalBytes)}`}
             />
           </dd>
         </div>

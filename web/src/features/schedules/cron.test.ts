@@ -1,5 +1,5 @@
 import { expect, it } from "vitest";
-import { inWords, wrong } from "./cron";
+import { cronError, describeCron } from "./cron";
 
 it.each([
   ["0 6 * * MON-FRI", "At 06:00, Monday to Friday"],
@@ -14,17 +14,17 @@ it.each([
   ["0 0 * * 7", "At 00:00, Sunday"],
   ["* * * * *", "Every minute"],
 ])("%s", (cron, words) => {
-  expect(inWords(cron)).toBe(words);
+  expect(describeCron(cron)).toBe(words);
 });
 
 it.each(["", "0 6 * *", "99 6 * * *", "0 6 * * FOO", "0 25 * * *", "0-30/7 * * * *", "0 6 * * 1-2-3"])(
   "does not describe %s",
   (cron) => {
-    expect(inWords(cron)).toBeNull();
+    expect(describeCron(cron)).toBeNull();
   },
 );
 
 it("counts the fields", () => {
-  expect(wrong("0 6 * *")).toContain("Five fields");
-  expect(wrong(" 0 6 * *  MON ")).toBeNull();
+  expect(cronError("0 6 * *")).toContain("Five fields");
+  expect(cronError(" 0 6 * *  MON ")).toBeNull();
 });

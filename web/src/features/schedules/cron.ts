@@ -46,7 +46,7 @@ function describeTimes(minute: string, hour: string): string | null {
 }
 
 /** Describe an expression, such as “At 06:00, Monday to Friday”. Null if it is too complex, which does not mean that it is invalid. */
-export function inWords(cron: string): string | null {
+export function describeCron(cron: string): string | null {
   const [minute, hour, day, month, weekday, ...more] = cron.trim().split(/\s+/);
   if (!minute || !hour || !day || !month || !weekday || more.length) return null;
   const time = describeTimes(minute, hour);
@@ -59,12 +59,12 @@ export function inWords(cron: string): string | null {
     weekdays && (days ? `or on ${weekdays}` : weekdays),
     months && `in ${months}`,
   ].filter(Boolean);
-  const said = [time, ...(when.length ? when : time.startsWith("at ") ? ["every day"] : [])].join(", ");
-  return said.charAt(0).toUpperCase() + said.slice(1);
+  const text = [time, ...(when.length ? when : time.startsWith("at ") ? ["every day"] : [])].join(", ");
+  return text.charAt(0).toUpperCase() + text.slice(1);
 }
 
 /** Return an error for an obviously invalid expression; the platform does the full validation. */
-export function wrong(cron: string): string | null {
+export function cronError(cron: string): string | null {
   const fields = cron.trim().split(/\s+/).filter(Boolean);
   return fields.length === 5
     ? null

@@ -1,26 +1,24 @@
-import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
-import { type FormEvent, useState } from "react";
-import { api, got } from "@/api/client";
-import { agents } from "@/api/queries";
-import type { Project } from "@/api/types";
-import { pickerTitle } from "@/features/agents/ready";
-import { fault, overall } from "@/lib/problems";
+import { fieldError } from "@/api/errors";
+import { useAgents } from "@/api/queries/agents";
+import { useSaveSchedule } from "@/api/queries/schedules";
+import type { Project, Schedule } from "@/api/types";
+import { pickerTitle } from "@/model/agent-facts";
 import { Button } from "@/ui/button";
 import { Field, Input, Select, Switch, Textarea } from "@/ui/field";
+import { SubmitForm, useFormState } from "@/ui/form";
 import { NumberInput } from "@/ui/inputs";
 import { toast } from "@/ui/toast";
-import { inWords, wrong } from "./cron";
-import type { Schedule } from "./page";
-import { When } from "./row";
+import { cronError, describeCron } from "./cron";
+import { ScheduledTime } from "./scheduled-time";
 
-const PLATFORM = "default";
+const PROJECT_DEFAULT = "default";
 const EXAMPLES = [
   { cron: "0 6 * * MON-FRI", label: "Weekdays at 6" },
   { cron: "0 3 * * *", label: "Every night" },
   { cron: "0 9 * * MON", label: "Mondays at 9" },
   { cron: "0 * * * *", label: "Every hour" },
 ];
-const zones = () => ["UTC", ...Intl.supportedValuesOf("timeZone").filter((zone) => zone !== "UTC")];
+const timeZones = () => ["UTC", ...Intl.supportedValuesOf("timeZone").filter((zone) => zone !== "UTC")];
 
 /** Add or edit a schedule and its task. Other fields of the task (attempts, budget) are kept. */
 export function ScheduleForm({
@@ -34,50 +32,26 @@ export function ScheduleForm({
   projects: Project[];
   onDone: () => void;
 }) {
-  const client = useQueryClient();
-  const known = useQuery(agents).data ?? [];
-  const [form, setForm] = useState({
+  const agents = useAgents().data ?? [];
+  const [form, set] = useFormState({
     projectId: schedule?.projectId ?? projectId ?? projects[0]?.id ?? "",
     name: schedule?.name ?? "",
     cron: schedule?.cron ?? "0 6 * * MON-FRI",
     timezone: schedule?.timezone ?? Intl.DateTimeFormat().resolvedOptions().timeZone ?? "UTC",
     title: schedule?.task.title ?? "",
     description: schedule?.task.description ?? "",
-    agent: schedule?.task.agent ?? PLATFORM,
+    agent: schedule?.task.agent ?? PROJECT_DEFAULT,
     model: schedule?.task.model ?? "",
     baseBranch: schedule?.task.baseBranch ?? "",
     priority: schedule?.task.priority ?? 0,
     start: schedule?.task.start ?? true,
   });
-  const set = (patch: Partial<typeof form>) => setForm((now) => ({ ...now, ...patch }));
-  const save = useMutation({
-    mutationFn: () => {
-      const task = {
-        ...schedule?.task,
-        title: form.title.trim(),
-        description: form.description,
-        agent: form.agent === PLATFORM ? null : form.agent,
-        model: form.model.trim() || null,
-        baseBranch: form.baseBranch.trim() || null,
-        priority: form.priority,
-        start: form.start,
-      };
-      const same = { name: form.name.trim(), cron: form.cron.trim(), timezone: form.timezone.trim(), task };
-      return schedule
-        ? got(
-            api.PATCH("/api/v1/schedules/{schedule_id}", {
-              params: { path: { schedule_id: schedule.id } },
-              body: same,
-            }),
-          )
-        : got(api.POST("/api/v1/schedules", { body: { ...same, projectId: form.projectId, enabled: true } }));
-    },
+  const save = useSaveSchedule({
     onSuccess: (saved) => {
-      void client.invalidateQueries({ queryKey: ["schedules"] });
       toast.success(
         saved.nextAt ? (
           <>
-            {saved.name}: next <When at={saved.nextAt} zone={saved.timezone} />
+            {saved.name}: next <ScheduledTime at={saved.nextAt} zone={saved.timezone} />
           </>
         ) : (
           `${saved.name} saved`
@@ -86,28 +60,50 @@ export function ScheduleForm({
       onDone();
     },
   });
-  const at = (field: string) => fault(save.error, field);
-  const submit = (event: FormEvent) => {
-    event.preventDefault();
-    if (!save.isPending) save.mutate();
-  };
+  const errorAt = (field: string) => fieldError(save.error, field);
+  const submit = () =>
+    save.mutate({
+      id: schedule?.id,
+      projectId: form.projectId,
+      name: form.name.trim(),
+      cron: form.cron.trim(),
+      timezone: form.timezone.trim(),
+      task: {
+        ...schedule?.task,
+        title: form.title.trim(),
+        description: form.description,
+        agent: form.agent === PROJECT_DEFAULT ? null : form.agent,
+        model: form.model.trim() || null,
+        baseBranch: form.baseBranch.trim() || null,
+        priority: form.priority,
+        start: form.start,
+      },
+    });
   const unchanged = schedule && schedule.cron === form.cron.trim() && schedule.timezone === form.timezone.trim();
   return (
-    <form onSubmit={submit} className="grid gap-3 sm:grid-cols-2" noValidate>
-      <Field label="Name" error={at("name")}>
-        {(wear) => (
+    <SubmitForm
+      columns
+      busy={save.isPending}
+      error={save.error}
+      ready={Boolean(form.name.trim() && form.title.trim() && form.projectId) && cronError(form.cron) === null}
+      submitLabel="Save"
+      onSubmit={submit}
+      onCancel={onDone}
+    >
+      <Field label="Name" error={errorAt("name")}>
+        {(control) => (
           <Input
-            {...wear}
+            {...control}
             placeholder="nightly"
             value={form.name}
             onChange={(event) => set({ name: event.target.value })}
           />
         )}
       </Field>
-      <Field label="Project" error={at("projectId")}>
-        {(wear) => (
+      <Field label="Project" error={errorAt("projectId")}>
+        {(control) => (
           <Select
-            {...wear}
+            {...control}
             disabled={Boolean(schedule)}
             value={form.projectId}
             onChange={(id) => set({ projectId: id })}
@@ -117,22 +113,22 @@ export function ScheduleForm({
       </Field>
       <Field
         label="Cron expression"
-        error={wrong(form.cron) ?? at("cron")}
+        error={cronError(form.cron) ?? errorAt("cron")}
         hint={
           <span aria-live="polite">
-            {inWords(form.cron) ?? "Checked when you save."}
+            {describeCron(form.cron) ?? "Checked when you save."}
             {unchanged && schedule.nextAt && (
               <>
                 {" "}
-                Next: <When at={schedule.nextAt} zone={schedule.timezone} />.
+                Next: <ScheduledTime at={schedule.nextAt} zone={schedule.timezone} />.
               </>
             )}
           </span>
         }
       >
-        {(wear) => (
+        {(control) => (
           <Input
-            {...wear}
+            {...control}
             className="font-mono"
             spellCheck={false}
             value={form.cron}
@@ -140,10 +136,10 @@ export function ScheduleForm({
           />
         )}
       </Field>
-      <Field label="Time zone" error={at("timezone")}>
-        {(wear) => (
+      <Field label="Time zone" error={errorAt("timezone")}>
+        {(control) => (
           <Input
-            {...wear}
+            {...control}
             list="time-zones"
             spellCheck={false}
             value={form.timezone}
@@ -152,7 +148,7 @@ export function ScheduleForm({
         )}
       </Field>
       <datalist id="time-zones">
-        {zones().map((zone) => (
+        {timeZones().map((zone) => (
           <option key={zone} value={zone} />
         ))}
       </datalist>
@@ -163,62 +159,62 @@ export function ScheduleForm({
           </Button>
         ))}
       </div>
-      <Field label="Task title" className="sm:col-span-2" error={at("task.title")}>
-        {(wear) => (
+      <Field label="Task title" className="sm:col-span-2" error={errorAt("task.title")}>
+        {(control) => (
           <Input
-            {...wear}
+            {...control}
             placeholder="Update the dependencies"
             value={form.title}
             onChange={(event) => set({ title: event.target.value })}
           />
         )}
       </Field>
-      <Field label="What should the agent do?" className="sm:col-span-2" error={at("task.description")}>
-        {(wear) => (
+      <Field label="What should the agent do?" className="sm:col-span-2" error={errorAt("task.description")}>
+        {(control) => (
           <Textarea
-            {...wear}
+            {...control}
             rows={4}
             value={form.description}
             onChange={(event) => set({ description: event.target.value })}
           />
         )}
       </Field>
-      <Field label="Agent" error={at("task.agent")}>
-        {(wear) => (
+      <Field label="Agent" error={errorAt("task.agent")}>
+        {(control) => (
           <Select
-            {...wear}
+            {...control}
             value={form.agent}
             onChange={(agent) => set({ agent })}
             choices={[
-              { value: PLATFORM, label: "Project default" },
-              ...known.map((one) => ({ value: one.name, label: pickerTitle(one, form.projectId) })),
+              { value: PROJECT_DEFAULT, label: "Project default" },
+              ...agents.map((one) => ({ value: one.name, label: pickerTitle(one, form.projectId) })),
             ]}
           />
         )}
       </Field>
-      <Field label="Model" hint="Leave empty for the default." error={at("task.model")}>
-        {(wear) => (
+      <Field label="Model" hint="Leave empty for the default." error={errorAt("task.model")}>
+        {(control) => (
           <Input
-            {...wear}
+            {...control}
             spellCheck={false}
             value={form.model}
             onChange={(event) => set({ model: event.target.value })}
           />
         )}
       </Field>
-      <Field label="Base branch" hint="Leave empty for the project's." error={at("task.baseBranch")}>
-        {(wear) => (
+      <Field label="Base branch" hint="Leave empty for the project's." error={errorAt("task.baseBranch")}>
+        {(control) => (
           <Input
-            {...wear}
+            {...control}
             spellCheck={false}
             value={form.baseBranch}
             onChange={(event) => set({ baseBranch: event.target.value })}
           />
         )}
       </Field>
-      <Field label="Priority" hint="Tasks with a higher priority start first." error={at("task.priority")}>
-        {(wear) => (
-          <NumberInput {...wear} value={form.priority} onChange={(priority) => set({ priority: priority ?? 0 })} />
+      <Field label="Priority" hint="Tasks with a higher priority start first." error={errorAt("task.priority")}>
+        {(control) => (
+          <NumberInput {...control} value={form.priority} onChange={(priority) => set({ priority: priority ?? 0 })} />
         )}
       </Field>
       <div className="sm:col-span-2">
@@ -228,22 +224,6 @@ export function ScheduleForm({
           label="Start immediately instead of adding it to the backlog"
         />
       </div>
-      {save.error && (
-        <p role="alert" className="text-[13px] text-bad sm:col-span-2">
-          {overall(save.error)}
-        </p>
-      )}
-      <div className="flex justify-end gap-2 sm:col-span-2">
-        <Button onClick={onDone}>Cancel</Button>
-        <Button
-          type="submit"
-          look="primary"
-          busy={save.isPending}
-          disabled={!form.name.trim() || !form.title.trim() || !form.projectId || wrong(form.cron) !== null}
-        >
-          Save
-        </Button>
-      </div>
-    </form>
+    </SubmitForm>
   );
 }

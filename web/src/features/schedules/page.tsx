@@ -1,35 +1,27 @@
-import { useQuery } from "@tanstack/react-query";
 import { getRouteApi, useNavigate } from "@tanstack/react-router";
 import { CalendarClock, Plus } from "lucide-react";
 import { useState } from "react";
-import { all, api, got, type Schemas } from "@/api/client";
-import { projects } from "@/api/queries";
-import { Page } from "@/shell/page";
+import { useProjects } from "@/api/queries/projects";
+import { useSchedules } from "@/api/queries/schedules";
+import type { Schedule } from "@/api/types";
 import { Button } from "@/ui/button";
 import { Dialog } from "@/ui/dialog";
 import { Select } from "@/ui/field";
+import { Page } from "@/ui/page";
 import { Empty, Loaded } from "@/ui/states";
 import { ScheduleForm } from "./form";
 import { ScheduleRow } from "./row";
-
-export type Schedule = Schemas["ScheduleView"];
 
 const route = getRouteApi("/inside/schedules");
 
 export function SchedulesPage() {
   const { project } = route.useSearch();
   const navigate = useNavigate();
-  const known = useQuery(projects);
-  const query = useQuery({
-    queryKey: ["schedules", project ?? null],
-    queryFn: () =>
-      all((cursor) =>
-        got(api.GET("/api/v1/schedules", { params: { query: { projectId: project, cursor, limit: 200 } } })),
-      ),
-  });
+  const projects = useProjects();
+  const schedules = useSchedules(project);
   const [editing, setEditing] = useState<Schedule | "new" | null>(null);
   const add = (
-    <Button look="primary" disabled={!known.data?.length} onClick={() => setEditing("new")}>
+    <Button look="primary" disabled={!projects.data?.length} onClick={() => setEditing("new")}>
       <Plus className="size-4" aria-hidden /> New schedule
     </Button>
   );
@@ -45,14 +37,14 @@ export function SchedulesPage() {
             onChange={(id) => navigate({ to: "/schedules", search: id === "all" ? {} : { project: id } })}
             choices={[
               { value: "all", label: "All projects" },
-              ...(known.data ?? []).map((one) => ({ value: one.id, label: one.name })),
+              ...(projects.data ?? []).map((one) => ({ value: one.id, label: one.name })),
             ]}
           />
           {add}
         </>
       }
     >
-      <Loaded query={query}>
+      <Loaded query={schedules}>
         {(found) =>
           found.length ? (
             <ul className="divide-y rounded-lg border bg-surface">
@@ -60,7 +52,7 @@ export function SchedulesPage() {
                 <ScheduleRow
                   key={one.id}
                   schedule={one}
-                  project={known.data?.find((other) => other.id === one.projectId)}
+                  project={projects.data?.find((other) => other.id === one.projectId)}
                   onEdit={() => setEditing(one)}
                 />
               ))}
@@ -83,7 +75,7 @@ export function SchedulesPage() {
           <ScheduleForm
             schedule={editing === "new" ? undefined : editing}
             projectId={project}
-            projects={known.data ?? []}
+            projects={projects.data ?? []}
             onDone={() => setEditing(null)}
           />
         )}

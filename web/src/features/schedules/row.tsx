@@ -1,16 +1,15 @@
-import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
 import { Link } from "@tanstack/react-router";
 import { CircleAlert, Play, Trash2 } from "lucide-react";
-import { api, got } from "@/api/client";
-import { me } from "@/api/queries";
-import type { Project } from "@/api/types";
+import { useCurrentUser } from "@/api/queries/account";
+import { useDeleteSchedule, useEnableSchedule, useRunSchedule } from "@/api/queries/schedules";
+import type { Project, Schedule } from "@/api/types";
 import { Button, IconButton } from "@/ui/button";
 import { Confirm } from "@/ui/dialog";
 import { Switch } from "@/ui/field";
 import { Ago } from "@/ui/time";
-import { failed, toast } from "@/ui/toast";
-import { inWords } from "./cron";
-import type { Schedule } from "./page";
+import { showError, toast } from "@/ui/toast";
+import { describeCron } from "./cron";
+import { ScheduledTime } from "./scheduled-time";
 
 export function ScheduleRow({
   schedule,
@@ -21,31 +20,15 @@ export function ScheduleRow({
   project: Project | undefined;
   onEdit: () => void;
 }) {
-  const client = useQueryClient();
-  const caller = useQuery(me).data?.user;
-  const may = caller?.role === "admin" || caller?.id === schedule.ownerId || caller?.id === project?.ownerId;
-  const at = { params: { path: { schedule_id: schedule.id } } };
-  const changed = () => client.invalidateQueries({ queryKey: ["schedules"] });
-  const enable = useMutation({
-    mutationFn: (enabled: boolean) => got(api.PATCH("/api/v1/schedules/{schedule_id}", { ...at, body: { enabled } })),
-    onSettled: changed,
-    onError: failed("Could not change the schedule"),
+  const user = useCurrentUser();
+  const mayChange = user?.role === "admin" || user?.id === schedule.ownerId || user?.id === project?.ownerId;
+  const enable = useEnableSchedule({ onError: showError("Could not change the schedule") });
+  const run = useRunSchedule({
+    onSuccess: (task) => toast.success(`Created the task “${task.title}”`),
+    onError: showError("Could not create the task"),
   });
-  const run = useMutation({
-    mutationFn: () => got(api.POST("/api/v1/schedules/{schedule_id}/run", at)),
-    onSuccess: (task) => {
-      for (const noun of ["tasks", "board", "counts"]) void client.invalidateQueries({ queryKey: [noun] });
-      void changed();
-      toast.success(`Created the task “${task.title}”`);
-    },
-    onError: failed("Could not create the task"),
-  });
-  const remove = useMutation({
-    mutationFn: () => got(api.DELETE("/api/v1/schedules/{schedule_id}", at)),
-    onSuccess: changed,
-    onError: failed("Could not delete the schedule"),
-  });
-  const on = enable.isPending ? enable.variables : schedule.enabled;
+  const remove = useDeleteSchedule({ onError: showError("Could not delete the schedule") });
+  const enabled = enable.isPending ? enable.variables.enabled : schedule.enabled;
   return (
     <li className="flex flex-wrap items-center gap-x-4 gap-y-2 px-4 py-3">
       <div className="min-w-0 flex-1 basis-64">
@@ -56,7 +39,7 @@ export function ScheduleRow({
           {schedule.task.title}
         </p>
         <p className="text-xs text-soft">
-          {inWords(schedule.cron) ?? <code className="font-mono">{schedule.cron}</code>}{" "}
+          {describeCron(schedule.cron) ?? <code className="font-mono">{schedule.cron}</code>}{" "}
           <span className="text-faint">({schedule.timezone})</span>
         </p>
         {schedule.lastError && (
@@ -68,7 +51,7 @@ export function ScheduleRow({
       </div>
       <dl className="grid grid-cols-[auto_1fr] gap-x-2 text-xs text-soft tabular-nums">
         <dt>Next</dt>
-        <dd>{schedule.nextAt ? <When at={schedule.nextAt} zone={schedule.timezone} /> : "disabled"}</dd>
+        <dd>{schedule.nextAt ? <ScheduledTime at={schedule.nextAt} zone={schedule.timezone} /> : "disabled"}</dd>
         <dt>Last</dt>
         <dd>
           {schedule.lastAt ? <Ago at={schedule.lastAt} /> : "never"}
@@ -88,47 +71,35 @@ export function ScheduleRow({
       </dl>
       <div className="flex items-center gap-1.5">
         <Switch
-          checked={on}
-          onChange={(next) => enable.mutate(next)}
-          disabled={!may || enable.isPending}
+          checked={enabled}
+          onChange={(next) => enable.mutate({ id: schedule.id, enabled: next })}
+          disabled={!mayChange || enable.isPending}
           label={<span className="sr-only">{schedule.name} enabled</span>}
         />
-        <IconButton label={`Run ${schedule.name} now`} size="sm" busy={run.isPending} onClick={() => run.mutate()}>
+        <IconButton
+          label={`Run ${schedule.name} now`}
+          size="sm"
+          busy={run.isPending}
+          onClick={() => run.mutate(schedule.id)}
+        >
           {!run.isPending && <Play className="size-3.5" aria-hidden />}
         </IconButton>
-        <Button size="sm" disabled={!may} onClick={onEdit} aria-label={`Edit ${schedule.name}`}>
+        <Button size="sm" disabled={!mayChange} onClick={onEdit} aria-label={`Edit ${schedule.name}`}>
           Edit
         </Button>
         <Confirm
           trigger={
-            <IconButton label={`Delete ${schedule.name}`} size="sm" disabled={!may}>
+            <IconButton label={`Delete ${schedule.name}`} size="sm" disabled={!mayChange}>
               <Trash2 className="size-3.5" aria-hidden />
             </IconButton>
           }
           title={`Delete ${schedule.name}?`}
           action="Delete"
-          onConfirm={() => remove.mutateAsync()}
+          onConfirm={() => remove.mutateAsync(schedule.id)}
         >
           Tasks that it has created are kept.
         </Confirm>
       </div>
     </li>
-  );
-}
-
-/** A time in the schedule's own time zone. */
-export function When({ at, zone }: { at: string; zone: string }) {
-  const date = new Date(at);
-  return (
-    <time dateTime={at} title={`${date.toLocaleString()} local time`}>
-      {date.toLocaleString(undefined, {
-        timeZone: zone,
-        weekday: "short",
-        day: "numeric",
-        month: "short",
-        hour: "2-digit",
-        minute: "2-digit",
-      })}
-    </time>
   );
 }

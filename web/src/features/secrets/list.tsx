@@ -1,39 +1,29 @@
-import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
 import { KeyRound, Plus, Trash2 } from "lucide-react";
-import { type FormEvent, useState } from "react";
-import { all, api, got } from "@/api/client";
-import { fault, overall } from "@/lib/problems";
-import { Section } from "@/shell/page";
+import { useState } from "react";
+import { fieldError } from "@/api/errors";
+import { useDeleteSecret, useSaveSecret, useSecrets } from "@/api/queries/secrets";
 import { Button, IconButton } from "@/ui/button";
 import { Confirm, Dialog } from "@/ui/dialog";
 import { Field, Input, Textarea } from "@/ui/field";
+import { SubmitForm } from "@/ui/form";
+import { Section } from "@/ui/page";
 import { Empty, Loaded } from "@/ui/states";
 import { Ago } from "@/ui/time";
-import { failed, toast } from "@/ui/toast";
+import { showError, toast } from "@/ui/toast";
 
 const NAME = /^[A-Za-z_][A-Za-z0-9_]{0,199}$/;
 
 /** Secrets of a project, or of the caller. Values are write-only. */
 export function SecretList({ projectId, frozen = false }: { projectId?: string; frozen?: boolean }) {
-  const client = useQueryClient();
-  const [writing, setWriting] = useState<string | null>(null);
-  const query = useQuery({
-    queryKey: ["secrets", projectId ?? "own"],
-    queryFn: () =>
-      all((cursor) => got(api.GET("/api/v1/secrets", { params: { query: { projectId, cursor, limit: 200 } } }))),
-  });
-  const remove = useMutation({
-    mutationFn: (name: string) =>
-      got(api.DELETE("/api/v1/secrets/{name}", { params: { path: { name }, query: { projectId } } })),
-    onSuccess: () => client.invalidateQueries({ queryKey: ["secrets"] }),
-    onError: failed("Could not delete the secret"),
-  });
+  const [editing, setEditing] = useState<string | null>(null);
+  const query = useSecrets(projectId);
+  const remove = useDeleteSecret({ onError: showError("Could not delete the secret") });
   return (
     <Section
       title={projectId ? "Project secrets" : "Your secrets"}
       description={`Environment variables of ${projectId ? "this project's" : "your"} sandboxes. Write-only: values are never shown here and are masked in the output of agents and commands.`}
       actions={
-        <Button size="sm" disabled={frozen} onClick={() => setWriting("")}>
+        <Button size="sm" disabled={frozen} onClick={() => setEditing("")}>
           <Plus className="size-3.5" aria-hidden /> Add a secret
         </Button>
       }
@@ -51,7 +41,7 @@ export function SecretList({ projectId, frozen = false }: { projectId?: string; 
                   <Button
                     size="sm"
                     disabled={frozen}
-                    onClick={() => setWriting(secret.name)}
+                    onClick={() => setEditing(secret.name)}
                     aria-label={`Replace ${secret.name}`}
                   >
                     Replace
@@ -64,7 +54,7 @@ export function SecretList({ projectId, frozen = false }: { projectId?: string; 
                     }
                     title={`Delete ${secret.name}?`}
                     action="Delete"
-                    onConfirm={() => remove.mutateAsync(secret.name)}
+                    onConfirm={() => remove.mutateAsync({ name: secret.name, projectId })}
                   >
                     New sandboxes no longer get it.
                   </Confirm>
@@ -79,18 +69,18 @@ export function SecretList({ projectId, frozen = false }: { projectId?: string; 
         }
       </Loaded>
       <Dialog
-        open={writing !== null}
-        onOpenChange={(open) => !open && setWriting(null)}
-        title={writing ? `Replace ${writing}` : "Add a secret"}
+        open={editing !== null}
+        onOpenChange={(open) => !open && setEditing(null)}
+        title={editing ? `Replace ${editing}` : "Add a secret"}
         description="Write-only: stored encrypted and never shown again."
       >
-        {writing !== null && <Write name={writing} projectId={projectId} onDone={() => setWriting(null)} />}
+        {editing !== null && <SecretForm name={editing} projectId={projectId} onDone={() => setEditing(null)} />}
       </Dialog>
     </Section>
   );
 }
 
-function Write({
+function SecretForm({
   name: known,
   projectId,
   onDone,
@@ -99,38 +89,32 @@ function Write({
   projectId: string | undefined;
   onDone: () => void;
 }) {
-  const client = useQueryClient();
   const [name, setName] = useState(known);
   const [value, setValue] = useState("");
-  const save = useMutation({
-    mutationFn: () =>
-      got(
-        api.PUT("/api/v1/secrets/{name}", {
-          params: { path: { name } },
-          body: { value, ...(projectId && { projectId }) },
-        }),
-      ),
+  const save = useSaveSecret({
     onSuccess: () => {
-      void client.invalidateQueries({ queryKey: ["secrets"] });
       toast.success(`${name} saved`);
       onDone();
     },
   });
-  const wrongName = name && !NAME.test(name) ? "Use letters, digits and _, and do not start with a digit." : undefined;
-  const submit = (event: FormEvent) => {
-    event.preventDefault();
-    if (name && !wrongName && value && !save.isPending) save.mutate();
-  };
+  const nameError = name && !NAME.test(name) ? "Use letters, digits and _, and do not start with a digit." : undefined;
   return (
-    <form onSubmit={submit} className="flex flex-col gap-3" noValidate>
+    <SubmitForm
+      busy={save.isPending}
+      error={save.error}
+      ready={Boolean(name && !nameError && value)}
+      submitLabel="Save"
+      onSubmit={() => save.mutate({ name, projectId, value })}
+      onCancel={onDone}
+    >
       <Field
         label="Name"
         hint="The name of the environment variable: letters, digits and _."
-        error={wrongName ?? fault(save.error, "name")}
+        error={nameError ?? fieldError(save.error, "name")}
       >
-        {(wear) => (
+        {(control) => (
           <Input
-            {...wear}
+            {...control}
             className="font-mono"
             spellCheck={false}
             autoComplete="off"
@@ -141,10 +125,10 @@ function Write({
           />
         )}
       </Field>
-      <Field label="Value" error={fault(save.error, "value")}>
-        {(wear) => (
+      <Field label="Value" error={fieldError(save.error, "value")}>
+        {(control) => (
           <Textarea
-            {...wear}
+            {...control}
             className="font-mono !text-xs [-webkit-text-security:disc]"
             spellCheck={false}
             autoComplete="off"
@@ -153,17 +137,6 @@ function Write({
           />
         )}
       </Field>
-      {save.error && (
-        <p role="alert" className="text-[13px] text-bad">
-          {overall(save.error)}
-        </p>
-      )}
-      <div className="flex justify-end gap-2">
-        <Button onClick={onDone}>Cancel</Button>
-        <Button type="submit" look="primary" busy={save.isPending} disabled={!name || Boolean(wrongName) || !value}>
-          Save
-        </Button>
-      </div>
-    </form>
+    </SubmitForm>
   );
 }

@@ -5,13 +5,13 @@ import { Button, IconButton } from "@/ui/button";
 import { Confirm, Dialog } from "@/ui/dialog";
 import { Field, Input } from "@/ui/field";
 import { Menu, MenuItem, MenuLine } from "@/ui/menu";
-import { useSessionVerbs } from "./use-session";
+import { useSessionActions } from "./use-session-actions";
 
 /** Actions for a session: rename, archive, delete. `onDeleted` is called after deletion. */
 export function SessionMenu({ session, onDeleted }: { session: Session; onDeleted?: () => void }) {
-  const [asking, ask] = useState<"rename" | "delete" | null>(null);
-  const { archive, remove } = useSessionVerbs(session);
-  const close = () => ask(null);
+  const [dialog, setDialog] = useState<"rename" | "delete" | null>(null);
+  const { archive, remove } = useSessionActions();
+  const close = () => setDialog(null);
   return (
     <>
       <Menu
@@ -21,27 +21,27 @@ export function SessionMenu({ session, onDeleted }: { session: Session; onDelete
           </IconButton>
         }
       >
-        <MenuItem onSelect={() => ask("rename")}>
+        <MenuItem onSelect={() => setDialog("rename")}>
           <Pencil className="size-3.5" aria-hidden /> Rename
         </MenuItem>
         {!session.archivedAt && (
-          <MenuItem disabled={archive.isPending} onSelect={() => archive.mutate()}>
+          <MenuItem disabled={archive.isPending} onSelect={() => archive.mutate(session.id)}>
             <Archive className="size-3.5" aria-hidden /> Archive
           </MenuItem>
         )}
         <MenuLine />
-        <MenuItem danger onSelect={() => ask("delete")}>
+        <MenuItem danger onSelect={() => setDialog("delete")}>
           <Trash2 className="size-3.5" aria-hidden /> Delete
         </MenuItem>
       </Menu>
-      {asking === "rename" && <Rename session={session} onClose={close} />}
+      {dialog === "rename" && <RenameDialog session={session} onClose={close} />}
       <Confirm
-        open={asking === "delete"}
+        open={dialog === "delete"}
         onOpenChange={(open) => !open && close()}
         title="Delete this session?"
         action="Delete"
         onConfirm={async () => {
-          await remove.mutateAsync();
+          await remove.mutateAsync(session.id);
           onDeleted?.();
         }}
       >
@@ -51,11 +51,12 @@ export function SessionMenu({ session, onDeleted }: { session: Session; onDelete
   );
 }
 
-function Rename({ session, onClose }: { session: Session; onClose: () => void }) {
+function RenameDialog({ session, onClose }: { session: Session; onClose: () => void }) {
   const [title, setTitle] = useState(session.title);
-  const { rename } = useSessionVerbs(session);
+  const { rename } = useSessionActions();
   const save = () => {
-    if (title.trim() && !rename.isPending) rename.mutate(title.trim(), { onSuccess: onClose });
+    if (title.trim() && !rename.isPending)
+      rename.mutate({ id: session.id, title: title.trim() }, { onSuccess: onClose });
   };
   return (
     <Dialog
@@ -78,8 +79,8 @@ function Rename({ session, onClose }: { session: Session; onClose: () => void })
         }}
       >
         <Field label="Title">
-          {(wear) => (
-            <Input {...wear} maxLength={300} value={title} onChange={(event) => setTitle(event.target.value)} />
+          {(control) => (
+            <Input {...control} maxLength={300} value={title} onChange={(event) => setTitle(event.target.value)} />
           )}
         </Field>
       </form>

@@ -1,19 +1,19 @@
-import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
 import { useNavigate } from "@tanstack/react-router";
 import { useState } from "react";
-import { api, got } from "@/api/client";
-import { agents as agentsQuery, projects as projectsQuery } from "@/api/queries";
-import { needsKey, pickerTitle } from "@/features/agents/ready";
+import { useAgents } from "@/api/queries/agents";
+import { useProjects } from "@/api/queries/projects";
+import { useCreateSession } from "@/api/queries/sessions";
 import { KeyNote } from "@/features/models/provider-help";
-import { agentTitle } from "@/features/tasks/card-facts";
 import { useStored } from "@/lib/stored";
+import { needsKey, pickerTitle } from "@/model/agent-facts";
+import { agentTitle } from "@/model/task-facts";
 import { Button } from "@/ui/button";
 import { Dialog } from "@/ui/dialog";
 import { Field, Input, Select } from "@/ui/field";
-import { words } from "@/ui/states";
+import { errorMessage } from "@/ui/states";
 
 const NONE = "none";
-const USUAL = "default";
+const DEFAULT = "default";
 
 /** Start a conversation with an agent, in a repository or in an empty sandbox. */
 export function NewSessionDialog({
@@ -25,54 +25,55 @@ export function NewSessionDialog({
   onOpenChange: (open: boolean) => void;
   projectId?: string | undefined;
 }) {
-  return open ? <Form onOpenChange={onOpenChange} projectId={projectId} /> : null;
+  return open ? <NewSessionForm onOpenChange={onOpenChange} projectId={projectId} /> : null;
 }
 
-function Form({ onOpenChange, projectId }: { onOpenChange: (open: boolean) => void; projectId?: string | undefined }) {
-  const client = useQueryClient();
+function NewSessionForm({
+  onOpenChange,
+  projectId,
+}: {
+  onOpenChange: (open: boolean) => void;
+  projectId?: string | undefined;
+}) {
   const navigate = useNavigate();
-  const projects = useQuery(projectsQuery).data?.filter((one) => !one.archivedAt) ?? [];
-  const agents = useQuery(agentsQuery).data ?? [];
+  const projects = useProjects().data?.filter((one) => !one.archivedAt) ?? [];
+  const agents = useAgents().data ?? [];
   const [lastProject, rememberProject] = useStored("session.project", "");
   const [lastAgent, rememberAgent] = useStored("session.agent", "");
   const [title, setTitle] = useState("");
   const [chosenProject, setProject] = useState<string>();
   const [chosenAgent, setAgent] = useState<string>();
   const [model, setModel] = useState("");
-  const [mode, setMode] = useState(USUAL);
+  const [mode, setMode] = useState(DEFAULT);
   const [branch, setBranch] = useState("");
   const [template, setTemplate] = useState("");
-  const usual = [projectId, lastProject].find((id) => projects.some((one) => one.id === id)) ?? projects[0]?.id ?? NONE;
-  const project = chosenProject ?? (lastProject === NONE && !projectId ? NONE : usual);
-  const agentName = chosenAgent ?? (agents.some((one) => one.name === lastAgent) ? lastAgent : USUAL);
-  const named = projects.find((one) => one.id === project)?.defaultAgent;
-  const own = agents.find((one) => (named ? one.name === named : one.default));
-  const agent = agentName === USUAL ? own : agents.find((one) => one.name === agentName);
+  const suggested =
+    [projectId, lastProject].find((id) => projects.some((one) => one.id === id)) ?? projects[0]?.id ?? NONE;
+  const project = chosenProject ?? (lastProject === NONE && !projectId ? NONE : suggested);
+  const agentName = chosenAgent ?? (agents.some((one) => one.name === lastAgent) ? lastAgent : DEFAULT);
+  const defaultName = projects.find((one) => one.id === project)?.defaultAgent;
+  const defaultAgent = agents.find((one) => (defaultName ? one.name === defaultName : one.default));
+  const agent = agentName === DEFAULT ? defaultAgent : agents.find((one) => one.name === agentName);
 
-  const create = useMutation({
-    mutationFn: () =>
-      got(
-        api.POST("/api/v1/sessions", {
-          body: {
-            title: title.trim() || null,
-            projectId: project === NONE ? null : project,
-            agent: agentName === USUAL ? null : agentName,
-            model: model.trim() || null,
-            mode: mode === USUAL ? null : mode,
-            baseBranch: project === NONE ? null : branch.trim() || null,
-            ...(template.trim() ? { template: template.trim() } : {}),
-          },
-        }),
-      ),
+  const create = useCreateSession({
     onSuccess: (session) => {
       rememberProject(project);
-      rememberAgent(agentName === USUAL ? "" : agentName);
-      client.setQueryData(["session", session.id], session);
-      void client.invalidateQueries({ queryKey: ["sessions"] });
+      rememberAgent(agentName === DEFAULT ? "" : agentName);
       void navigate({ to: "/sessions/$sessionId", params: { sessionId: session.id } });
     },
   });
-  const submit = () => !create.isPending && create.mutate();
+  const submit = () => {
+    if (create.isPending) return;
+    create.mutate({
+      title: title.trim() || null,
+      projectId: project === NONE ? null : project,
+      agent: agentName === DEFAULT ? null : agentName,
+      model: model.trim() || null,
+      mode: mode === DEFAULT ? null : mode,
+      baseBranch: project === NONE ? null : branch.trim() || null,
+      ...(template.trim() ? { template: template.trim() } : {}),
+    });
+  };
   return (
     <Dialog
       open
@@ -83,7 +84,7 @@ function Form({ onOpenChange, projectId }: { onOpenChange: (open: boolean) => vo
         <>
           {create.error && (
             <p role="alert" className="mr-auto min-w-0 text-xs text-bad">
-              {words(create.error)}
+              {errorMessage(create.error)}
             </p>
           )}
           <Button onClick={() => onOpenChange(false)}>Cancel</Button>
@@ -108,9 +109,9 @@ function Form({ onOpenChange, projectId }: { onOpenChange: (open: boolean) => vo
               : "Its repository is checked out on a new branch for this session."
           }
         >
-          {(wear) => (
+          {(control) => (
             <Select
-              {...wear}
+              {...control}
               value={project}
               onChange={(value) => setProject(value)}
               choices={[
@@ -121,19 +122,19 @@ function Form({ onOpenChange, projectId }: { onOpenChange: (open: boolean) => vo
           )}
         </Field>
         <Field label="Agent">
-          {(wear) => (
+          {(control) => (
             <Select
-              {...wear}
+              {...control}
               value={agentName}
               onChange={(value) => {
                 setAgent(value);
                 setModel("");
-                setMode(USUAL);
+                setMode(DEFAULT);
               }}
               choices={[
                 {
-                  value: USUAL,
-                  label: `${project === NONE ? "Platform default" : "Project default"}${own ? `: ${agentTitle(own)}` : ""}`,
+                  value: DEFAULT,
+                  label: `${project === NONE ? "Platform default" : "Project default"}${defaultAgent ? `: ${agentTitle(defaultAgent)}` : ""}`,
                 },
                 ...agents.map((one) => ({
                   value: one.name,
@@ -150,10 +151,10 @@ function Form({ onOpenChange, projectId }: { onOpenChange: (open: boolean) => vo
         <div className="grid gap-3 sm:grid-cols-2">
           {(!agent || agent.apis.length > 0) && (
             <Field label="Model" hint="Leave empty for the default of the project or the agent.">
-              {(wear) => (
+              {(control) => (
                 <>
                   <Input
-                    {...wear}
+                    {...control}
                     list="session-models"
                     maxLength={200}
                     value={model}
@@ -170,13 +171,13 @@ function Form({ onOpenChange, projectId }: { onOpenChange: (open: boolean) => vo
           )}
           {agent && agent.modes.length > 0 && (
             <Field label="Mode">
-              {(wear) => (
+              {(control) => (
                 <Select
-                  {...wear}
+                  {...control}
                   value={mode}
                   onChange={setMode}
                   choices={[
-                    { value: USUAL, label: "Agent default" },
+                    { value: DEFAULT, label: "Agent default" },
                     ...agent.modes.map((one) => ({ value: one, label: one })),
                   ]}
                 />
@@ -185,20 +186,30 @@ function Form({ onOpenChange, projectId }: { onOpenChange: (open: boolean) => vo
           )}
           {project !== NONE && (
             <Field label="Base branch" hint="Leave empty for the project's.">
-              {(wear) => (
-                <Input {...wear} maxLength={250} value={branch} onChange={(event) => setBranch(event.target.value)} />
+              {(control) => (
+                <Input
+                  {...control}
+                  maxLength={250}
+                  value={branch}
+                  onChange={(event) => setBranch(event.target.value)}
+                />
               )}
             </Field>
           )}
           <Field label="Template" hint="The sandbox's template. Leave empty for the default.">
-            {(wear) => (
-              <Input {...wear} maxLength={200} value={template} onChange={(event) => setTemplate(event.target.value)} />
+            {(control) => (
+              <Input
+                {...control}
+                maxLength={200}
+                value={template}
+                onChange={(event) => setTemplate(event.target.value)}
+              />
             )}
           </Field>
         </div>
         <Field label="Title" hint="Optional">
-          {(wear) => (
-            <Input {...wear} maxLength={300} value={title} onChange={(event) => setTitle(event.target.value)} />
+          {(control) => (
+            <Input {...control} maxLength={300} value={title} onChange={(event) => setTitle(event.target.value)} />
           )}
         </Field>
         <button type="submit" className="sr-only" tabIndex={-1} aria-hidden>

@@ -1,57 +1,42 @@
-import { useQuery } from "@tanstack/react-query";
 import { Link, useNavigate, useSearch } from "@tanstack/react-router";
 import { MessagesSquare, Plus } from "lucide-react";
-import { all, api, got } from "@/api/client";
-import { projects as projectsQuery } from "@/api/queries";
+import { useProjects } from "@/api/queries/projects";
+import { useSessions } from "@/api/queries/sessions";
 import type { Session } from "@/api/types";
-import { SANDBOXES } from "@/lib/status";
-import { Page } from "@/shell/page";
+import { SANDBOXES } from "@/model/status-labels";
 import { Button } from "@/ui/button";
 import { Select, Switch } from "@/ui/field";
+import { Page } from "@/ui/page";
 import { Empty, Loaded } from "@/ui/states";
 import { Status } from "@/ui/status";
 import { Ago } from "@/ui/time";
 import { SessionMenu } from "./menu";
 import { NewSessionDialog } from "./new-session";
 
-const EVERY = "all";
+const ALL = "all";
 
 /** Conversations with agents outside tasks. */
 export function SessionsPage() {
   const search = useSearch({ from: "/inside/sessions" });
   const navigate = useNavigate({ from: "/sessions" });
-  const projects = useQuery(projectsQuery).data ?? [];
+  const projects = useProjects().data ?? [];
   const archived = search.archived ?? false;
-  const query = useQuery({
-    queryKey: ["sessions", { projectId: search.project ?? null, archived }],
-    queryFn: async () => {
-      const found = await all(
-        (cursor) =>
-          got(
-            api.GET("/api/v1/sessions", {
-              params: { query: { projectId: search.project, archived, cursor, limit: 200 } },
-            }),
-          ),
-        2000,
-      );
-      return found.filter((one) => !one.taskId);
-    },
-  });
-  const begin = (
+  const query = useSessions(search.project, archived);
+  const newButton = (
     <Button look="primary" onClick={() => navigate({ search: { ...search, new: true } })}>
       <Plus className="size-4" aria-hidden /> New session
     </Button>
   );
   return (
-    <Page title="Sessions" actions={begin}>
+    <Page title="Sessions" actions={newButton}>
       <div className="mb-3 flex flex-wrap items-center gap-3">
         <Select
           label="Project"
           className="!w-52"
-          value={search.project ?? EVERY}
-          onChange={(value) => navigate({ search: { ...search, project: value === EVERY ? undefined : value } })}
+          value={search.project ?? ALL}
+          onChange={(value) => navigate({ search: { ...search, project: value === ALL ? undefined : value } })}
           choices={[
-            { value: EVERY, label: "All projects" },
+            { value: ALL, label: "All projects" },
             ...projects.map((one) => ({ value: one.id, label: one.name })),
           ]}
         />
@@ -66,14 +51,18 @@ export function SessionsPage() {
           sessions.length ? (
             <ul className="divide-y rounded-lg border bg-surface">
               {sessions.map((one) => (
-                <Line key={one.id} session={one} project={projects.find((other) => other.id === one.projectId)?.name} />
+                <SessionRow
+                  key={one.id}
+                  session={one}
+                  project={projects.find((other) => other.id === one.projectId)?.name}
+                />
               ))}
             </ul>
           ) : (
             <Empty
               title={archived ? "No archived sessions" : "No sessions"}
               icon={<MessagesSquare className="size-6" aria-hidden />}
-              action={archived ? undefined : begin}
+              action={archived ? undefined : newButton}
             >
               {archived
                 ? "Archived sessions are listed here."
@@ -91,7 +80,7 @@ export function SessionsPage() {
   );
 }
 
-function Line({ session, project }: { session: Session; project: string | undefined }) {
+function SessionRow({ session, project }: { session: Session; project: string | undefined }) {
   return (
     <li className="flex items-center gap-2 px-3 py-2 hover:bg-hover">
       <div className="min-w-0 flex-1">

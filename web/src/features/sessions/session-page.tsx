@@ -1,11 +1,11 @@
-import { useQuery } from "@tanstack/react-query";
 import { Link, useNavigate, useParams, useSearch } from "@tanstack/react-router";
 import { ApiError } from "@/api/client";
-import { projects as projectsQuery, session as sessionQuery } from "@/api/queries";
+import { useProjects } from "@/api/queries/projects";
+import { useSession } from "@/api/queries/sessions";
 import { Workspace } from "@/features/workspace/workspace";
-import { SANDBOXES } from "@/lib/status";
-import { useTitle } from "@/shell/page";
+import { SANDBOXES } from "@/model/status-labels";
 import { Badge } from "@/ui/badge";
+import { useTitle } from "@/ui/page";
 import { Empty, Loaded } from "@/ui/states";
 import { Status } from "@/ui/status";
 import { Ago } from "@/ui/time";
@@ -16,8 +16,8 @@ export function SessionPage() {
   const { sessionId } = useParams({ from: "/inside/sessions/$sessionId" });
   const search = useSearch({ from: "/inside/sessions/$sessionId" });
   const navigate = useNavigate({ from: "/sessions/$sessionId" });
-  const query = useQuery(sessionQuery(sessionId));
-  const projects = useQuery(projectsQuery).data;
+  const query = useSession(sessionId);
+  const projects = useProjects().data;
   useTitle(query.data?.title);
   if (query.error instanceof ApiError && query.error.status === 404) {
     return (

@@ -1,21 +1,20 @@
-import { useQuery } from "@tanstack/react-query";
 import { Link } from "@tanstack/react-router";
-import { api, got } from "@/api/client";
-import { duration } from "@/lib/format";
-import type { Word } from "@/lib/status";
-import { Section } from "@/shell/page";
+import { useHealth } from "@/api/queries/platform";
+import { formatDuration } from "@/lib/format";
+import type { StatusLabel } from "@/model/status-labels";
 import { Button } from "@/ui/button";
+import { Section } from "@/ui/page";
 import { Loaded } from "@/ui/states";
 import { Status } from "@/ui/status";
 
-const BREAKER: Record<string, Word> = {
+const BREAKER: Record<string, StatusLabel> = {
   closed: { text: "Healthy", tone: "ok" },
   half_open: { text: "Retrying", tone: "warn", busy: true },
   open: { text: "Not responding", tone: "bad" },
 };
 
 export function About() {
-  const query = useQuery({ queryKey: ["health"], queryFn: () => got(api.GET("/health")), staleTime: 0 });
+  const query = useHealth();
   return (
     <Section
       title="About"
@@ -38,7 +37,7 @@ export function About() {
               <Status
                 word={health.status === "ok" ? { text: "Healthy", tone: "ok" } : { text: "Degraded", tone: "warn" }}
               />
-              <span className="text-xs text-soft tabular-nums">up for {duration(health.uptimeSeconds)}</span>
+              <span className="text-xs text-soft tabular-nums">up for {formatDuration(health.uptimeSeconds)}</span>
             </dd>
             <dt className="text-soft">Database</dt>
             <dd className="flex flex-wrap items-center gap-2">

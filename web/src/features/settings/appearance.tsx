@@ -1,7 +1,7 @@
 import { Monitor, Moon, Sun } from "lucide-react";
 import { RadioGroup } from "radix-ui";
 import { type ThemeChoice, useTheme } from "@/lib/theme";
-import { Section } from "@/shell/page";
+import { Section } from "@/ui/page";
 
 const CHOICES: { value: ThemeChoice; label: string; icon: typeof Sun }[] = [
   { value: "light", label: "Light", icon: Sun },

@@ -1,9 +1,9 @@
 import { useState } from "react";
 import { useStored } from "@/lib/stored";
-import { Section } from "@/shell/page";
 import { Badge } from "@/ui/badge";
 import { Button } from "@/ui/button";
 import { Switch } from "@/ui/field";
+import { Section } from "@/ui/page";
 
 type Permission = NotificationPermission | "missing";
 

@@ -1,9 +1,8 @@
-import { useQuery } from "@tanstack/react-query";
 import { getRouteApi } from "@tanstack/react-router";
-import { me } from "@/api/queries";
+import { useIsAdmin } from "@/api/queries/account";
 import { SecretList } from "@/features/secrets/list";
-import { BackToWelcome } from "@/features/welcome/back";
-import { Page } from "@/shell/page";
+import { BackToWelcome } from "@/ui/back-to-welcome";
+import { Page } from "@/ui/page";
 import { SideTabs } from "@/ui/side-tabs";
 import { About } from "./about";
 import { Appearance } from "./appearance";
@@ -25,8 +24,8 @@ const TABS = [
 
 export function SettingsPage() {
   const { tab, from } = route.useSearch();
-  const admin = useQuery(me).data?.user.role === "admin";
-  const tabs = TABS.filter((one) => !one.admin || admin);
+  const isAdmin = useIsAdmin();
+  const tabs = TABS.filter((one) => !one.admin || isAdmin);
   const shown = tabs.find((one) => one.id === tab)?.id ?? "profile";
   return (
     <Page title="Settings" actions={from === "welcome" && <BackToWelcome />}>

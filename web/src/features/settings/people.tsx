@@ -1,19 +1,19 @@
-import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
 import { Plus } from "lucide-react";
-import { type FormEvent, useState } from "react";
-import { api, got, type Schemas } from "@/api/client";
-import { me, users } from "@/api/queries";
+import { useState } from "react";
+import { fieldError } from "@/api/errors";
+import { useCurrentUser } from "@/api/queries/account";
+import { useCreateUser, useSetUserPassword, useUpdateUser, useUsers } from "@/api/queries/users";
 import type { User } from "@/api/types";
-import { fault, overall } from "@/lib/problems";
-import { Section } from "@/shell/page";
 import { Badge } from "@/ui/badge";
 import { Button } from "@/ui/button";
 import { Confirm, Dialog } from "@/ui/dialog";
 import { Field, Input, Select } from "@/ui/field";
+import { SubmitForm, useFormState } from "@/ui/form";
 import { SecretInput } from "@/ui/inputs";
+import { Section } from "@/ui/page";
 import { Loaded } from "@/ui/states";
 import { Ago } from "@/ui/time";
-import { failed, toast } from "@/ui/toast";
+import { showError, toast } from "@/ui/toast";
 import { NAME_RULE, PASSWORD_RULE } from "./rules";
 
 const ROLES = [
@@ -22,8 +22,8 @@ const ROLES = [
 ];
 
 export function People() {
-  const query = useQuery(users);
-  const caller = useQuery(me).data?.user;
+  const query = useUsers();
+  const currentUser = useCurrentUser();
   const [adding, setAdding] = useState(false);
   return (
     <Section
@@ -39,7 +39,7 @@ export function People() {
         {(people) => (
           <ul className="divide-y">
             {people.map((user) => (
-              <Row key={user.id} user={user} own={user.id === caller?.id} />
+              <UserRow key={user.id} user={user} own={user.id === currentUser?.id} />
             ))}
           </ul>
         )}
@@ -50,21 +50,15 @@ export function People() {
         title="Add a person"
         description="No invitation is sent: give them the name and password yourself. Without a password they can only use API tokens."
       >
-        <Add onDone={() => setAdding(false)} />
+        <UserForm onDone={() => setAdding(false)} />
       </Dialog>
     </Section>
   );
 }
 
-function Row({ user, own }: { user: User; own: boolean }) {
-  const client = useQueryClient();
+function UserRow({ user, own }: { user: User; own: boolean }) {
   const [resetting, setResetting] = useState(false);
-  const change = useMutation({
-    mutationFn: (body: Schemas["UserChange"]) =>
-      got(api.PATCH("/api/v1/users/{user_id}", { params: { path: { user_id: user.id } }, body })),
-    onSettled: () => client.invalidateQueries({ queryKey: ["users"] }),
-    onError: failed(`Could not change ${user.name}`),
-  });
+  const change = useUpdateUser({ onError: showError(`Could not change ${user.name}`) });
   const disabled = user.disabledAt !== null;
   return (
     <li className="flex flex-wrap items-center gap-x-3 gap-y-2 px-4 py-2.5">
@@ -87,7 +81,7 @@ function Row({ user, own }: { user: User; own: boolean }) {
             className="!w-36"
             disabled={change.isPending}
             value={user.role}
-            onChange={(role) => change.mutate({ role: role as User["role"] })}
+            onChange={(role) => change.mutate({ id: user.id, role: role as User["role"] })}
             choices={ROLES}
           />
           <Button size="sm" onClick={() => setResetting(true)} aria-label={`Set password for ${user.name}`}>
@@ -97,7 +91,7 @@ function Row({ user, own }: { user: User; own: boolean }) {
             <Button
               size="sm"
               busy={change.isPending}
-              onClick={() => change.mutate({ disabled: false })}
+              onClick={() => change.mutate({ id: user.id, disabled: false })}
               aria-label={`Enable ${user.name}`}
             >
               Enable
@@ -111,7 +105,7 @@ function Row({ user, own }: { user: User; own: boolean }) {
               }
               title={`Disable ${user.name}?`}
               action="Disable"
-              onConfirm={() => change.mutateAsync({ disabled: true })}
+              onConfirm={() => change.mutateAsync({ id: user.id, disabled: true })}
             >
               Their tokens and sign-ins stop working immediately. Their data is kept.
             </Confirm>
@@ -124,79 +118,67 @@ function Row({ user, own }: { user: User; own: boolean }) {
         title={`Set password for ${user.name}`}
         description="Signs them out everywhere. Their API tokens stay valid."
       >
-        <Reset user={user} onDone={() => setResetting(false)} />
+        <PasswordForm user={user} onDone={() => setResetting(false)} />
       </Dialog>
     </li>
   );
 }
 
-function Reset({ user, onDone }: { user: User; onDone: () => void }) {
+function PasswordForm({ user, onDone }: { user: User; onDone: () => void }) {
   const [password, setPassword] = useState("");
-  const save = useMutation({
-    mutationFn: (value: string | null) =>
-      got(api.PATCH("/api/v1/users/{user_id}", { params: { path: { user_id: user.id } }, body: { password: value } })),
-    onSuccess: (_, value) => {
+  const save = useSetUserPassword({
+    onSuccess: (_, { password: value }) => {
       toast.success(value === null ? `Password of ${user.name} removed` : `Password of ${user.name} changed`);
       onDone();
     },
   });
-  const submit = (event: FormEvent) => {
-    event.preventDefault();
-    if (password && !save.isPending) save.mutate(password);
-  };
   return (
-    <form onSubmit={submit} className="flex flex-col gap-3" noValidate>
-      <Field label="New password" hint={PASSWORD_RULE} error={fault(save.error, "password")}>
-        {(wear) => (
-          <SecretInput {...wear} autoFocus value={password} onChange={(event) => setPassword(event.target.value)} />
-        )}
-      </Field>
-      {save.error && (
-        <p role="alert" className="text-[13px] text-bad">
-          {overall(save.error)}
-        </p>
-      )}
-      <div className="flex flex-wrap justify-end gap-2">
-        <Button look="danger" className="mr-auto" disabled={save.isPending} onClick={() => save.mutate(null)}>
+    <SubmitForm
+      busy={save.isPending}
+      error={save.error}
+      ready={Boolean(password)}
+      submitLabel="Set password"
+      onSubmit={() => save.mutate({ id: user.id, password })}
+      onCancel={onDone}
+      aside={
+        <Button look="danger" disabled={save.isPending} onClick={() => save.mutate({ id: user.id, password: null })}>
           Remove password
         </Button>
-        <Button onClick={onDone}>Cancel</Button>
-        <Button type="submit" look="primary" busy={save.isPending} disabled={!password}>
-          Set password
-        </Button>
-      </div>
-    </form>
+      }
+    >
+      <Field label="New password" hint={PASSWORD_RULE} error={fieldError(save.error, "password")}>
+        {(control) => (
+          <SecretInput {...control} autoFocus value={password} onChange={(event) => setPassword(event.target.value)} />
+        )}
+      </Field>
+    </SubmitForm>
   );
 }
 
-function Add({ onDone }: { onDone: () => void }) {
-  const client = useQueryClient();
-  const [form, setForm] = useState({ name: "", role: "member" as User["role"], password: "" });
-  const set = (patch: Partial<typeof form>) => setForm((now) => ({ ...now, ...patch }));
-  const add = useMutation({
-    mutationFn: () =>
-      got(
-        api.POST("/api/v1/users", {
-          body: { name: form.name.trim(), role: form.role, ...(form.password && { password: form.password }) },
-        }),
-      ),
+function UserForm({ onDone }: { onDone: () => void }) {
+  const [form, set] = useFormState({ name: "", role: "member" as User["role"], password: "" });
+  const create = useCreateUser({
     onSuccess: (user) => {
-      client.setQueryData(users.queryKey, (known) => known && [user, ...known.filter((one) => one.id !== user.id)]);
-      void client.invalidateQueries({ queryKey: ["users"] });
       toast.success(`${user.name} added`);
       onDone();
     },
   });
-  const submit = (event: FormEvent) => {
-    event.preventDefault();
-    if (form.name.trim() && !add.isPending) add.mutate();
-  };
+  const submit = () =>
+    create.mutate({ name: form.name.trim(), role: form.role, ...(form.password && { password: form.password }) });
   return (
-    <form onSubmit={submit} className="grid gap-3 sm:grid-cols-2" noValidate>
-      <Field label="Name" hint={`Used to sign in. ${NAME_RULE}`} error={fault(add.error, "name")}>
-        {(wear) => (
+    <SubmitForm
+      columns
+      busy={create.isPending}
+      error={create.error}
+      ready={Boolean(form.name.trim())}
+      submitLabel="Add"
+      onSubmit={submit}
+      onCancel={onDone}
+    >
+      <Field label="Name" hint={`Used to sign in. ${NAME_RULE}`} error={fieldError(create.error, "name")}>
+        {(control) => (
           <Input
-            {...wear}
+            {...control}
             autoFocus
             autoComplete="off"
             value={form.name}
@@ -204,32 +186,26 @@ function Add({ onDone }: { onDone: () => void }) {
           />
         )}
       </Field>
-      <Field label="Role" error={fault(add.error, "role")}>
-        {(wear) => (
+      <Field label="Role" error={fieldError(create.error, "role")}>
+        {(control) => (
           <Select
-            {...wear}
+            {...control}
             value={form.role}
             onChange={(role) => set({ role: role as User["role"] })}
             choices={ROLES}
           />
         )}
       </Field>
-      <Field label="Password" className="sm:col-span-2" hint={PASSWORD_RULE} error={fault(add.error, "password")}>
-        {(wear) => (
-          <SecretInput {...wear} value={form.password} onChange={(event) => set({ password: event.target.value })} />
+      <Field
+        label="Password"
+        className="sm:col-span-2"
+        hint={PASSWORD_RULE}
+        error={fieldError(create.error, "password")}
+      >
+        {(control) => (
+          <SecretInput {...control} value={form.password} onChange={(event) => set({ password: event.target.value })} />
         )}
       </Field>
-      {add.error && (
-        <p role="alert" className="text-[13px] text-bad sm:col-span-2">
-          {overall(add.error)}
-        </p>
-      )}
-      <div className="flex justify-end gap-2 sm:col-span-2">
-        <Button onClick={onDone}>Cancel</Button>
-        <Button type="submit" look="primary" busy={add.isPending} disabled={!form.name.trim()}>
-          Add
-        </Button>
-      </div>
-    </form>
+    </SubmitForm>
   );
 }

@@ -1,28 +1,27 @@
-import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
 import { useState } from "react";
-import { api, got } from "@/api/client";
-import { me } from "@/api/queries";
+import { fieldError, formError } from "@/api/errors";
+import { useChangePassword, useMe } from "@/api/queries/account";
+import { useRenameMe } from "@/api/queries/users";
 import type { User } from "@/api/types";
-import { fault, overall } from "@/lib/problems";
-import { Section } from "@/shell/page";
 import { Badge } from "@/ui/badge";
 import { Button } from "@/ui/button";
 import { CopyButton } from "@/ui/code";
 import { Field, Input } from "@/ui/field";
-import { Fields, Form, useDraft } from "@/ui/form";
+import { Fields, Form, FormError, useDraft } from "@/ui/form";
 import { SecretInput } from "@/ui/inputs";
+import { Section } from "@/ui/page";
 import { Loaded } from "@/ui/states";
 import { Ago } from "@/ui/time";
 import { toast } from "@/ui/toast";
 import { NAME_RULE, PASSWORD_RULE } from "./rules";
 
 export function Profile() {
-  const query = useQuery(me);
+  const query = useMe();
   return (
     <Loaded query={query}>
       {({ user, hasPassword }) => (
         <>
-          <Name user={user} />
+          <NameForm user={user} />
           <Section title="Account">
             <dl className="grid grid-cols-[auto_1fr] items-center gap-x-4 gap-y-1.5 px-4 py-3 text-[13px]">
               <dt className="text-soft">Role</dt>
@@ -42,39 +41,31 @@ export function Profile() {
               </dd>
             </dl>
           </Section>
-          <Password hasOne={hasPassword} />
+          <PasswordForm hasPassword={hasPassword} />
         </>
       )}
     </Loaded>
   );
 }
 
-function Name({ user }: { user: User }) {
-  const client = useQueryClient();
+function NameForm({ user }: { user: User }) {
   const draft = useDraft({ name: user.name });
-  const save = useMutation({
-    mutationFn: () =>
-      got(
-        api.PATCH("/api/v1/users/{user_id}", {
-          params: { path: { user_id: user.id } },
-          body: { name: draft.value.name },
-        }),
-      ),
-    onSuccess: () => {
-      void client.invalidateQueries({ queryKey: me.queryKey });
-      void client.invalidateQueries({ queryKey: ["users"] });
-      toast.success("Saved");
-    },
-  });
+  const save = useRenameMe({ onSuccess: () => toast.success("Saved") });
   const frozen = user.role === "admin" ? undefined : "Only administrators can change names.";
   return (
-    <Form draft={draft} onSave={() => save.mutate()} busy={save.isPending} error={save.error} frozen={frozen}>
+    <Form
+      draft={draft}
+      onSave={() => save.mutate({ id: user.id, name: draft.value.name })}
+      busy={save.isPending}
+      error={save.error}
+      frozen={frozen}
+    >
       <Section title="Profile">
         <Fields>
-          <Field label="Name" hint={frozen ?? `Used to sign in. ${NAME_RULE}`} error={fault(save.error, "name")}>
-            {(wear) => (
+          <Field label="Name" hint={frozen ?? `Used to sign in. ${NAME_RULE}`} error={fieldError(save.error, "name")}>
+            {(control) => (
               <Input
-                {...wear}
+                {...control}
                 value={draft.value.name}
                 autoComplete="username"
                 onChange={(event) => draft.set({ name: event.target.value })}
@@ -88,24 +79,21 @@ function Name({ user }: { user: User }) {
 }
 
 /** Set or change the password. A change signs out all other sign-ins. */
-function Password({ hasOne }: { hasOne: boolean }) {
-  const client = useQueryClient();
+function PasswordForm({ hasPassword }: { hasPassword: boolean }) {
   const [current, setCurrent] = useState("");
   const [password, setPassword] = useState("");
-  const [again, setAgain] = useState("");
-  const change = useMutation({
-    mutationFn: () =>
-      got(api.PUT("/api/v1/me/password", { body: { password, ...(hasOne && { currentPassword: current }) } })),
+  const [confirmation, setConfirmation] = useState("");
+  const change = useChangePassword({
     onSuccess: () => {
       setCurrent("");
       setPassword("");
-      setAgain("");
-      void client.invalidateQueries({ queryKey: me.queryKey });
-      toast.success(hasOne ? "Password changed. You are signed out everywhere else." : "Password set");
+      setConfirmation("");
+      toast.success(hasPassword ? "Password changed. You are signed out everywhere else." : "Password set");
     },
   });
-  const differs = again !== "" && again !== password;
-  const complete = password !== "" && password === again && (!hasOne || current !== "");
+  const submit = () => change.mutate({ password, ...(hasPassword && { currentPassword: current }) });
+  const differs = confirmation !== "" && confirmation !== password;
+  const complete = password !== "" && password === confirmation && (!hasPassword || current !== "");
   return (
     <Section
       title="Password"
@@ -115,15 +103,19 @@ function Password({ hasOne }: { hasOne: boolean }) {
         noValidate
         onSubmit={(event) => {
           event.preventDefault();
-          if (complete && !change.isPending) change.mutate();
+          if (complete && !change.isPending) submit();
         }}
       >
         <Fields>
-          {hasOne && (
-            <Field label="Current password" className="sm:col-span-2" error={fault(change.error, "currentPassword")}>
-              {(wear) => (
+          {hasPassword && (
+            <Field
+              label="Current password"
+              className="sm:col-span-2"
+              error={fieldError(change.error, "currentPassword")}
+            >
+              {(control) => (
                 <SecretInput
-                  {...wear}
+                  {...control}
                   autoComplete="current-password"
                   value={current}
                   onChange={(event) => setCurrent(event.target.value)}
@@ -131,10 +123,10 @@ function Password({ hasOne }: { hasOne: boolean }) {
               )}
             </Field>
           )}
-          <Field label="New password" hint={PASSWORD_RULE} error={fault(change.error, "password")}>
-            {(wear) => (
+          <Field label="New password" hint={PASSWORD_RULE} error={fieldError(change.error, "password")}>
+            {(control) => (
               <SecretInput
-                {...wear}
+                {...control}
                 autoComplete="new-password"
                 value={password}
                 onChange={(event) => setPassword(event.target.value)}
@@ -142,24 +134,20 @@ function Password({ hasOne }: { hasOne: boolean }) {
             )}
           </Field>
           <Field label="Confirm password" error={differs ? "The passwords do not match." : undefined}>
-            {(wear) => (
+            {(control) => (
               <SecretInput
-                {...wear}
+                {...control}
                 autoComplete="new-password"
-                value={again}
-                onChange={(event) => setAgain(event.target.value)}
+                value={confirmation}
+                onChange={(event) => setConfirmation(event.target.value)}
               />
             )}
           </Field>
           <div className="flex flex-wrap items-center gap-3 sm:col-span-2">
             <Button type="submit" busy={change.isPending} disabled={!complete}>
-              {hasOne ? "Change password" : "Set password"}
+              {hasPassword ? "Change password" : "Set password"}
             </Button>
-            {change.error && (
-              <p role="alert" className="text-[13px] text-bad">
-                {overall(change.error)}
-              </p>
-            )}
+            {change.error && <FormError>{formError(change.error)}</FormError>}
           </div>
         </Fields>
       </form>

@@ -1,11 +1,11 @@
 import { expect, it } from "vitest";
-import { inside, tokenIn } from "./address";
+import { localTarget, tokenIn } from "./address";
 
 it("allows only addresses of this site", () => {
-  expect(inside("/board?x=1#y")).toBe("/board?x=1#y");
+  expect(localTarget("/board?x=1#y")).toBe("/board?x=1#y");
   for (const wrong of [undefined, "", "board", "//evil.test", "/\\evil.test", "/\t/evil.test", "/\n\\evil.test"])
-    expect(inside(wrong)).toBe("/");
-  for (const wrong of ["https://evil.test", "javascript:alert(1)"]) expect(inside(wrong)).toBe("/");
+    expect(localTarget(wrong)).toBe("/");
+  for (const wrong of ["https://evil.test", "javascript:alert(1)"]) expect(localTarget(wrong)).toBe("/");
 });
 
 it("finds the token in a link", () => {

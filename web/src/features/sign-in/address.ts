@@ -1,7 +1,7 @@
 /** Parse the address of the sign-in page. It is untrusted: anybody can create a link to it. */
 
 /** Return where to go after sign-in: only an address of this site. */
-export function inside(next: string | undefined): string {
+export function localTarget(next: string | undefined): string {
   return next?.startsWith("/") && !/^\/\s*[/\\]/.test(next) ? next : "/";
 }
 

@@ -1,17 +1,14 @@
-import { useMutation, useQueryClient } from "@tanstack/react-query";
 import { useNavigate, useSearch } from "@tanstack/react-router";
 import { type FormEvent, useEffect, useRef, useState } from "react";
-import { ApiError, api, got } from "@/api/client";
-import { me } from "@/api/queries";
-import { useTitle } from "@/shell/page";
+import { ApiError } from "@/api/client";
+import { useReadMe, useSignIn } from "@/api/queries/account";
 import { Button } from "@/ui/button";
 import { Field, Input } from "@/ui/field";
-import { words } from "@/ui/states";
-import { inside, tokenIn } from "./address";
+import { useTitle } from "@/ui/page";
+import { errorMessage } from "@/ui/states";
+import { localTarget, tokenIn } from "./address";
 
-type Shown = { token: string } | { name: string; password: string };
-
-const WRONG = {
+const REJECTED = {
   token:
     "Invalid token. Check that you copied all of it. Starting the server with SANDYARD_NEW_ADMIN_TOKEN=true creates a new one.",
   password: "Wrong name or password. An administrator can set a new password for you.",
@@ -23,39 +20,32 @@ const WRONG = {
  */
 export function SignInPage() {
   useTitle("Sign in");
-  const client = useQueryClient();
+  const readMe = useReadMe();
   const navigate = useNavigate();
   const { next } = useSearch({ from: "/sign-in" });
-  const [by, setBy] = useState<"token" | "password">("token");
+  const [method, setMethod] = useState<"token" | "password">("token");
   const [token, setToken] = useState("");
-  const [known, setKnown] = useState<string>();
+  const [signedInAs, setSignedInAs] = useState<string>();
   const [name, setName] = useState("");
   const [password, setPassword] = useState("");
-  const login = useMutation({
-    mutationFn: (shown: Shown) => got(api.POST("/api/v1/login", { body: shown })),
-    onSuccess: async () => {
-      client.clear();
-      await client.fetchQuery(me);
-      await navigate({ href: inside(next) });
-    },
-  });
-  const { mutate } = login;
+  const signIn = useSignIn({ onSuccess: () => navigate({ href: localTarget(next) }) });
+  const { mutate } = signIn;
   const tried = useRef(false);
   useEffect(() => {
-    const given = tokenIn(location.hash);
-    if (!given || tried.current) return;
+    const linkToken = tokenIn(location.hash);
+    if (!linkToken || tried.current) return;
     tried.current = true;
     history.replaceState(history.state, "", location.pathname + location.search);
-    setToken(given);
-    client.fetchQuery(me).then(
-      ({ user }) => setKnown(user.name),
-      () => mutate({ token: given }),
+    setToken(linkToken);
+    readMe().then(
+      ({ user }) => setSignedInAs(user.name),
+      () => mutate({ token: linkToken }),
     );
-  }, [client, mutate]);
+  }, [readMe, mutate]);
 
   const submit = (event: FormEvent) => {
     event.preventDefault();
-    mutate(by === "token" ? { token: token.trim() } : { name, password });
+    mutate(method === "token" ? { token: token.trim() } : { name, password });
   };
   return (
     <main className="grid min-h-full place-items-center p-4">
@@ -70,7 +60,7 @@ export function SignInPage() {
             <p className="text-xs text-soft">Every coding agent gets its own computer.</p>
           </div>
         </div>
-        {by === "token" ? (
+        {method === "token" ? (
           <Field
             label="Token"
             hint={
@@ -80,9 +70,9 @@ export function SignInPage() {
               </>
             }
           >
-            {(wear) => (
+            {(control) => (
               <Input
-                {...wear}
+                {...control}
                 type="password"
                 autoComplete="current-password"
                 required
@@ -95,9 +85,9 @@ export function SignInPage() {
         ) : (
           <>
             <Field label="Name">
-              {(wear) => (
+              {(control) => (
                 <Input
-                  {...wear}
+                  {...control}
                   autoComplete="username"
                   required
                   value={name}
@@ -106,9 +96,9 @@ export function SignInPage() {
               )}
             </Field>
             <Field label="Password">
-              {(wear) => (
+              {(control) => (
                 <Input
-                  {...wear}
+                  {...control}
                   type="password"
                   autoComplete="current-password"
                   required
@@ -120,29 +110,31 @@ export function SignInPage() {
           </>
         )}
         <div aria-live="polite">
-          {known !== undefined && (
+          {signedInAs !== undefined && (
             <p className="rounded-md bg-warn-soft px-3 py-2 text-[13px]">
-              You are signed in as {known}. Sign in again only if you trust the link that brought you here.
+              You are signed in as {signedInAs}. Sign in again only if you trust the link that brought you here.
             </p>
           )}
-          {login.error && (
+          {signIn.error && (
             <p role="alert" className="rounded-md bg-bad-soft px-3 py-2 text-[13px] text-bad">
-              {login.error instanceof ApiError && login.error.status === 401 ? WRONG[by] : words(login.error)}
+              {signIn.error instanceof ApiError && signIn.error.status === 401
+                ? REJECTED[method]
+                : errorMessage(signIn.error)}
             </p>
           )}
         </div>
-        <Button look="primary" type="submit" busy={login.isPending}>
+        <Button look="primary" type="submit" busy={signIn.isPending}>
           Sign in
         </Button>
         <button
           type="button"
           className="text-xs text-accent underline underline-offset-2"
           onClick={() => {
-            login.reset();
-            setBy(by === "token" ? "password" : "token");
+            signIn.reset();
+            setMethod(method === "token" ? "password" : "token");
           }}
         >
-          {by === "token" ? "Sign in with name and password instead" : "Sign in with a token instead"}
+          {method === "token" ? "Sign in with name and password instead" : "Sign in with a token instead"}
         </button>
       </form>
     </main>

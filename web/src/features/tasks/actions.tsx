@@ -1,20 +1,20 @@
 import { useNavigate } from "@tanstack/react-router";
 import { ArrowRight, Ban, Check, Ellipsis, Pencil, Play, RotateCw, Square, Trash2, Undo2 } from "lucide-react";
 import { useState } from "react";
+import { TARGET_COLUMNS } from "@/api/card-order";
 import type { Task } from "@/api/types";
-import { FeedbackDialog } from "@/features/board/feedback";
-import { WAYS } from "@/features/board/order";
-import { canMerge } from "@/features/pulls/forge";
-import { COLUMNS } from "@/lib/status";
+import { FeedbackDialog } from "@/features/conversation/feedback-dialog";
+import { SandboxNote, UnsentComments, useCancelLabel } from "@/features/pulls/consequences";
+import { canMerge } from "@/model/forge";
+import { COLUMNS } from "@/model/status-labels";
+import { countReadyAttempts, hasFailed, isRunning, leadingAttempt } from "@/model/task-facts";
 import { Button, Hint, IconButton } from "@/ui/button";
 import { Confirm } from "@/ui/dialog";
 import { Menu, MenuItem, MenuLine, MenuTitle } from "@/ui/menu";
 import { CancelTask } from "./cancel-task";
-import { hasFailed, leading, running, toPick } from "./card-facts";
-import { SandboxFate, UnsentComments, useCancelLabel } from "./consequences";
 import { MergeButton } from "./merge-button";
 import { EditTaskDialog } from "./new-task";
-import { useRetryLabel, useTaskVerbs } from "./use-task";
+import { useRetryLabel, useTaskActions } from "./use-task-actions";
 
 const ICON = "size-3.5";
 /** Failures that a retry cannot fix until the user takes the action offered next to them. */
@@ -22,41 +22,49 @@ const NEEDS_HELP = new Set(["over_budget", "no_model", "model_key_refused"]);
 
 /** The actions for a task in its current state: the next step as a button, the rest in a menu. */
 export function TaskActions({ task }: { task: Task }) {
-  const [asking, ask] = useState<"feedback" | "edit" | "delete" | "done" | "cancel" | null>(null);
+  const [dialog, setDialog] = useState<"feedback" | "edit" | "delete" | "done" | "cancel" | null>(null);
   const navigate = useNavigate();
-  const { move, stop, retry, change, remove } = useTaskVerbs(task);
+  const { move, stop, retry, update, remove } = useTaskActions();
   const retryLabel = useRetryLabel(task);
-  const busy = running(task);
-  const over = task.status === "done" || task.status === "cancelled";
-  const again = !busy && (hasFailed(task) || (over && task.attempts.length > 0));
+  const busy = isRunning(task);
+  const finished = task.status === "done" || task.status === "cancelled";
+  const canRetry = !busy && (hasFailed(task) || (finished && task.attempts.length > 0));
   const stopping = task.attempts.some((one) => one.stopping);
-  const help = NEEDS_HELP.has(leading(task)?.errorCode ?? "");
-  const pull = task.status === "in_review" && toPick(task) <= 1 && canMerge(task.pullRequest) ? task.pullRequest : null;
-  const sessionId = leading(task)?.sessionId;
+  const needsHelp = NEEDS_HELP.has(leadingAttempt(task)?.errorCode ?? "");
+  const pull =
+    task.status === "in_review" && countReadyAttempts(task) <= 1 && canMerge(task.pullRequest)
+      ? task.pullRequest
+      : null;
+  const sessionId = leadingAttempt(task)?.sessionId;
   const cancel = useCancelLabel(sessionId);
-  const close = () => ask(null);
-  const go = (status: Task["status"]) => {
-    if (task.status === "in_review" && status === "in_progress") ask("feedback");
-    else if (task.status === "in_review" && status === "done") ask("done");
-    else if (busy && status === "cancelled") ask("cancel");
-    else move.mutate({ status });
+  const close = () => setDialog(null);
+  const moveTo = (status: Task["status"]) => {
+    if (task.status === "in_review" && status === "in_progress") setDialog("feedback");
+    else if (task.status === "in_review" && status === "done") setDialog("done");
+    else if (busy && status === "cancelled") setDialog("cancel");
+    else move.mutate({ id: task.id, status });
   };
   return (
     <div className="flex shrink-0 items-center gap-1.5">
       {task.status === "backlog" && <StartButton task={task} />}
       {busy && (
-        <Button size="sm" busy={stop.isPending || stopping} onClick={() => ask("cancel")}>
+        <Button size="sm" busy={stop.isPending || stopping} onClick={() => setDialog("cancel")}>
           <Ban className={ICON} aria-hidden /> {stopping ? "Stopping" : "Cancel task"}
         </Button>
       )}
-      {again && task.status !== "done" && (
-        <Button size="sm" look={help ? "plain" : "primary"} busy={retry.isPending} onClick={() => retry.mutate()}>
+      {canRetry && task.status !== "done" && (
+        <Button
+          size="sm"
+          look={needsHelp ? "plain" : "primary"}
+          busy={retry.isPending}
+          onClick={() => retry.mutate({ id: task.id })}
+        >
           <RotateCw className={ICON} aria-hidden /> {retryLabel}
         </Button>
       )}
       {task.status === "in_review" && !busy && (
         <>
-          {toPick(task) > 1 ? (
+          {countReadyAttempts(task) > 1 ? (
             <Button
               size="sm"
               look="primary"
@@ -67,14 +75,14 @@ export function TaskActions({ task }: { task: Task }) {
               <Check className={ICON} aria-hidden /> Pick an attempt
             </Button>
           ) : (
-            <Button size="sm" busy={move.isPending} onClick={() => ask("feedback")}>
+            <Button size="sm" busy={move.isPending} onClick={() => setDialog("feedback")}>
               <Undo2 className={ICON} aria-hidden /> Request changes
             </Button>
           )}
           {pull ? (
             <MergeButton task={task} pull={pull} />
           ) : (
-            <Button size="sm" busy={move.isPending} onClick={() => ask("done")}>
+            <Button size="sm" busy={move.isPending} onClick={() => setDialog("done")}>
               <Check className={ICON} aria-hidden /> Mark as done
             </Button>
           )}
@@ -87,43 +95,43 @@ export function TaskActions({ task }: { task: Task }) {
           </IconButton>
         }
       >
-        <MenuItem onSelect={() => ask("edit")}>
+        <MenuItem onSelect={() => setDialog("edit")}>
           <Pencil className={ICON} aria-hidden /> Edit
         </MenuItem>
-        {again && task.status === "done" && (
-          <MenuItem onSelect={() => retry.mutate()}>
+        {canRetry && task.status === "done" && (
+          <MenuItem onSelect={() => retry.mutate({ id: task.id })}>
             <RotateCw className={ICON} aria-hidden /> {retryLabel}
           </MenuItem>
         )}
         {task.status === "backlog" && task.startWhenReady && (
-          <MenuItem onSelect={() => change.mutate({ start: false })}>
+          <MenuItem onSelect={() => update.mutate({ id: task.id, start: false })}>
             <Square className={ICON} aria-hidden /> Don't start automatically
           </MenuItem>
         )}
         <MenuLine />
         <MenuTitle>Move to</MenuTitle>
-        {WAYS[task.status].map((column) => (
-          <MenuItem key={column} onSelect={() => go(column)}>
+        {TARGET_COLUMNS[task.status].map((column) => (
+          <MenuItem key={column} onSelect={() => moveTo(column)}>
             <ArrowRight className={ICON} aria-hidden /> {COLUMNS[column].text}
           </MenuItem>
         ))}
         <MenuLine />
-        <MenuItem danger onSelect={() => ask("delete")}>
+        <MenuItem danger onSelect={() => setDialog("delete")}>
           <Trash2 className={ICON} aria-hidden /> Delete
         </MenuItem>
       </Menu>
-      {asking === "feedback" && (
+      {dialog === "feedback" && (
         <FeedbackDialog
           title={task.title}
           sessionId={sessionId}
           busy={move.isPending}
           onClose={close}
-          onSend={(feedback, sent) =>
+          onSend={(feedback, onSent) =>
             move.mutate(
-              { status: "in_progress", feedback },
+              { id: task.id, status: "in_progress", feedback },
               {
                 onSuccess: () => {
-                  sent();
+                  onSent();
                   close();
                 },
               },
@@ -131,28 +139,28 @@ export function TaskActions({ task }: { task: Task }) {
           }
         />
       )}
-      {asking === "edit" && <EditTaskDialog open task={task} onOpenChange={(open) => !open && close()} />}
-      <CancelTask task={task} open={asking === "cancel"} onClose={close} onCancel={() => stop.mutateAsync()} />
+      {dialog === "edit" && <EditTaskDialog open task={task} onOpenChange={(open) => !open && close()} />}
+      <CancelTask task={task} open={dialog === "cancel"} onClose={close} onCancel={() => stop.mutateAsync(task.id)} />
       <Confirm
-        open={asking === "done"}
+        open={dialog === "done"}
         onOpenChange={(open) => !open && close()}
         title="Mark as done?"
         action="Mark as done"
         cancel={cancel}
         look="primary"
-        onConfirm={() => move.mutateAsync({ status: "done" })}
+        onConfirm={() => move.mutateAsync({ id: task.id, status: "done" })}
       >
         <UnsentComments sessionId={sessionId} />
         {task.pullRequest && task.pullRequest.state === "open" ? "Its pull request stays open. " : ""}
-        Its attempts are archived; branches and conversations are kept. <SandboxFate projectId={task.projectId} />
+        Its attempts are archived; branches and conversations are kept. <SandboxNote projectId={task.projectId} />
       </Confirm>
       <Confirm
-        open={asking === "delete"}
+        open={dialog === "delete"}
         onOpenChange={(open) => !open && close()}
         title="Delete this task?"
         action="Delete"
         onConfirm={async () => {
-          await remove.mutateAsync();
+          await remove.mutateAsync(task.id);
           void navigate({ to: "/board" });
         }}
       >
@@ -165,7 +173,7 @@ export function TaskActions({ task }: { task: Task }) {
 
 /** The start button. Also used on the page of a task that has not started. */
 export function StartButton({ task, size = "sm" }: { task: Task; size?: "sm" | "md" }) {
-  const { move, change } = useTaskVerbs(task);
+  const { move, update } = useTaskActions();
   if (task.blockedBy.length > 0) {
     return task.startWhenReady ? (
       <span className="text-xs text-soft">Starts automatically</span>
@@ -173,14 +181,24 @@ export function StartButton({ task, size = "sm" }: { task: Task; size?: "sm" | "
       <Hint
         text={`Blocked by ${task.blockedBy.length === 1 ? "another task" : `${task.blockedBy.length} other tasks`}.`}
       >
-        <Button size={size} look="primary" busy={change.isPending} onClick={() => change.mutate({ start: true })}>
+        <Button
+          size={size}
+          look="primary"
+          busy={update.isPending}
+          onClick={() => update.mutate({ id: task.id, start: true })}
+        >
           <Play className={ICON} aria-hidden /> Start when unblocked
         </Button>
       </Hint>
     );
   }
   return (
-    <Button size={size} look="primary" busy={move.isPending} onClick={() => move.mutate({ status: "in_progress" })}>
+    <Button
+      size={size}
+      look="primary"
+      busy={move.isPending}
+      onClick={() => move.mutate({ id: task.id, status: "in_progress" })}
+    >
       <Play className={ICON} aria-hidden /> Start
     </Button>
   );

@@ -1,7 +1,7 @@
 import { Plus, X } from "lucide-react";
 import { useId } from "react";
 import type { Agent, Project } from "@/api/types";
-import { pickerTitle } from "@/features/agents/ready";
+import { pickerTitle } from "@/model/agent-facts";
 import { Button, IconButton } from "@/ui/button";
 import { Field, Input, Select } from "@/ui/field";
 import { MOST_ATTEMPTS, type Row } from "./task-form";
@@ -14,13 +14,13 @@ export function AttemptRows({
   onChange,
   agents,
   project,
-  faults,
+  errors,
 }: {
   rows: Row[];
   onChange: (rows: Row[]) => void;
   agents: Agent[];
   project: Project | undefined;
-  faults: Record<string, string>;
+  errors: Record<string, string>;
 }) {
   const set = (index: number, change: Partial<Row>) =>
     onChange(rows.map((row, at) => (at === index ? { ...row, ...change } : row)));
@@ -36,8 +36,8 @@ export function AttemptRows({
           onRemove={several ? () => onChange(rows.filter((_, at) => at !== index)) : undefined}
           agents={agents}
           project={project}
-          agentFault={faults[`attempts.${index}.agent`] ?? (several ? undefined : faults.agent)}
-          modelFault={faults[`attempts.${index}.model`] ?? (several ? undefined : faults.model)}
+          agentFault={errors[`attempts.${index}.agent`] ?? (several ? undefined : errors.agent)}
+          modelFault={errors[`attempts.${index}.model`] ?? (several ? undefined : errors.model)}
         />
       ))}
       <div className="flex flex-wrap items-center gap-2">
@@ -54,7 +54,7 @@ export function AttemptRows({
             : "Run several attempts in parallel and pick one."}
         </p>
       </div>
-      {faults.attempts && <p className="text-xs text-bad">{faults.attempts}</p>}
+      {errors.attempts && <p className="text-xs text-bad">{errors.attempts}</p>}
     </div>
   );
 }
@@ -85,9 +85,9 @@ function AttemptRow({
   return (
     <div className="flex items-end gap-2">
       <Field label={`Agent${which}`} className="min-w-0 flex-1" error={agentFault}>
-        {(wear) => (
+        {(control) => (
           <Select
-            {...wear}
+            {...control}
             value={row.agent || PROJECTS}
             onChange={(value) => onChange({ agent: value === PROJECTS ? "" : value, model: "" })}
             choices={[
@@ -105,10 +105,10 @@ function AttemptRow({
         )}
       </Field>
       <Field label={`Model${which}`} className="min-w-0 flex-1" error={modelFault}>
-        {(wear) => (
+        {(control) => (
           <>
             <Input
-              {...wear}
+              {...control}
               list={suggestions}
               value={row.model}
               maxLength={200}

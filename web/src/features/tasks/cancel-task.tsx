@@ -1,6 +1,6 @@
 import type { TaskCard } from "@/api/types";
+import { SandboxNote } from "@/features/pulls/consequences";
 import { Confirm } from "@/ui/dialog";
-import { SandboxFate } from "./consequences";
 
 /** Confirm that a task is cancelled, and say what is kept. */
 export function CancelTask({
@@ -24,7 +24,7 @@ export function CancelTask({
       onConfirm={onCancel}
     >
       The agent is stopped, and the card moves to Cancelled. The conversation, the branch and the files of the checkout
-      are kept: Retry continues from them. <SandboxFate projectId={task.projectId} />
+      are kept: Retry continues from them. <SandboxNote projectId={task.projectId} />
     </Confirm>
   );
 }

@@ -1,37 +1,36 @@
-import { useQuery } from "@tanstack/react-query";
 import { Link } from "@tanstack/react-router";
 import clsx from "clsx";
-import { ArrowRight, CircleAlert, GitPullRequest, Pencil, Square } from "lucide-react";
+import { ArrowRight, CircleAlert, Pencil, Square } from "lucide-react";
 import { useEffect, useRef, useState } from "react";
-import { pendingAsks, projects } from "@/api/queries";
-import type { Attempt, PullSummary, Task } from "@/api/types";
-import { AllowRefused } from "@/features/conversation/allow";
+import { usePendingAsks } from "@/api/queries/conversation";
+import { useProjects } from "@/api/queries/projects";
+import type { Attempt, Task } from "@/api/types";
+import { WorkTime } from "@/features/attempts/work-time";
+import { AllowDenied } from "@/features/conversation/allow";
 import { ProviderHelp } from "@/features/models/provider-help";
-import { cost } from "@/lib/format";
-import { safeHref } from "@/lib/links";
-import { CHECKS, COLUMNS, PULLS, TURNS } from "@/lib/status";
-import { Badge } from "@/ui/badge";
-import { IconButton } from "@/ui/button";
-import { Input, Select } from "@/ui/field";
-import { Status } from "@/ui/status";
-import { Written } from "@/ui/written";
-import { TaskActions } from "./actions";
+import { PullBadge } from "@/features/pulls/pull-badge";
+import { formatCost } from "@/lib/format";
+import { COLUMNS, TURNS } from "@/model/status-labels";
 import {
-  attemptWord,
+  attemptStatus,
   clockOf,
   hasFailed,
+  isRunning,
   needsPerson,
   roundOf,
-  running,
   spentOn,
+  taskStatus,
   wasStopped,
-  wordFor,
-} from "./card-facts";
+} from "@/model/task-facts";
+import { IconButton } from "@/ui/button";
+import { Input, Select } from "@/ui/field";
+import { PlainText } from "@/ui/plain-text";
+import { Status } from "@/ui/status";
+import { TaskActions } from "./actions";
 import { NextSteps } from "./next-steps";
 import { RaiseBudget } from "./raise-budget";
 import { StepLine } from "./steps";
-import { useTaskVerbs } from "./use-task";
-import { Worked } from "./worked";
+import { useTaskActions } from "./use-task-actions";
 
 export function TaskHeader({
   task,
@@ -42,10 +41,10 @@ export function TaskHeader({
   attempt: Attempt | undefined;
   onAttempt: (number: number) => void;
 }) {
-  const asks = useQuery(pendingAsks);
+  const asks = usePendingAsks();
   const asked = new Set(asks.data?.map((one) => one.sessionId));
-  const word = running(task) && needsPerson(task, asked) ? TURNS.waiting : wordFor(task);
-  const { retry } = useTaskVerbs(task);
+  const word = isRunning(task) && needsPerson(task, asked) ? TURNS.waiting : taskStatus(task);
+  const { retry } = useTaskActions();
   const spent = spentOn(task);
   const clock = clockOf(task);
   const failure = task.error ?? (attempt?.status === "failed" ? attempt.error : null);
@@ -73,12 +72,12 @@ export function TaskHeader({
         )}
         {clock && (
           <span className={clsx("tabular-nums", clock.workingSince && "min-w-[6ch]")} title="Working time">
-            <Worked attempt={clock} />
+            <WorkTime attempt={clock} />
           </span>
         )}
         {spent && (
           <span className="tabular-nums" title={spent.more ? "Some models have no known price." : "Spent on models"}>
-            {cost(spent.usd)}
+            {formatCost(spent.usd)}
             {spent.more && "+"}
           </span>
         )}
@@ -99,13 +98,13 @@ export function TaskHeader({
           <CircleAlert className="mt-0.5 size-3.5 shrink-0 text-bad" aria-hidden />
           <div className="min-w-0 flex-1 basis-64">
             <div className="line-clamp-6">
-              <Written text={failure} />
+              <PlainText text={failure} />
             </div>
             <NextSteps task={task} attempt={attempt} />
           </div>
           {attempt?.errorCode === "permission_refused" && (
             <span className="ml-auto shrink-0">
-              <AllowRefused sessionId={attempt.sessionId} />
+              <AllowDenied sessionId={attempt.sessionId} />
             </span>
           )}
           {attempt?.errorCode === "agent_gave_up" && (
@@ -123,7 +122,7 @@ export function TaskHeader({
             code={attempt?.errorCode}
             agent={attempt?.agent}
             projectId={task.projectId}
-            onAdded={() => retry.mutate()}
+            onAdded={() => retry.mutate({ id: task.id })}
           />
         </div>
       )}
@@ -155,7 +154,7 @@ function ToQuestion({ task, asked }: { task: Task; asked: ReadonlySet<string> })
 }
 
 function ProjectName({ id }: { id: string }) {
-  const project = useQuery(projects).data?.find((one) => one.id === id);
+  const project = useProjects().data?.find((one) => one.id === id);
   if (!project) return null;
   return (
     <Link to="/board" search={{ project: id }} className="max-w-40 truncate underline-offset-2 hover:underline">
@@ -182,40 +181,15 @@ function AttemptPicker({
       choices={task.attempts.map((one) => ({
         value: String(one.number),
         label: `Attempt ${one.number}`,
-        detail: `${one.agent}${one.model ? ` · ${one.model}` : ""} · ${attemptWord(one).text}`,
+        detail: `${one.agent}${one.model ? ` · ${one.model}` : ""} · ${attemptStatus(one).text}`,
       }))}
     />
   );
 }
 
-/** The pull request or branch. Links to the forge only for a pull request, because not every forge has a page for a branch. */
-export function PullBadge({ pull }: { pull: PullSummary }) {
-  const href = safeHref(pull.url || undefined);
-  const name = pull.number ? `#${pull.number}` : pull.headBranch;
-  const inside = (
-    <Badge
-      tone={PULLS[pull.state].tone}
-      title={`${pull.title}: ${PULLS[pull.state].text}${pull.checks !== "none" ? `, ${CHECKS[pull.checks].text}` : ""}`}
-    >
-      <GitPullRequest className="size-3 shrink-0" aria-hidden />
-      <span className="sr-only">{pull.number ? "Pull request" : "Branch"}</span>
-      <span className="truncate">
-        {name} {pull.draft ? "Draft" : PULLS[pull.state].text}
-      </span>
-    </Badge>
-  );
-  return href && pull.number ? (
-    <a href={href} target="_blank" rel="noreferrer noopener" className="max-w-64">
-      {inside}
-    </a>
-  ) : (
-    <span className="max-w-64">{inside}</span>
-  );
-}
-
 function EditableTitle({ task }: { task: Task }) {
   const [draft, setDraft] = useState<string | null>(null);
-  const { change } = useTaskVerbs(task);
+  const { update } = useTaskActions();
   const field = useRef<HTMLInputElement>(null);
   const editing = draft !== null;
   useEffect(() => {
@@ -224,7 +198,7 @@ function EditableTitle({ task }: { task: Task }) {
   const save = () => {
     const title = draft?.trim();
     if (!title || title === task.title) setDraft(null);
-    else if (!change.isPending) change.mutate({ title }, { onSuccess: () => setDraft(null) });
+    else if (!update.isPending) update.mutate({ id: task.id, title }, { onSuccess: () => setDraft(null) });
   };
   if (draft !== null) {
     return (
@@ -240,7 +214,7 @@ function EditableTitle({ task }: { task: Task }) {
           aria-label="Title"
           maxLength={300}
           value={draft}
-          disabled={change.isPending}
+          disabled={update.isPending}
           onChange={(event) => setDraft(event.target.value)}
           onBlur={save}
           onKeyDown={(event) => event.key === "Escape" && setDraft(null)}

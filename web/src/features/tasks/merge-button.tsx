@@ -1,41 +1,28 @@
-import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
 import { useNavigate } from "@tanstack/react-router";
 import { GitMerge } from "lucide-react";
-import { api, got } from "@/api/client";
-import { project as projectOf } from "@/api/queries";
+import { useProject } from "@/api/queries/projects";
+import { useMergePullRequest } from "@/api/queries/pull-requests";
 import type { PullSummary, Task } from "@/api/types";
-import { METHODS } from "@/features/pulls/forge";
+import { TaskDoneNote, UnsentComments, useCancelLabel } from "@/features/pulls/consequences";
+import { METHODS } from "@/model/forge";
+import { leadingAttempt } from "@/model/task-facts";
 import { Button } from "@/ui/button";
 import { Confirm } from "@/ui/dialog";
-import { words } from "@/ui/states";
+import { errorMessage } from "@/ui/states";
 import { toast } from "@/ui/toast";
-import { leading } from "./card-facts";
-import { TaskDone, UnsentComments, useCancelLabel } from "./consequences";
 
 /** Merge a task's work with the project's merge method. The task is then done. */
 export function MergeButton({ task, pull }: { task: Task; pull: PullSummary }) {
-  const client = useQueryClient();
   const navigate = useNavigate();
-  const project = useQuery(projectOf(task.projectId)).data;
-  const sessionId = leading(task)?.sessionId;
+  const project = useProject(task.projectId).data;
+  const sessionId = leadingAttempt(task)?.sessionId;
   const cancel = useCancelLabel(sessionId);
   const method = project?.settings.forge?.mergeMethod ?? "squash";
-  const merge = useMutation({
-    mutationFn: () =>
-      got(
-        api.POST("/api/v1/pull-requests/{pull_request_id}/merge", {
-          params: { path: { pull_request_id: pull.id } },
-          body: { method },
-        }),
-      ),
-    onSuccess: () => {
-      toast.success(`Merged into ${pull.baseBranch}`);
-      void client.invalidateQueries({ queryKey: ["pull"] });
-      return client.invalidateQueries({ queryKey: ["task", task.id] });
-    },
+  const merge = useMergePullRequest({
+    onSuccess: () => toast.success(`Merged into ${pull.baseBranch}`),
     onError: (error) =>
       toast.error("Could not merge", {
-        description: words(error),
+        description: errorMessage(error),
         action: {
           label: "Open",
           onClick: () => navigate({ to: "/tasks/$taskId", params: { taskId: task.id }, search: { tab: "pull" } }),
@@ -53,14 +40,15 @@ export function MergeButton({ task, pull }: { task: Task; pull: PullSummary }) {
       action="Merge"
       cancel={cancel}
       look="primary"
-      onConfirm={() => merge.mutateAsync()}
+      onConfirm={() => merge.mutateAsync({ id: pull.id, method, taskId: task.id })}
     >
       <UnsentComments sessionId={sessionId} />
       {METHODS[method]}, into <span className="font-mono text-xs">{pull.baseBranch}</span>.
       {pull.checks === "failing" && " Its checks are failing."}
       {pull.checks === "pending" && " Its checks are still running."}
       {pull.review === "changes_requested" && " A reviewer has requested changes."}
-      <TaskDone projectId={task.projectId} /> If the branch has new commits that are not shown here, nothing is merged.
+      <TaskDoneNote projectId={task.projectId} /> If the branch has new commits that are not shown here, nothing is
+      merged.
     </Confirm>
   );
 }

@@ -1,8 +1,7 @@
-import { useQuery } from "@tanstack/react-query";
 import { useState } from "react";
-import { tasks } from "@/api/queries";
-import { plural } from "@/lib/format";
-import { COLUMNS } from "@/lib/status";
+import { useTasks } from "@/api/queries/tasks";
+import { pluralize } from "@/lib/format";
+import { COLUMNS } from "@/model/status-labels";
 import { Badge } from "@/ui/badge";
 import { Checkbox, Input } from "@/ui/field";
 import { Loaded } from "@/ui/states";
@@ -25,11 +24,11 @@ export function NeedsPicker({
   error: string | undefined;
 }) {
   const [words, setWords] = useState("");
-  const known = useQuery({ ...tasks(projectId), enabled: Boolean(projectId) });
+  const known = useTasks(projectId, { enabled: Boolean(projectId) });
   return (
     <fieldset className="flex flex-col gap-1">
       <legend className="mb-1 text-[13px] font-medium">
-        Depends on{value.length > 0 && ` ${plural(value.length, "task")}`}
+        Depends on{value.length > 0 && ` ${pluralize(value.length, "task")}`}
       </legend>
       <Loaded query={known}>
         {(list) => {

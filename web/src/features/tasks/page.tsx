@@ -1,27 +1,27 @@
-import { useQuery } from "@tanstack/react-query";
 import { Link, useNavigate, useParams, useSearch } from "@tanstack/react-router";
 import { Pencil } from "lucide-react";
 import { useState } from "react";
 import { ApiError } from "@/api/client";
-import { agents as agentsQuery, task as taskQuery, tasks as tasksQuery } from "@/api/queries";
+import { useAgents } from "@/api/queries/agents";
+import { useTask, useTasks } from "@/api/queries/tasks";
 import type { Task } from "@/api/types";
 import { Workspace } from "@/features/workspace/workspace";
-import { useTitle } from "@/shell/page";
+import { agentTitle, leadingAttempt } from "@/model/task-facts";
 import { Button } from "@/ui/button";
 import { Textarea } from "@/ui/field";
 import { Markdown } from "@/ui/markdown";
+import { useTitle } from "@/ui/page";
 import { Empty, Loaded } from "@/ui/states";
 import { StartButton } from "./actions";
-import { agentTitle, leading } from "./card-facts";
 import { TaskHeader } from "./header";
-import { useTaskVerbs } from "./use-task";
+import { useTaskActions } from "./use-task-actions";
 
 /** The page of a task. */
 export function TaskPage() {
   const { taskId } = useParams({ from: "/inside/tasks/$taskId" });
   const search = useSearch({ from: "/inside/tasks/$taskId" });
   const navigate = useNavigate({ from: "/tasks/$taskId" });
-  const query = useQuery(taskQuery(taskId));
+  const query = useTask(taskId);
   useTitle(query.data?.title ?? "Task");
   if (query.error instanceof ApiError && query.error.status === 404) {
     return (
@@ -40,7 +40,7 @@ export function TaskPage() {
   return (
     <Loaded query={query}>
       {(task) => {
-        const attempt = task.attempts.find((one) => one.number === search.attempt) ?? leading(task);
+        const attempt = task.attempts.find((one) => one.number === search.attempt) ?? leadingAttempt(task);
         return (
           <div className="flex min-h-0 flex-1 flex-col">
             <TaskHeader
@@ -69,7 +69,7 @@ export function TaskPage() {
 
 function NotStarted({ task }: { task: Task }) {
   const [draft, setDraft] = useState<string | null>(null);
-  const { change } = useTaskVerbs(task);
+  const { update } = useTaskActions();
   const open = task.status === "backlog";
   return (
     <div className="min-h-0 flex-1 overflow-y-auto">
@@ -87,7 +87,7 @@ function NotStarted({ task }: { task: Task }) {
             className="flex flex-col gap-2"
             onSubmit={(event) => {
               event.preventDefault();
-              change.mutate({ description: draft }, { onSuccess: () => setDraft(null) });
+              update.mutate({ id: task.id, description: draft }, { onSuccess: () => setDraft(null) });
             }}
           >
             <Textarea
@@ -98,7 +98,7 @@ function NotStarted({ task }: { task: Task }) {
               onChange={(event) => setDraft(event.target.value)}
             />
             <div className="flex gap-2">
-              <Button type="submit" look="primary" busy={change.isPending}>
+              <Button type="submit" look="primary" busy={update.isPending}>
                 Save
               </Button>
               <Button onClick={() => setDraft(null)}>Cancel</Button>
@@ -127,8 +127,8 @@ function NotStarted({ task }: { task: Task }) {
 }
 
 function Facts({ task }: { task: Task }) {
-  const agents = useQuery(agentsQuery).data;
-  const others = useQuery({ ...tasksQuery(task.projectId), enabled: task.blockedBy.length > 0 }).data;
+  const agents = useAgents().data;
+  const others = useTasks(task.projectId, { enabled: task.blockedBy.length > 0 }).data;
   const title = (name: string | null) => {
     const agent = agents?.find((one) => one.name === name);
     return agent ? agentTitle(agent) : (name ?? "Project default");

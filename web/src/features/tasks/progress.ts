@@ -1,6 +1,6 @@
 /** The progress of an attempt: its steps in order, from setup to pull request. Pure. */
 import type { Attempt } from "@/api/types";
-import { atWork, wasStopped } from "./card-facts";
+import { isAtWork, wasStopped } from "@/model/task-facts";
 
 export interface Progress {
   name: string;
@@ -28,7 +28,7 @@ const ORDER: [name: string, label: string][] = [
 /** Return the steps. A later round omits some steps: once the round is past them, they are shown as in the earlier round. */
 export function progressOf(attempt: Attempt): Progress[] {
   const steps = attempt.steps ?? [];
-  const busy = atWork(attempt);
+  const busy = isAtWork(attempt);
   const places = steps
     .filter((one) => one.round === attempt.round)
     .map((one) => ORDER.findIndex(([name]) => name === one.name));

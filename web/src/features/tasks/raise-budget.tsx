@@ -1,17 +1,16 @@
-import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
-import { Link } from "@tanstack/react-router";
 import { CircleDollarSign } from "lucide-react";
 import { type FormEvent, useId, useState } from "react";
-import { api, got } from "@/api/client";
-import { projects } from "@/api/queries";
+import { useProjects } from "@/api/queries/projects";
+import { useUpdateTask } from "@/api/queries/tasks";
 import type { Task } from "@/api/types";
-import { cost, count } from "@/lib/format";
+import { BudgetLink } from "@/features/projects/budget-link";
+import { count, formatCost } from "@/lib/format";
+import { spentOn } from "@/model/task-facts";
 import { Button } from "@/ui/button";
 import { Dialog } from "@/ui/dialog";
 import { Field, Input } from "@/ui/field";
-import { words } from "@/ui/states";
-import { spentOn } from "./card-facts";
-import { useTaskVerbs } from "./use-task";
+import { errorMessage } from "@/ui/states";
+import { useTaskActions } from "./use-task-actions";
 
 /** Raise the budget of a task that has spent it, and retry. If the project's monthly budget is spent, link to that setting instead. */
 export function RaiseBudget({ task, sentence }: { task: Task; sentence: string }) {
@@ -27,51 +26,43 @@ export function RaiseBudget({ task, sentence }: { task: Task; sentence: string }
   );
 }
 
-export function BudgetLink({ projectId }: { projectId: string }) {
-  return (
-    <Link
-      to="/projects/$projectId"
-      params={{ projectId }}
-      search={{ tab: "board" }}
-      className="inline-flex h-7 items-center gap-1 rounded-md border border-line-strong bg-surface px-2 text-xs font-medium hover:bg-hover"
-    >
-      <CircleDollarSign className="size-3.5" aria-hidden /> Raise the project's budget
-    </Link>
-  );
-}
-
 function BudgetDialog({ task, onClose }: { task: Task; onClose: () => void }) {
   const form = useId();
-  const client = useQueryClient();
-  const { retry } = useTaskVerbs(task);
-  const usual = useQuery(projects).data?.find((one) => one.id === task.projectId)?.settings.tasks?.budget;
-  const now = task.budget.usd || task.budget.tokens ? task.budget : usual;
+  const update = useUpdateTask();
+  const { retry } = useTaskActions();
+  const projectBudget = useProjects().data?.find((one) => one.id === task.projectId)?.settings.tasks?.budget;
+  const budget = task.budget.usd || task.budget.tokens ? task.budget : projectBudget;
   const spent = spentOn(task);
   const tokens = task.attempts.reduce((sum, { spent }) => sum + spent.inputTokens + spent.outputTokens, 0);
   const [draft, setDraft] = useState<{ usd?: string; tokens?: string }>({});
-  const usd = draft.usd ?? String(now?.usd ?? "");
-  const most = draft.tokens ?? String(now?.tokens ?? "");
-  const faults = {
+  const usd = draft.usd ?? String(budget?.usd ?? "");
+  const tokenLimit = draft.tokens ?? String(budget?.tokens ?? "");
+  const errors = {
     usd:
-      now?.usd && !(Number(usd) > (spent?.usd ?? 0))
-        ? `Enter more than the ${cost(spent?.usd)} already spent.`
+      budget?.usd && !(Number(usd) > (spent?.usd ?? 0))
+        ? `Enter more than the ${formatCost(spent?.usd)} already spent.`
         : undefined,
-    tokens: now?.tokens && !(Number(most) > tokens) ? `Enter more than the ${count(tokens)} already used.` : undefined,
+    tokens:
+      budget?.tokens && !(Number(tokenLimit) > tokens)
+        ? `Enter more than the ${count(tokens)} already used.`
+        : undefined,
   };
   const [tried, setTried] = useState(false);
-  const save = useMutation({
-    mutationFn: async () => {
-      const body = { budget: { usd: Number(usd) || null, tokens: Number(most) || null } };
-      const card = await got(api.PATCH("/api/v1/tasks/{task_id}", { params: { path: { task_id: task.id } }, body }));
-      client.setQueryData(["task", task.id], card);
-      await retry.mutateAsync();
-    },
-    onSuccess: onClose,
-  });
+  const error = update.error ?? retry.error;
+  const save = async () => {
+    try {
+      const limits = { usd: Number(usd) || null, tokens: Number(tokenLimit) || null };
+      await update.mutateAsync({ id: task.id, budget: limits });
+      await retry.mutateAsync({ id: task.id });
+      onClose();
+    } catch {
+      // the error is shown in the dialog
+    }
+  };
   const submit = (event: FormEvent) => {
     event.preventDefault();
     setTried(true);
-    if (!faults.usd && !faults.tokens) save.mutate();
+    if (!errors.usd && !errors.tokens) void save();
   };
   return (
     <Dialog
@@ -82,27 +73,27 @@ function BudgetDialog({ task, onClose }: { task: Task; onClose: () => void }) {
       footer={
         <>
           <Button onClick={onClose}>Cancel</Button>
-          <Button look="primary" type="submit" form={form} busy={save.isPending}>
+          <Button look="primary" type="submit" form={form} busy={update.isPending || retry.isPending}>
             Save and retry
           </Button>
         </>
       }
     >
       <form id={form} noValidate onSubmit={submit} className="flex flex-col gap-3">
-        {save.error && (
+        {error && (
           <p role="alert" className="rounded-md bg-bad-soft px-2.5 py-1.5 text-[13px] text-bad">
-            {words(save.error)}
+            {errorMessage(error)}
           </p>
         )}
-        {(now?.usd || !now?.tokens) && (
+        {(budget?.usd || !budget?.tokens) && (
           <Field
             label="Budget in dollars"
-            hint={spent ? `Spent so far: ${cost(spent.usd)}` : undefined}
-            error={tried ? faults.usd : undefined}
+            hint={spent ? `Spent so far: ${formatCost(spent.usd)}` : undefined}
+            error={tried ? errors.usd : undefined}
           >
-            {(wear) => (
+            {(control) => (
               <Input
-                {...wear}
+                {...control}
                 autoFocus
                 inputMode="decimal"
                 value={usd}
@@ -111,17 +102,17 @@ function BudgetDialog({ task, onClose }: { task: Task; onClose: () => void }) {
             )}
           </Field>
         )}
-        {now?.tokens && (
+        {budget?.tokens && (
           <Field
             label="Budget in tokens"
             hint={`Used so far: ${count(tokens)}`}
-            error={tried ? faults.tokens : undefined}
+            error={tried ? errors.tokens : undefined}
           >
-            {(wear) => (
+            {(control) => (
               <Input
-                {...wear}
+                {...control}
                 inputMode="numeric"
-                value={most}
+                value={tokenLimit}
                 onChange={(event) => setDraft({ ...draft, tokens: event.target.value })}
               />
             )}

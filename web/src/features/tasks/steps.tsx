@@ -1,10 +1,10 @@
 import clsx from "clsx";
 import { Check, Circle, LoaderCircle, Minus, Square, Wrench, X } from "lucide-react";
 import type { Attempt } from "@/api/types";
-import { duration } from "@/lib/format";
+import { formatDuration } from "@/lib/format";
+import { describeActivity } from "@/model/task-facts";
 import { Hint } from "@/ui/button";
 import { Elapsed } from "@/ui/time";
-import { doingNow } from "./card-facts";
 import { type Progress, progressOf } from "./progress";
 
 const WORDS = {
@@ -45,7 +45,7 @@ export function StepLine({ attempt }: { attempt: Attempt }) {
                 aria-hidden
               />
             )}
-            <Hint text={describeStep(step, attempt.stepDetail && doingNow(attempt))}>
+            <Hint text={describeStep(step, attempt.stepDetail && describeActivity(attempt))}>
               <span
                 className={clsx(
                   "flex items-center gap-1",
@@ -65,7 +65,7 @@ export function StepLine({ attempt }: { attempt: Attempt }) {
                 ) : (
                   step.seconds !== null &&
                   !QUIET.includes(step.status) && (
-                    <span className="text-faint tabular-nums max-sm:hidden">{duration(step.seconds)}</span>
+                    <span className="text-faint tabular-nums max-sm:hidden">{formatDuration(step.seconds)}</span>
                   )
                 )}
               </span>
@@ -78,7 +78,7 @@ export function StepLine({ attempt }: { attempt: Attempt }) {
 }
 
 function describeStep(step: Progress, detail: string | null): string {
-  const time = step.seconds ? `, ${duration(step.seconds)}` : "";
+  const time = step.seconds ? `, ${formatDuration(step.seconds)}` : "";
   const times = step.times > 1 ? `, ${step.times} times` : "";
   const why = step.status === "running" ? detail : (step.error ?? REASONS[step.status]);
   return `${step.label}: ${WORDS[step.status]}${time}${times}${why ? `. ${why}` : ""}`;

@@ -1,17 +1,26 @@
-import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
 import { Link, useNavigate } from "@tanstack/react-router";
 import { type FormEvent, useId, useState } from "react";
-import { ApiError, api, got } from "@/api/client";
-import { projects } from "@/api/queries";
+import { ApiError } from "@/api/client";
+import { useProjects } from "@/api/queries/projects";
+import { useSaveTask } from "@/api/queries/tasks";
 import type { Task } from "@/api/types";
 import { useStored } from "@/lib/stored";
 import { Kbd } from "@/ui/badge";
 import { Button } from "@/ui/button";
 import { Dialog } from "@/ui/dialog";
-import { Empty, Loaded, words } from "@/ui/states";
+import { Empty, errorMessage, Loaded } from "@/ui/states";
 import { toast } from "@/ui/toast";
 import { TaskFields } from "./task-fields";
-import { changesOf, type Draft, draftOf, emptyDraft, faultsOf, newTask, placed, stillWrong } from "./task-form";
+import {
+  changesOf,
+  type Draft,
+  draftOf,
+  emptyDraft,
+  errorsByField,
+  errorsOf,
+  newTask,
+  remainingErrors,
+} from "./task-form";
 
 interface Props {
   open: boolean;
@@ -23,45 +32,60 @@ interface Props {
 
 export function TaskDialog({ open, onOpenChange, projectId, task }: Props) {
   const form = useId();
-  const known = useQuery(projects);
+  const navigate = useNavigate();
+  const projects = useProjects();
   const [lastProject, rememberProject] = useStored("task.project", "");
   const [lastAgent, rememberAgent] = useStored("task.agent", "");
-  const [written, write] = useState<Draft | null>(task ? draftOf(task) : null);
-  const [faults, setFaults] = useState<Record<string, string>>({});
-  const offered = known.data?.filter((one) => !one.archivedAt) ?? [];
-  const usual = [projectId, lastProject].find((id) => offered.some((one) => one.id === id)) ?? offered[0]?.id ?? "";
-  const draft = written ?? emptyDraft(usual, lastAgent);
+  const [edited, setEdited] = useState<Draft | null>(task ? draftOf(task) : null);
+  const [errors, setErrors] = useState<Record<string, string>>({});
+  const choices = projects.data?.filter((one) => !one.archivedAt) ?? [];
+  const suggested = [projectId, lastProject].find((id) => choices.some((one) => one.id === id)) ?? choices[0]?.id ?? "";
+  const draft = edited ?? emptyDraft(suggested, lastAgent);
   const set = (change: Partial<Draft>) => {
-    write({ ...draft, ...change });
-    setFaults(stillWrong(faults, change));
+    setEdited({ ...draft, ...change });
+    setErrors(remainingErrors(errors, change));
   };
-  const refuse = (found: Record<string, string>) => {
-    setFaults(found);
+  const showErrors = (found: Record<string, string>) => {
+    setErrors(found);
     requestAnimationFrame(() =>
       document.getElementById(form)?.querySelector<HTMLElement>("[aria-invalid=true]")?.focus(),
     );
   };
 
-  const save = useSave(task, (card) => {
+  const finish = (saved: Task) => {
     onOpenChange(false);
-    setFaults({});
+    setErrors({});
     if (task) return;
-    rememberProject(card.projectId);
+    rememberProject(saved.projectId);
     rememberAgent(draft.rows[0]?.agent ?? "");
-    write(null);
-  });
+    setEdited(null);
+    toast.success(saved.status === "backlog" ? "Task created" : "Task created and started", {
+      description: saved.title,
+      action: {
+        label: "Open",
+        onClick: () => navigate({ to: "/tasks/$taskId", params: { taskId: saved.id } }),
+      },
+    });
+  };
+  const save = useSaveTask({ onSuccess: finish });
+  const send = () => {
+    const options = {
+      onError: (error: Error) => showErrors(error instanceof ApiError ? errorsByField(error.problem.errors) : {}),
+    };
+    if (!task) return save.mutate({ body: newTask(draft) }, options);
+    const body = changesOf(task, draft);
+    return body ? save.mutate({ id: task.id, body }, options) : finish(task);
+  };
   const submit = (event?: FormEvent) => {
     event?.preventDefault();
     if (save.isPending) return;
-    const found = faultsOf(draft);
+    const found = errorsOf(draft);
     if (Object.keys(found).length) {
-      refuse(found);
+      showErrors(found);
       return;
     }
-    setFaults({});
-    save.mutate(draft, {
-      onError: (error) => refuse(error instanceof ApiError ? placed(error.problem.errors) : {}),
-    });
+    setErrors({});
+    send();
   };
   const close = (next: boolean) => {
     if (!next) save.reset();
@@ -78,15 +102,15 @@ export function TaskDialog({ open, onOpenChange, projectId, task }: Props) {
             <Kbd>Ctrl</Kbd> <Kbd>Enter</Kbd>
           </span>
           <Button onClick={() => close(false)}>Cancel</Button>
-          <Button look="primary" type="submit" form={form} busy={save.isPending} disabled={!offered.length && !task}>
+          <Button look="primary" type="submit" form={form} busy={save.isPending} disabled={!choices.length && !task}>
             {task ? "Save" : draft.start ? "Create and start" : "Create"}
           </Button>
         </>
       }
     >
-      <Loaded query={known}>
+      <Loaded query={projects}>
         {() =>
-          offered.length || task ? (
+          choices.length || task ? (
             <form
               id={form}
               noValidate
@@ -96,12 +120,12 @@ export function TaskDialog({ open, onOpenChange, projectId, task }: Props) {
               }}
               className="flex flex-col gap-3"
             >
-              {save.error && !Object.keys(faults).length && (
+              {save.error && !Object.keys(errors).length && (
                 <p role="alert" className="rounded-md bg-bad-soft px-2.5 py-1.5 text-[13px] text-bad">
-                  {words(save.error)}
+                  {errorMessage(save.error)}
                 </p>
               )}
-              <TaskFields draft={draft} set={set} faults={faults} task={task} projects={offered} />
+              <TaskFields draft={draft} set={set} errors={errors} task={task} projects={choices} />
             </form>
           ) : (
             <Empty
@@ -119,34 +143,4 @@ export function TaskDialog({ open, onOpenChange, projectId, task }: Props) {
       </Loaded>
     </Dialog>
   );
-}
-
-/** Create or update the task. Errors are shown in the dialog, next to their field if they have one. */
-function useSave(task: Task | undefined, saved: (card: Task) => void) {
-  const client = useQueryClient();
-  const navigate = useNavigate();
-  return useMutation({
-    mutationFn: (draft: Draft): Promise<Task> => {
-      if (!task) return got(api.POST("/api/v1/tasks", { body: newTask(draft) }));
-      const body = changesOf(task, draft);
-      return body
-        ? got(api.PATCH("/api/v1/tasks/{task_id}", { params: { path: { task_id: task.id } }, body }))
-        : Promise.resolve(task);
-    },
-    onSuccess: (card) => {
-      client.setQueryData(["task", card.id], card);
-      for (const noun of ["tasks", "board", "counts"]) void client.invalidateQueries({ queryKey: [noun] });
-      saved(card);
-      if (!task) {
-        const action = {
-          label: "Open",
-          onClick: () => navigate({ to: "/tasks/$taskId", params: { taskId: card.id } }),
-        };
-        toast.success(card.status === "backlog" ? "Task created" : "Task created and started", {
-          description: card.title,
-          action,
-        });
-      }
-    },
-  });
 }

@@ -1,31 +1,31 @@
-import { useQuery } from "@tanstack/react-query";
 import { useState } from "react";
-import { agents, projects } from "@/api/queries";
+import { useAgents } from "@/api/queries/agents";
+import { useProjects } from "@/api/queries/projects";
 import type { Task } from "@/api/types";
-import { needsKey } from "@/features/agents/ready";
 import { KeyNote } from "@/features/models/provider-help";
+import { needsKey } from "@/model/agent-facts";
 import { Field, Input, Select, Switch, Textarea } from "@/ui/field";
 import { AttemptRows } from "./attempt-rows";
 import { DemoHelp } from "./demo-help";
 import { NeedsPicker } from "./needs-picker";
 import type { Draft } from "./task-form";
 
-/** The form fields of a task. `faults` maps API field names to error messages. */
+/** The form fields of a task. `errors` maps API field names to error messages. */
 export function TaskFields({
   draft,
   set,
-  faults,
+  errors,
   task,
   projects: offered,
 }: {
   draft: Draft;
   set: (change: Partial<Draft>) => void;
-  faults: Record<string, string>;
+  errors: Record<string, string>;
   task: Task | undefined;
   projects: { id: string; name: string }[];
 }) {
-  const workers = useQuery(agents);
-  const known = useQuery(projects);
+  const workers = useAgents();
+  const known = useProjects();
   const project = known.data?.find((one) => one.id === draft.projectId);
   const demo = draft.rows.some(
     (row) => workers.data?.find((one) => one.name === (row.agent || project?.defaultAgent))?.demo,
@@ -37,13 +37,13 @@ export function TaskFields({
   const [more, setMore] = useState(
     Boolean(draft.baseBranch || draft.priority || draft.usd || draft.tokens || draft.needs.length),
   );
-  const wrong = ["baseBranch", "priority", "budget.usd", "budget.tokens", "needs"].some((name) => faults[name]);
+  const wrong = ["baseBranch", "priority", "budget.usd", "budget.tokens", "needs"].some((name) => errors[name]);
   return (
     <>
-      <Field label="Title" error={faults.title}>
-        {(wear) => (
+      <Field label="Title" error={errors.title}>
+        {(control) => (
           <Input
-            {...wear}
+            {...control}
             value={draft.title}
             maxLength={300}
             autoFocus
@@ -54,12 +54,12 @@ export function TaskFields({
       </Field>
       <Field
         label="Description"
-        error={faults.description}
+        error={errors.description}
         hint="What the agent should do, in detail. Markdown is supported."
       >
-        {(wear) => (
+        {(control) => (
           <Textarea
-            {...wear}
+            {...control}
             rows={6}
             maxLength={100_000}
             value={draft.description}
@@ -78,10 +78,10 @@ export function TaskFields({
         />
       )}
       {!task && (
-        <Field label="Project" error={faults.projectId}>
-          {(wear) => (
+        <Field label="Project" error={errors.projectId}>
+          {(control) => (
             <Select
-              {...wear}
+              {...control}
               value={draft.projectId}
               placeholder="Choose a project"
               onChange={(projectId) => set({ projectId, needs: [] })}
@@ -95,7 +95,7 @@ export function TaskFields({
         onChange={(rows) => set({ rows })}
         agents={workers.data ?? []}
         project={project}
-        faults={faults}
+        errors={errors}
       />
       {lacking.map((one) => (
         <KeyNote key={one.name} agent={one} projectId={draft.projectId || undefined} />
@@ -116,7 +116,7 @@ export function TaskFields({
               placeholder={project?.baseBranch ?? "Project default"}
               draft={draft}
               set={set}
-              error={faults.baseBranch}
+              error={errors.baseBranch}
             />
             <Small
               label="Priority"
@@ -125,7 +125,7 @@ export function TaskFields({
               hint="-100 to 100; higher priorities start first"
               draft={draft}
               set={set}
-              error={faults.priority}
+              error={errors.priority}
             />
             <Small
               label="Budget in dollars"
@@ -133,7 +133,7 @@ export function TaskFields({
               placeholder="Project default"
               draft={draft}
               set={set}
-              error={faults["budget.usd"]}
+              error={errors["budget.usd"]}
             />
             <Small
               label="Budget in tokens"
@@ -141,7 +141,7 @@ export function TaskFields({
               placeholder="Project default"
               draft={draft}
               set={set}
-              error={faults["budget.tokens"]}
+              error={errors["budget.tokens"]}
             />
           </div>
           <NeedsPicker
@@ -149,7 +149,7 @@ export function TaskFields({
             self={task?.id}
             value={draft.needs}
             onChange={(needs) => set({ needs })}
-            error={faults.needs}
+            error={errors.needs}
           />
         </div>
       </details>
@@ -191,9 +191,9 @@ function Small({
 }) {
   return (
     <Field label={label} error={error} hint={hint}>
-      {(wear) => (
+      {(control) => (
         <Input
-          {...wear}
+          {...control}
           value={draft[name]}
           maxLength={200}
           inputMode={name === "baseBranch" ? "text" : "decimal"}

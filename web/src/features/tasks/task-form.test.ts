@@ -1,6 +1,6 @@
 import { expect, it } from "vitest";
 import type { Task } from "@/api/types";
-import { changesOf, draftOf, emptyDraft, faultsOf, newTask, stillWrong } from "./task-form";
+import { changesOf, draftOf, emptyDraft, errorsOf, newTask, remainingErrors } from "./task-form";
 
 const task = {
   id: "tsk_1", projectId: "prj_1", title: "Fix it", description: "", status: "backlog", agent: "demo", model: null, wanted: [],
@@ -54,13 +54,13 @@ it("sends only changed fields", () => {
 
 it("validates before sending", () => {
   const draft = emptyDraft("", "");
-  expect(Object.keys(faultsOf(draft))).toEqual(["title", "projectId"]);
+  expect(Object.keys(errorsOf(draft))).toEqual(["title", "projectId"]);
   const odd = { ...draft, title: "x", projectId: "p", priority: "1.5", usd: "-1", tokens: "many" };
-  expect(Object.keys(faultsOf(odd))).toEqual(["priority", "budget.usd", "budget.tokens"]);
+  expect(Object.keys(errorsOf(odd))).toEqual(["priority", "budget.usd", "budget.tokens"]);
 });
 
 it("clears an error when its field is edited", () => {
   const faults = { title: "a", "budget.usd": "b", "attempts.0.agent": "c" };
-  expect(Object.keys(stillWrong(faults, { title: "x" }))).toEqual(["budget.usd", "attempts.0.agent"]);
-  expect(Object.keys(stillWrong(faults, { usd: "1", rows: [] }))).toEqual(["title"]);
+  expect(Object.keys(remainingErrors(faults, { title: "x" }))).toEqual(["budget.usd", "attempts.0.agent"]);
+  expect(Object.keys(remainingErrors(faults, { usd: "1", rows: [] }))).toEqual(["title"]);
 });

@@ -49,19 +49,19 @@ export function draftOf(task: Task): Draft {
 }
 
 /** Validate the draft locally. Returns error messages by API field name. */
-export function faultsOf(draft: Draft): Record<string, string> {
-  const faults: Record<string, string> = {};
-  if (!draft.title.trim()) faults.title = "Enter a title.";
-  if (!draft.projectId) faults.projectId = "Choose a project.";
+export function errorsOf(draft: Draft): Record<string, string> {
+  const errors: Record<string, string> = {};
+  if (!draft.title.trim()) errors.title = "Enter a title.";
+  if (!draft.projectId) errors.projectId = "Choose a project.";
   const priority = Number(draft.priority);
   if (!Number.isInteger(priority) || Math.abs(priority) > 100)
-    faults.priority = "Enter a whole number from -100 to 100.";
+    errors.priority = "Enter a whole number from -100 to 100.";
   if (draft.usd.trim() && !(Number(draft.usd) > 0))
-    faults["budget.usd"] = "Enter an amount above 0, or leave it empty.";
+    errors["budget.usd"] = "Enter an amount above 0, or leave it empty.";
   const tokens = Number(draft.tokens);
   if (draft.tokens.trim() && !(Number.isInteger(tokens) && tokens > 0))
-    faults["budget.tokens"] = "Enter a whole number above 0, or leave it empty.";
-  return faults;
+    errors["budget.tokens"] = "Enter a whole number above 0, or leave it empty.";
+  return errors;
 }
 
 type Fields = Omit<Schemas["NewTask"], "projectId" | "start">;
@@ -99,7 +99,7 @@ export function changesOf(task: Task, draft: Draft): Schemas["TaskChange"] | nul
 }
 
 /** Convert the platform's validation errors to messages by field. */
-export function placed(
+export function errorsByField(
   errors: readonly { field: string; message: string }[] | null | undefined,
 ): Record<string, string> {
   return Object.fromEntries((errors ?? []).map((one) => [one.field, one.message]));
@@ -112,7 +112,7 @@ const NAMES: Partial<Record<keyof Draft, RegExp>> = {
 };
 
 /** Return the errors without those of the edited fields. */
-export function stillWrong(faults: Record<string, string>, change: Partial<Draft>): Record<string, string> {
+export function remainingErrors(errors: Record<string, string>, change: Partial<Draft>): Record<string, string> {
   const names = (Object.keys(change) as (keyof Draft)[]).map((name) => NAMES[name] ?? new RegExp(`^${name}$`));
-  return Object.fromEntries(Object.entries(faults).filter(([field]) => !names.some((name) => name.test(field))));
+  return Object.fromEntries(Object.entries(errors).filter(([field]) => !names.some((name) => name.test(field))));
 }

@@ -1,4 +1,3 @@
-import { useQuery } from "@tanstack/react-query";
 import {
   AArrowDown,
   AArrowUp,
@@ -11,12 +10,13 @@ import {
   Trash2,
 } from "lucide-react";
 import { type Ref, useState } from "react";
-import { ago } from "@/lib/format";
+import { useCloseTerminal, useTerminals } from "@/api/queries/sandboxes";
+import { formatAgo } from "@/lib/format";
 import { Button, IconButton } from "@/ui/button";
 import { Confirm } from "@/ui/dialog";
 import { Select } from "@/ui/field";
 import { Menu, MenuItem, MenuLine } from "@/ui/menu";
-import { shells as shellsQuery, useClose } from "./shells";
+import { showError } from "@/ui/toast";
 
 interface Props {
   ref: Ref<HTMLDivElement>;
@@ -33,24 +33,24 @@ interface Props {
 }
 
 /** The toolbar: select a shell, and actions for it. */
-export function Bar(props: Props) {
+export function TerminalBar(props: Props) {
   const { current, onChoose, fontSize, onFontSize, screenReader } = props;
   const [ending, setEnding] = useState(false);
-  const shells = useQuery(shellsQuery(props.sandboxId));
-  const close = useClose(props.sandboxId);
+  const shells = useTerminals(props.sandboxId);
+  const close = useCloseTerminal({ onError: showError("Could not close the shell") });
   const open = shells.data ?? [];
   const choices = open.map((shell, index) => ({
     value: shell.id,
     label: `Shell ${index + 1}`,
-    detail: `process ${shell.pid}, opened ${ago(shell.createdAt)}`,
+    detail: `process ${shell.pid}, opened ${formatAgo(shell.createdAt)}`,
   }));
-  const sized = (by: number) => (event: Event) => {
+  const changeSize = (by: number) => (event: Event) => {
     event.preventDefault(); // keep the menu open, so that sizes can be tried
     onFontSize(fontSize + by);
   };
-  const end = async () => {
+  const closeShell = async () => {
     if (!current) return;
-    await close.mutateAsync(current);
+    await close.mutateAsync({ sandboxId: props.sandboxId, terminalId: current });
   };
   return (
     <div ref={props.ref} className="flex shrink-0 items-center gap-1 border-b px-2 py-1">
@@ -86,10 +86,10 @@ export function Bar(props: Props) {
         <MenuItem onSelect={props.onCopy}>
           <Copy className="size-3.5" aria-hidden /> Copy selection
         </MenuItem>
-        <MenuItem disabled={fontSize >= 24} onSelect={sized(1)}>
+        <MenuItem disabled={fontSize >= 24} onSelect={changeSize(1)}>
           <AArrowUp className="size-3.5" aria-hidden /> Larger text
         </MenuItem>
-        <MenuItem disabled={fontSize <= 8} onSelect={sized(-1)}>
+        <MenuItem disabled={fontSize <= 8} onSelect={changeSize(-1)}>
           <AArrowDown className="size-3.5" aria-hidden /> Smaller text
         </MenuItem>
         <MenuItem onSelect={() => props.onScreenReader(!screenReader)}>
@@ -101,7 +101,13 @@ export function Bar(props: Props) {
           <Trash2 className="size-3.5" aria-hidden /> Close shell
         </MenuItem>
       </Menu>
-      <Confirm open={ending} onOpenChange={setEnding} title="Close this shell?" action="Close shell" onConfirm={end}>
+      <Confirm
+        open={ending}
+        onOpenChange={setEnding}
+        title="Close this shell?"
+        action="Close shell"
+        onConfirm={closeShell}
+      >
         Programs running in it are stopped, for everyone who has it open.
       </Confirm>
     </div>

@@ -4,35 +4,36 @@
  *
  * The socket is opened with a ticket instead of the cookie: that also works behind a proxy with another host name, and errors have messages.
  */
-import { ApiError, api, got } from "@/api/client";
+import { ApiError } from "@/api/client";
+import { createTicket, readSandbox, readTerminals } from "@/api/queries/sandboxes";
 import { Backoff } from "@/lib/backoff";
-import { words } from "@/ui/states";
-import { type Closed, type Outcome, outcome } from "./outcome";
+import { errorMessage } from "@/ui/states";
+import { type Closed, type Outcome, outcomeOf } from "./outcome";
 
-export type LinkState =
+export type ConnectionState =
   | { kind: "connecting" }
   | { kind: "open" }
   | { kind: "interrupted" }
   | { kind: "ended"; exitCode: number | null }
   | { kind: "failed"; reason: string };
 
-export interface LinkListener {
-  state: (state: LinkState) => void;
+export interface ConnectionListener {
+  state: (state: ConnectionState) => void;
   /** The shell is open. If it is not new (`again`), its earlier output follows. */
   opened: (terminalId: string, again: boolean) => void;
   data: (bytes: Uint8Array) => void;
   size: () => { cols: number; rows: number };
 }
 
-export class Link {
+export class TerminalConnection {
   private readonly sandboxId: string;
-  private readonly listener: LinkListener;
+  private readonly listener: ConnectionListener;
   private readonly backoff = new Backoff();
   private terminalId: string | undefined;
   private socket: WebSocket | undefined;
   private over = false;
 
-  constructor(sandboxId: string, terminalId: string | undefined, listener: LinkListener) {
+  constructor(sandboxId: string, terminalId: string | undefined, listener: ConnectionListener) {
     this.sandboxId = sandboxId;
     this.terminalId = terminalId;
     this.listener = listener;
@@ -67,15 +68,15 @@ export class Link {
 
   private async attempt(): Promise<Outcome> {
     try {
-      const { ticket } = await got(api.POST("/api/v1/tickets"));
+      const ticket = await createTicket();
       if (this.over) return { kind: "again" };
       const closed = await this.connection(ticket);
       if (this.over || closed.ended !== undefined || !this.terminalId)
-        return outcome(closed, true, await this.isSandboxLost(closed));
-      return outcome(closed, await this.shellExists(this.terminalId), false);
+        return outcomeOf(closed, true, await this.isSandboxLost(closed));
+      return outcomeOf(closed, await this.shellExists(this.terminalId), false);
     } catch (error) {
       if (error instanceof ApiError && error.status >= 400 && error.status < 500 && error.status !== 429) {
-        return { kind: "failed", reason: words(error) };
+        return { kind: "failed", reason: errorMessage(error) };
       }
       return { kind: "again" };
     }
@@ -96,14 +97,19 @@ export class Link {
       socket.onmessage = ({ data }: MessageEvent<ArrayBuffer | string>) => {
         if (this.over) return;
         if (typeof data !== "string") return this.listener.data(new Uint8Array(data));
-        const said = JSON.parse(data) as { type: string; terminal?: string; ended?: boolean; exitCode?: number | null };
-        if (said.type === "opened" && said.terminal) {
-          this.terminalId = said.terminal;
+        const message = JSON.parse(data) as {
+          type: string;
+          terminal?: string;
+          ended?: boolean;
+          exitCode?: number | null;
+        };
+        if (message.type === "opened" && message.terminal) {
+          this.terminalId = message.terminal;
           this.backoff.reset();
-          this.listener.opened(said.terminal, again);
+          this.listener.opened(message.terminal, again);
           this.listener.state({ kind: "open" });
-        } else if (said.type === "closed" && said.ended) {
-          closed.ended = said.exitCode ?? null;
+        } else if (message.type === "closed" && message.ended) {
+          closed.ended = message.exitCode ?? null;
         }
       };
       socket.onclose = (event) => resolve({ ...closed, code: event.code, reason: event.reason });
@@ -112,17 +118,12 @@ export class Link {
 
   /** Return whether the shell still exists. A refused WebSocket does not give a reason. */
   private async shellExists(id: string): Promise<boolean> {
-    const shells = await got(
-      api.GET("/api/v1/sandboxes/{sandbox_id}/terminals", { params: { path: { sandbox_id: this.sandboxId } } }),
-    );
-    return shells.items.some((shell) => shell.id === id);
+    return (await readTerminals(this.sandboxId)).some((shell) => shell.id === id);
   }
 
   private async isSandboxLost(closed: Closed): Promise<boolean> {
     if (closed.ended !== undefined || this.over) return false;
-    const box = await got(
-      api.GET("/api/v1/sandboxes/{sandbox_id}", { params: { path: { sandbox_id: this.sandboxId } } }),
-    );
+    const box = await readSandbox(this.sandboxId);
     return box.status === "destroyed" || box.status === "error";
   }
 }

@@ -14,7 +14,7 @@ export type Outcome =
 const FINAL = [4400, 4401, 4403, 4404, 4409, 4410];
 
 /** Decide what a closed connection means. `listed`: the shell still exists. `lost`: its sandbox failed or was destroyed. */
-export function outcome(closed: Closed, listed: boolean, lost: boolean): Outcome {
+export function outcomeOf(closed: Closed, listed: boolean, lost: boolean): Outcome {
   if (closed.ended !== undefined) return { kind: "ended", exitCode: closed.ended };
   if (lost) return { kind: "failed", reason: "The sandbox failed or was destroyed." };
   if (FINAL.includes(closed.code))

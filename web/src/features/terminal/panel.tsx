@@ -1,14 +1,15 @@
-import { useQuery, useQueryClient } from "@tanstack/react-query";
 import { lazy, Suspense, useCallback, useRef, useState } from "react";
+import { useTerminals } from "@/api/queries/sandboxes";
+import { useRefreshTerminals } from "@/api/refresh";
 import { LogFind } from "@/features/output/log-find";
 import { useStored } from "@/lib/stored";
 import { Kbd } from "@/ui/badge";
 import { Loaded, Loading } from "@/ui/states";
-import { Awake } from "./awake";
-import { Bar } from "./bar";
-import type { LinkState } from "./connection";
+import { TerminalBar } from "./bar";
+import type { ConnectionState } from "./connection";
+import { rememberedShell, rememberShell } from "./remembered-shell";
+import { ResumePrompt } from "./resume-prompt";
 import type { ScreenHandle } from "./screen";
-import { remember, remembered, shells as shellsQuery } from "./shells";
 import { StateLine } from "./state-line";
 import { TouchKeys } from "./touch-keys";
 
@@ -16,17 +17,17 @@ const TerminalScreen = lazy(() => import("./screen"));
 
 /** An interactive shell. It survives a page reload, and other open shells can be joined. */
 export function TerminalPanel({ sandboxId }: { sandboxId: string }) {
-  const shells = useQuery(shellsQuery(sandboxId));
+  const shells = useTerminals(sandboxId);
   return (
-    <Awake
+    <ResumePrompt
       sandboxId={sandboxId}
       action="Resume and open a shell"
-      why="Its files are kept. Opening a shell resumes the sandbox and keeps it running while the shell is shown."
+      explanation="Its files are kept. Opening a shell resumes the sandbox and keeps it running while the shell is shown."
     >
       <Loaded query={shells}>
         {(open) => <Shells key={sandboxId} sandboxId={sandboxId} open={open.map((shell) => shell.id)} />}
       </Loaded>
-    </Awake>
+    </ResumePrompt>
   );
 }
 
@@ -37,13 +38,13 @@ interface Chosen {
 }
 
 function Shells({ sandboxId, open }: { sandboxId: string; open: string[] }) {
-  const client = useQueryClient();
+  const refreshShells = useRefreshTerminals(sandboxId);
   const [chosen, setChosen] = useState<Chosen>(() => ({
     screen: 0,
-    id: open.find((id) => id === remembered(sandboxId)) ?? open.at(-1),
+    id: open.find((id) => id === rememberedShell(sandboxId)) ?? open.at(-1),
   }));
   const [current, setCurrent] = useState<string | undefined>(chosen.id);
-  const [state, setState] = useState<LinkState>({ kind: "connecting" });
+  const [state, setState] = useState<ConnectionState>({ kind: "connecting" });
   const [fontSize, setFontSize] = useStored("terminal.font", 13);
   const [screenReader, setScreenReader] = useStored("terminal.reader", false);
   const [finding, setFinding] = useState(false);
@@ -54,23 +55,23 @@ function Shells({ sandboxId, open }: { sandboxId: string; open: string[] }) {
 
   const choose = useCallback(
     (id: string | undefined) => {
-      remember(sandboxId, id);
+      rememberShell(sandboxId, id);
       setCurrent(id);
       setState({ kind: "connecting" });
       setChosen((before) => ({ screen: before.screen + 1, id }));
     },
     [sandboxId],
   );
-  const told = (next: LinkState) => {
+  const handleState = (next: ConnectionState) => {
     setState(next);
     if (next.kind !== "ended") return;
-    remember(sandboxId, undefined);
-    void client.invalidateQueries({ queryKey: ["terminals", sandboxId] });
+    rememberShell(sandboxId, undefined);
+    void refreshShells();
   };
-  const opened = (id: string) => {
-    remember(sandboxId, id);
+  const handleOpened = (id: string) => {
+    rememberShell(sandboxId, id);
     setCurrent(id);
-    void client.invalidateQueries({ queryKey: ["terminals", sandboxId] });
+    void refreshShells();
   };
   const find = (text: string, back = false) => (text ? screen.current?.find(text, back) : screen.current?.clearFind());
   const close = () => {
@@ -81,7 +82,7 @@ function Shells({ sandboxId, open }: { sandboxId: string; open: string[] }) {
 
   return (
     <div className="flex min-h-0 flex-1 flex-col">
-      <Bar
+      <TerminalBar
         ref={bar}
         sandboxId={sandboxId}
         current={current}
@@ -118,8 +119,8 @@ function Shells({ sandboxId, open }: { sandboxId: string; open: string[] }) {
           terminalId={chosen.id}
           fontSize={fontSize}
           screenReader={screenReader}
-          onState={told}
-          onOpened={opened}
+          onState={handleState}
+          onOpened={handleOpened}
           onFound={(place, total) => setFound({ place, total })}
           onSearch={() => setFinding(true)}
           onLeave={() => bar.current?.querySelector<HTMLElement>("button")?.focus()}

@@ -1,7 +1,7 @@
 import { type Ref, useEffect, useImperativeHandle, useRef } from "react";
 import { useTheme } from "@/lib/theme";
 import { toast } from "@/ui/toast";
-import { Link, type LinkState } from "./connection";
+import { type ConnectionState, TerminalConnection } from "./connection";
 import type { ArrowKey } from "./touch-keys";
 import { colours, MARKS, makeScreen, type Screen } from "./xterm";
 
@@ -23,7 +23,7 @@ interface Props {
   terminalId: string | undefined;
   fontSize: number;
   screenReader: boolean;
-  onState: (state: LinkState) => void;
+  onState: (state: ConnectionState) => void;
   onOpened: (terminalId: string) => void;
   onFound: (place: number, total: number) => void;
   onSearch: () => void;
@@ -48,7 +48,7 @@ export default function TerminalScreen(props: Props) {
     terminal.open(box.current as HTMLElement);
     fit.fit();
     let replaying = false; // replayed output may contain terminal queries, which must not be answered again
-    const link = new Link(sandboxId, terminalId, {
+    const link = new TerminalConnection(sandboxId, terminalId, {
       state: (state) => latest.current.onState(state),
       size: () => ({ cols: terminal.cols, rows: terminal.rows }),
       opened: (id, again) => {

@@ -1,8 +1,16 @@
 import { Button } from "@/ui/button";
-import type { LinkState } from "./connection";
+import type { ConnectionState } from "./connection";
 
 /** The state of the connection, if it is not simply open. */
-export function StateLine({ state, onNew, onAgain }: { state: LinkState; onNew: () => void; onAgain: () => void }) {
+export function StateLine({
+  state,
+  onNew,
+  onAgain,
+}: {
+  state: ConnectionState;
+  onNew: () => void;
+  onAgain: () => void;
+}) {
   return (
     <div aria-live="polite" className="shrink-0">
       {state.kind === "interrupted" && (

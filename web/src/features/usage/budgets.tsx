@@ -1,12 +1,11 @@
-import { useQuery } from "@tanstack/react-query";
 import { Link } from "@tanstack/react-router";
 import clsx from "clsx";
+import { useUsageDays } from "@/api/queries/platform";
 import type { Project } from "@/api/types";
-import { cost, count } from "@/lib/format";
-import { Section } from "@/shell/page";
+import { count, formatCost } from "@/lib/format";
+import { Section } from "@/ui/page";
 import { Loaded } from "@/ui/states";
-import { usageDays } from "./page";
-import { summed } from "./sums";
+import { sumUsage } from "./sums";
 
 /** How much of this month's budget each project has used. Lists only projects with a budget. */
 export function Budgets({ projects }: { projects: Project[] }) {
@@ -15,7 +14,7 @@ export function Budgets({ projects }: { projects: Project[] }) {
     return budget?.usd || budget?.tokens;
   });
   const month = `${new Date().toISOString().slice(0, 7)}-01`;
-  const query = useQuery({ ...usageDays(month), enabled: limited.length > 0 });
+  const query = useUsageDays(month, undefined, { enabled: limited.length > 0 });
   if (!limited.length) return null;
   return (
     <Section
@@ -26,7 +25,7 @@ export function Budgets({ projects }: { projects: Project[] }) {
         {({ items }) => (
           <ul className="divide-y">
             {limited.map((project) => {
-              const spent = summed(items.filter((one) => one.projectId === project.id));
+              const spent = sumUsage(items.filter((one) => one.projectId === project.id));
               const budget = project.settings.tasks?.monthlyBudget;
               return (
                 <li key={project.id} className="flex flex-wrap items-center gap-x-5 gap-y-1 px-4 py-2.5">
@@ -39,7 +38,7 @@ export function Budgets({ projects }: { projects: Project[] }) {
                     {project.name}
                   </Link>
                   {budget?.usd && (
-                    <Bar name={`Cost of ${project.name}`} spent={spent.cost} limit={budget.usd} format={cost} />
+                    <Bar name={`Cost of ${project.name}`} spent={spent.cost} limit={budget.usd} format={formatCost} />
                   )}
                   {budget?.tokens && (
                     <Bar

@@ -1,15 +1,15 @@
 /** Accessible charts: every bar has a label, and the same numbers are available as a table. */
 import clsx from "clsx";
 import { type KeyboardEvent, useRef, useState } from "react";
-import { ceiling, type Series } from "./sums";
+import { roundUp, type Series } from "./sums";
 
 const FILLS = ["fill-accent", "fill-info", "fill-ok", "fill-faint", "fill-bad", "fill-warn"];
-const SPOTS = ["bg-accent", "bg-info", "bg-ok", "bg-faint", "bg-bad", "bg-warn"];
-export const MOST = FILLS.length;
+const DOTS = ["bg-accent", "bg-info", "bg-ok", "bg-faint", "bg-bad", "bg-warn"];
+export const MAX_SERIES = FILLS.length;
 
 const HEIGHT = 100;
 
-interface Shown {
+interface ChartProps {
   title: string;
   days: string[];
   series: Series[];
@@ -25,13 +25,13 @@ function dayName(day: string): string {
 }
 
 /** A stacked bar for each day. One tab stop; arrow keys, Home and End move between days. */
-export function DayBars({ title, days, series, format }: Shown) {
+export function DayBars({ title, days, series, format }: ChartProps) {
   const [at, setAt] = useState<number | null>(null);
   const bars = useRef<(HTMLButtonElement | null)[]>([]);
   const totals = days.map((_, day) => series.reduce((sum, one) => sum + (one.values[day] ?? 0), 0));
-  const top = ceiling(Math.max(...totals));
+  const top = roundUp(Math.max(...totals));
   const stop = at ?? days.length - 1;
-  const go = (event: KeyboardEvent) => {
+  const moveFocus = (event: KeyboardEvent) => {
     const next = { ArrowLeft: stop - 1, ArrowRight: stop + 1, Home: 0, End: days.length - 1 }[event.key];
     if (next === undefined) return;
     event.preventDefault();
@@ -67,27 +67,27 @@ export function DayBars({ title, days, series, format }: Shown) {
                 vectorEffect="non-scaling-stroke"
               />
             ))}
-            {days.map((day, place) => (
-              <Parts key={day} place={place} series={series} top={top} />
+            {days.map((day, dayIndex) => (
+              <StackedBar key={day} dayIndex={dayIndex} series={series} top={top} />
             ))}
           </svg>
           <fieldset aria-label={title} className="absolute inset-0 flex">
-            {days.map((day, place) => (
+            {days.map((day, dayIndex) => (
               <button
                 key={day}
                 type="button"
                 ref={(element) => {
-                  bars.current[place] = element;
+                  bars.current[dayIndex] = element;
                 }}
-                aria-label={`${dayName(day)}: ${format(totals[place] ?? 0)}`}
-                title={`${dayName(day)}: ${format(totals[place] ?? 0)}`}
-                aria-pressed={place === stop}
-                tabIndex={place === stop ? 0 : -1}
-                onKeyDown={go}
-                onClick={() => setAt(place)}
-                onFocus={() => setAt(place)}
-                onPointerEnter={() => setAt(place)}
-                className={clsx("min-w-0 flex-1", place === at && "bg-text/8")}
+                aria-label={`${dayName(day)}: ${format(totals[dayIndex] ?? 0)}`}
+                title={`${dayName(day)}: ${format(totals[dayIndex] ?? 0)}`}
+                aria-pressed={dayIndex === stop}
+                tabIndex={dayIndex === stop ? 0 : -1}
+                onKeyDown={moveFocus}
+                onClick={() => setAt(dayIndex)}
+                onFocus={() => setAt(dayIndex)}
+                onPointerEnter={() => setAt(dayIndex)}
+                className={clsx("min-w-0 flex-1", dayIndex === at && "bg-text/8")}
               />
             ))}
           </fieldset>
@@ -97,25 +97,25 @@ export function DayBars({ title, days, series, format }: Shown) {
         <span>{dayName(days[0] ?? "")}</span>
         <span>{dayName(days.at(-1) ?? "")}</span>
       </div>
-      <Readout day={days[stop] ?? ""} place={stop} series={series} format={format} total={totals[stop] ?? 0} />
-      <AsTable title={title} days={days} series={series} format={format} />
+      <Readout day={days[stop] ?? ""} dayIndex={stop} series={series} format={format} total={totals[stop] ?? 0} />
+      <DayTable title={title} days={days} series={series} format={format} />
     </figure>
   );
 }
 
-function Parts({ place, series, top }: { place: number; series: Series[]; top: number }) {
+function StackedBar({ dayIndex, series, top }: { dayIndex: number; series: Series[]; top: number }) {
   let below = 0;
   return series.map((one, index) => {
-    const tall = ((one.values[place] ?? 0) / top) * HEIGHT;
-    below += tall;
-    return tall > 0 ? (
+    const height = ((one.values[dayIndex] ?? 0) / top) * HEIGHT;
+    below += height;
+    return height > 0 ? (
       <rect
         key={one.key}
-        x={place * 10 + 1.5}
+        x={dayIndex * 10 + 1.5}
         y={HEIGHT - below}
         width={7}
-        height={tall}
-        className={FILLS[index % MOST]}
+        height={height}
+        className={FILLS[index % MAX_SERIES]}
       />
     ) : null;
   });
@@ -124,15 +124,15 @@ function Parts({ place, series, top }: { place: number; series: Series[]; top: n
 /** The values of the selected day; also the legend. */
 function Readout({
   day,
-  place,
+  dayIndex,
   series,
   format,
   total,
 }: {
   day: string;
-  place: number;
+  dayIndex: number;
   series: Series[];
-  format: Shown["format"];
+  format: ChartProps["format"];
   total: number;
 }) {
   return (
@@ -142,16 +142,16 @@ function Readout({
       </span>
       {series.map((one, index) => (
         <span key={one.key} className="flex min-w-0 items-center gap-1.5 text-soft">
-          <span className={clsx("size-2 shrink-0 rounded-sm", SPOTS[index % MOST])} aria-hidden />
+          <span className={clsx("size-2 shrink-0 rounded-sm", DOTS[index % MAX_SERIES])} aria-hidden />
           <span className="truncate">{one.key}</span>
-          <span className="tabular-nums">{format(one.values[place] ?? 0)}</span>
+          <span className="tabular-nums">{format(one.values[dayIndex] ?? 0)}</span>
         </span>
       ))}
     </div>
   );
 }
 
-function AsTable({ title, days, series, format }: Shown) {
+function DayTable({ title, days, series, format }: ChartProps) {
   return (
     <details className="mt-2 text-xs">
       <summary className="cursor-pointer text-soft hover:text-text">Show as table</summary>
@@ -172,14 +172,14 @@ function AsTable({ title, days, series, format }: Shown) {
             </tr>
           </thead>
           <tbody>
-            {days.map((day, place) => (
+            {days.map((day, dayIndex) => (
               <tr key={day} className="border-t">
                 <th scope="row" className="px-2 py-0.5 text-left font-normal">
                   {day}
                 </th>
                 {series.map((one) => (
                   <td key={one.key} className="px-2 py-0.5 text-right">
-                    {format(one.values[place] ?? 0)}
+                    {format(one.values[dayIndex] ?? 0)}
                   </td>
                 ))}
               </tr>
@@ -199,9 +199,9 @@ export function Shares({
 }: {
   title: string;
   rows: { key: string; name: string; total: number }[];
-  format: Shown["format"];
+  format: ChartProps["format"];
 }) {
-  const most = Math.max(...rows.map((row) => row.total), 0);
+  const largest = Math.max(...rows.map((row) => row.total), 0);
   return (
     <table className="w-full table-fixed text-[13px]">
       <caption className="sr-only">{title}</caption>
@@ -220,7 +220,12 @@ export function Shares({
               <svg viewBox="0 0 100 8" preserveAspectRatio="none" className="h-2 w-full">
                 <title>{`${row.name}: ${format(row.total)}`}</title>
                 <rect width={100} height={8} rx={1} className="fill-sunken" />
-                <rect width={most ? (100 * row.total) / most : 0} height={8} rx={1} className={FILLS[index % MOST]} />
+                <rect
+                  width={largest ? (100 * row.total) / largest : 0}
+                  height={8}
+                  rx={1}
+                  className={FILLS[index % MAX_SERIES]}
+                />
               </svg>
             </td>
             <td className="px-4 py-1.5 text-right tabular-nums">{format(row.total)}</td>

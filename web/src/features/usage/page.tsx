@@ -1,33 +1,27 @@
-import { useQuery } from "@tanstack/react-query";
 import { getRouteApi, useNavigate } from "@tanstack/react-router";
 import { ChartNoAxesColumn } from "lucide-react";
-import { api, got } from "@/api/client";
-import { projects } from "@/api/queries";
+import { useUsageDays } from "@/api/queries/platform";
+import { useProjects } from "@/api/queries/projects";
 import type { Project } from "@/api/types";
-import { cost, count } from "@/lib/format";
-import { Page, Section } from "@/shell/page";
+import { count, formatCost } from "@/lib/format";
 import { Select } from "@/ui/field";
+import { Page, Section } from "@/ui/page";
 import { Empty, Loaded } from "@/ui/states";
 import { Budgets } from "./budgets";
-import { DayBars, MOST, Shares } from "./charts";
-import { type DayUsage, daysUpTo, type Metric, series, summed } from "./sums";
+import { DayBars, MAX_SERIES, Shares } from "./charts";
+import { type DayUsage, daysUpTo, groupUsage, type Metric, sumUsage } from "./sums";
 
 const route = getRouteApi("/inside/usage");
 const RANGES = [7, 30, 90];
 const ALL = "all";
 
-export const usageDays = (since: string, projectId?: string) => ({
-  queryKey: ["usage", "days", since, projectId ?? null],
-  queryFn: () => got(api.GET("/api/v1/usage/days", { params: { query: { since: `${since}T00:00:00Z`, projectId } } })),
-});
-
 export function UsagePage() {
   const search = route.useSearch();
   const navigate = useNavigate();
-  const known = useQuery(projects).data ?? [];
+  const projects = useProjects().data ?? [];
   const range = RANGES.find((one) => one === search.days) ?? 30;
   const days = daysUpTo(Date.now(), range);
-  const query = useQuery(usageDays(days[0] ?? "", search.project));
+  const query = useUsageDays(days[0] ?? "", search.project);
   const metric: Metric = search.show ?? "cost";
   return (
     <Page
@@ -41,7 +35,7 @@ export function UsagePage() {
             onChange={(id) => navigate({ to: "/usage", search: { ...search, project: id === ALL ? undefined : id } })}
             choices={[
               { value: ALL, label: "All projects" },
-              ...known.map((one) => ({ value: one.id, label: one.name })),
+              ...projects.map((one) => ({ value: one.id, label: one.name })),
             ]}
           />
           <Select
@@ -72,11 +66,11 @@ export function UsagePage() {
             {truncated && (
               <p className="mb-2 text-xs text-warn">Some data is not shown: the oldest days are missing.</p>
             )}
-            <Charts items={items} days={days} metric={metric} projects={known} />
+            <Charts items={items} days={days} metric={metric} projects={projects} />
           </>
         )}
       </Loaded>
-      <Budgets projects={known.filter((one) => !search.project || one.id === search.project)} />
+      <Budgets projects={projects.filter((one) => !search.project || one.id === search.project)} />
     </Page>
   );
 }
@@ -85,19 +79,19 @@ function Charts({
   items,
   days,
   metric,
-  projects: known,
+  projects,
 }: {
   items: DayUsage[];
   days: string[];
   metric: Metric;
   projects: Project[];
 }) {
-  const format = metric === "cost" ? cost : count;
+  const format = metric === "cost" ? formatCost : count;
   const project = (id: string | null) =>
-    known.find((one) => one.id === id)?.name ?? (id ? "other project" : "no project");
-  const byModel = series(items, days, metric, (one) => one.model ?? "unknown model", MOST);
-  const byProject = series(items, days, metric, (one) => project(one.projectId), 12);
-  const sum = summed(items);
+    projects.find((one) => one.id === id)?.name ?? (id ? "other project" : "no project");
+  const byModel = groupUsage(items, days, metric, (one) => one.model ?? "unknown model", MAX_SERIES);
+  const byProject = groupUsage(items, days, metric, (one) => project(one.projectId), 12);
+  const sum = sumUsage(items);
   if (!items.length) {
     return (
       <Empty title="No usage" icon={<ChartNoAxesColumn className="size-6" aria-hidden />}>
@@ -110,7 +104,7 @@ function Charts({
       <dl className="mb-5 grid grid-cols-2 gap-px overflow-hidden rounded-lg border bg-line sm:grid-cols-4">
         <Total
           name="Cost"
-          value={cost(sum.cost)}
+          value={formatCost(sum.cost)}
           note={sum.unpriced ? `${count(sum.unpriced)} requests have no price` : undefined}
         />
         <Total name="Requests" value={count(sum.calls)} />

@@ -1,5 +1,5 @@
 import { expect, it } from "vitest";
-import { ceiling, type DayUsage, daysUpTo, series, summed } from "./sums";
+import { type DayUsage, daysUpTo, groupUsage, roundUp, sumUsage } from "./sums";
 
 function used(day: string, model: string | null, costUsd: number | null, inputTokens = 10): DayUsage {
   return {
@@ -22,21 +22,21 @@ it("assigns values to days and ignores older ones", () => {
     used("2026-02-27", "a", 9),
     used("2026-03-01", "b", null),
   ];
-  expect(series(items, days, "cost", model, 5)).toEqual([
+  expect(groupUsage(items, days, "cost", model, 5)).toEqual([
     { key: "a", total: 3, values: [2, 1] },
     { key: "b", total: 0, values: [0, 0] },
   ]);
-  expect(series(items, days, "tokens", model, 5)[0]?.values).toEqual([11, 11]);
+  expect(groupUsage(items, days, "tokens", model, 5)[0]?.values).toEqual([11, 11]);
 });
 
 it("keeps the largest series and sums the rest as others", () => {
   const items = ["a", "b", "c", "d"].map((name, index) => used("2026-03-01", name, index + 1));
-  const made = series(items, daysUpTo(now, 1), "cost", model, 3);
+  const made = groupUsage(items, daysUpTo(now, 1), "cost", model, 3);
   expect(made.map((one) => [one.key, one.total])).toEqual([["d", 4], ["c", 3], ["others", 3]]); // biome-ignore format: pairs
 });
 
 it("sums known costs and counts unpriced requests", () => {
-  expect(summed([used("2026-03-01", "a", 1.5), used("2026-03-01", "b", null)])).toMatchObject({
+  expect(sumUsage([used("2026-03-01", "a", 1.5), used("2026-03-01", "b", null)])).toMatchObject({
     calls: 2,
     cost: 1.5,
     unpriced: 1,
@@ -45,5 +45,5 @@ it("sums known costs and counts unpriced requests", () => {
 });
 
 it("rounds up to a round number", () => {
-  expect([0, 0.03, 1, 1.2, 4.5, 7, 99, 100, 101].map(ceiling)).toEqual([1, 0.05, 1, 2, 5, 10, 100, 100, 200]);
+  expect([0, 0.03, 1, 1.2, 4.5, 7, 99, 100, 101].map(roundUp)).toEqual([1, 0.05, 1, 2, 5, 10, 100, 100, 200]);
 });

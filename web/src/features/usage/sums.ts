@@ -29,7 +29,7 @@ export function daysUpTo(now: number, count: number): string[] {
   );
 }
 
-export function summed(items: DayUsage[]): Sum {
+export function sumUsage(items: DayUsage[]): Sum {
   const sum: Sum = { calls: 0, input: 0, output: 0, cached: 0, cost: 0, unpriced: 0 };
   for (const one of items) {
     sum.calls += one.calls;
@@ -45,41 +45,41 @@ export function summed(items: DayUsage[]): Sum {
 export const amount = (one: DayUsage, metric: Metric): number =>
   metric === "cost" ? (one.costUsd ?? 0) : one.inputTokens + one.outputTokens;
 
-/** Group by `keyOf`, largest first. Returns at most `most` series; the last one then sums the rest as “others”. */
-export function series(
+/** Group by `keyOf`, largest first. Returns at limit `limit` series; the last one then sums the rest as “others”. */
+export function groupUsage(
   items: DayUsage[],
   days: string[],
   metric: Metric,
   keyOf: (one: DayUsage) => string,
-  most: number,
+  limit: number,
 ): Series[] {
-  const places = new Map(days.map((day, index) => [day, index]));
+  const indexes = new Map(days.map((day, index) => [day, index]));
   const found = new Map<string, Series>();
-  const add = (key: string, place: number, value: number) => {
+  const add = (key: string, index: number, value: number) => {
     const one = found.get(key) ?? { key, total: 0, values: days.map(() => 0) };
     one.total += value;
-    one.values[place] = (one.values[place] ?? 0) + value;
+    one.values[index] = (one.values[index] ?? 0) + value;
     found.set(key, one);
   };
   for (const item of items) {
-    const place = places.get(item.day);
-    if (place !== undefined) add(keyOf(item), place, amount(item, metric));
+    const index = indexes.get(item.day);
+    if (index !== undefined) add(keyOf(item), index, amount(item, metric));
   }
   const sorted = [...found.values()].sort((a, b) => b.total - a.total || a.key.localeCompare(b.key));
-  if (sorted.length <= most) return sorted;
-  const rest = sorted.slice(most - 1);
+  if (sorted.length <= limit) return sorted;
+  const rest = sorted.slice(limit - 1);
   return [
-    ...sorted.slice(0, most - 1),
+    ...sorted.slice(0, limit - 1),
     {
       key: "others",
       total: rest.reduce((sum, one) => sum + one.total, 0),
-      values: days.map((_, place) => rest.reduce((sum, one) => sum + (one.values[place] ?? 0), 0)),
+      values: days.map((_, index) => rest.reduce((sum, one) => sum + (one.values[index] ?? 0), 0)),
     },
   ];
 }
 
 /** Return a round number at or above the highest value: 1, 2 or 5 times a power of ten. */
-export function ceiling(highest: number): number {
+export function roundUp(highest: number): number {
   if (!(highest > 0)) return 1;
   const power = 10 ** Math.floor(Math.log10(highest));
   return [1, 2, 5, 10].map((step) => step * power).find((step) => step >= highest * 0.999_999) ?? highest;

@@ -1,9 +1,8 @@
-import { useQuery } from "@tanstack/react-query";
 import clsx from "clsx";
 import { RadioGroup } from "radix-ui";
-import { agents } from "@/api/queries";
-import { needsKey } from "@/features/agents/ready";
+import { useAgents } from "@/api/queries/agents";
 import { KeyForm, KeyTitle } from "@/features/models/key-form";
+import { needsKey } from "@/model/agent-facts";
 import { Badge } from "@/ui/badge";
 import { Button } from "@/ui/button";
 import { Loaded } from "@/ui/states";
@@ -21,9 +20,9 @@ export function AgentStep({
   onBack: () => void;
   onDone: () => void;
 }) {
-  const known = useQuery(agents);
+  const agents = useAgents();
   return (
-    <Loaded query={known}>
+    <Loaded query={agents}>
       {(list) => {
         const chosen = list.find((one) => one.name === agent);
         const missing = chosen !== undefined && needsKey(chosen, projectId);

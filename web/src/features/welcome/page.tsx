@@ -1,16 +1,17 @@
-import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
 import { Link, useNavigate, useSearch } from "@tanstack/react-router";
 import clsx from "clsx";
 import { Check, X } from "lucide-react";
 import { useEffect, useState } from "react";
-import { api, got } from "@/api/client";
-import { agents, me, project as projectQuery, task as taskQuery } from "@/api/queries";
+import { useCurrentUser, useMe } from "@/api/queries/account";
+import { useAgents } from "@/api/queries/agents";
+import { useProject, useUpdateProject } from "@/api/queries/projects";
+import { useTask } from "@/api/queries/tasks";
 import type { Agent, Project, Task } from "@/api/types";
 import { ForgeNote } from "@/features/projects/forge-note";
-import type { Settings } from "@/features/projects/settings";
-import { agentTitle } from "@/features/tasks/card-facts";
-import { Page } from "@/shell/page";
-import { failed } from "@/ui/toast";
+import type { Settings } from "@/model/project-settings";
+import { agentTitle } from "@/model/task-facts";
+import { Page } from "@/ui/page";
+import { showError } from "@/ui/toast";
 import { AgentStep } from "./agent-step";
 import { Progress } from "./progress";
 import { RepositoryStep } from "./repository-step";
@@ -37,57 +38,50 @@ function stateOf(index: number, step: number, task: Task | null): keyof typeof L
 }
 
 /** Return a function that saves the agent as the project's default, so that other tasks use it too. The demo agent is never saved. */
-function useDefaultAgent(project: Project | null, onChanged: (project: Project) => void) {
-  const client = useQueryClient();
-  const caller = useQuery(me).data?.user;
-  const save = useMutation({
-    mutationFn: async ({ id, name }: { id: string; name: string }) => {
-      const path = { params: { path: { project_id: id } } };
-      const settings = (await got(api.GET("/api/v1/projects/{project_id}", path))).settings as Settings;
-      const body = { settings: { ...settings, agent: { ...settings.agent, default: name } } };
-      return got(api.PATCH("/api/v1/projects/{project_id}", { ...path, body }));
-    },
-    onSuccess: (changed) => {
-      onChanged(changed);
-      void client.invalidateQueries({ queryKey: ["projects"] });
-    },
-    onError: failed("Could not set the project's default agent"),
+function useSaveDefaultAgent(project: Project | null, onChanged: (project: Project) => void) {
+  const user = useCurrentUser();
+  const save = useUpdateProject({
+    onSuccess: onChanged,
+    onError: showError("Could not set the project's default agent"),
   });
   return async (agent: Agent | undefined) => {
-    const mayChange = caller?.role === "admin" || caller?.id === project?.ownerId;
+    const mayChange = user?.role === "admin" || user?.id === project?.ownerId;
     if (!project || !agent || agent.demo || !mayChange || project.settings.agent?.default === agent.name) return;
-    await save.mutateAsync({ id: project.id, name: agent.name }).catch(() => undefined); // the error is shown; the first task names the agent anyway
+    const changes = ({ settings }: Project) => ({
+      settings: { ...settings, agent: { ...(settings as Settings).agent, default: agent.name } },
+    });
+    await save.mutateAsync({ id: project.id, changes }).catch(() => undefined); // the error is shown; the first task names the agent anyway
   };
 }
 
 /** The selected project. On return from its settings, the URL contains it. */
-function useProject(onReturned: () => void): [Project | null, (project: Project) => void] {
+function useChosenProject(onReturned: () => void): [Project | null, (project: Project) => void] {
   const { project: id } = useSearch({ from: "/inside/welcome" });
-  const [chosen, choose] = useState<Project | null>(null);
-  const returned = useQuery({ ...projectQuery(id ?? ""), enabled: id !== undefined && chosen === null }).data;
+  const [chosen, setChosen] = useState<Project | null>(null);
+  const returned = useProject(id ?? "", { enabled: id !== undefined && chosen === null }).data;
   // biome-ignore lint/correctness/useExhaustiveDependencies: runs once, when the project is loaded
   useEffect(() => {
     if (!returned || chosen) return;
-    choose(returned);
+    setChosen(returned);
     onReturned();
   }, [returned]);
-  return [chosen, choose];
+  return [chosen, setChosen];
 }
 
 /** The first run: three steps to the first pushed branch. */
 export function WelcomePage() {
   const navigate = useNavigate();
-  const known = useQuery(agents);
-  const own = useQuery(me);
+  const agents = useAgents();
+  const me = useMe();
   const [step, setStep] = useState(0);
-  const [project, setProject] = useProject(() => setStep(1));
+  const [project, setProject] = useChosenProject(() => setStep(1));
   const [suggestions, setSuggestions] = useState<Suggestion[]>([]);
   const [picked, setPicked] = useState<string>();
   const [task, setTask] = useState<Task | null>(null);
-  const followed = useQuery({ ...taskQuery(task?.id ?? ""), enabled: task !== null });
+  const currentTask = useTask(task?.id ?? "", { enabled: task !== null });
   const agent = picked ?? project?.defaultAgent ?? "demo";
-  const chosen = known.data?.find((one) => one.name === agent);
-  const keep = useDefaultAgent(project, setProject);
+  const chosen = agents.data?.find((one) => one.name === agent);
+  const saveDefaultAgent = useSaveDefaultAgent(project, setProject);
   return (
     <Page
       title="Welcome"
@@ -102,7 +96,7 @@ export function WelcomePage() {
       </p>
       <ol className="mb-5 flex gap-2" aria-label="Steps">
         {STEPS.map((name, index) => {
-          const state = stateOf(index, step, followed.data ?? task);
+          const state = stateOf(index, step, currentTask.data ?? task);
           return (
             <li
               key={name}
@@ -121,7 +115,7 @@ export function WelcomePage() {
           );
         })}
       </ol>
-      {own.data && !own.data.hasPassword && step === 0 && (
+      {me.data && !me.data.hasPassword && step === 0 && (
         <p role="note" className="mb-4 rounded-md bg-info-soft px-2.5 py-1.5 text-[13px]">
           You signed in with a token that is not shown again.{" "}
           <Link
@@ -131,17 +125,17 @@ export function WelcomePage() {
           >
             Set a password
           </Link>{" "}
-          to sign in as {own.data.user.name} without it.
+          to sign in as {me.data.user.name} without it.
         </p>
       )}
       {project && step > 0 && <ForgeNote project={project} from="welcome" className="mb-4" />}
       {task ? (
-        <Progress taskId={task.id} again={() => setTask(null)} />
+        <Progress taskId={task.id} onRestart={() => setTask(null)} />
       ) : step === 0 ? (
         <RepositoryStep
-          onDone={(made, ideas) => {
-            setProject(made);
-            void navigate({ to: "/welcome", search: { project: made.id }, replace: true });
+          onDone={(created, ideas) => {
+            setProject(created);
+            void navigate({ to: "/welcome", search: { project: created.id }, replace: true });
             setPicked(undefined);
             setSuggestions(ideas);
             setStep(1);
@@ -153,7 +147,7 @@ export function WelcomePage() {
           projectId={project?.id}
           onAgent={setPicked}
           onBack={() => setStep(0)}
-          onDone={() => keep(chosen).then(() => setStep(2))}
+          onDone={() => saveDefaultAgent(chosen).then(() => setStep(2))}
         />
       ) : (
         project && (

@@ -1,39 +1,38 @@
-import { useQuery } from "@tanstack/react-query";
 import { Link } from "@tanstack/react-router";
 import { CircleCheck, GitPullRequest } from "lucide-react";
-import { task as taskQuery } from "@/api/queries";
+import { useTask } from "@/api/queries/tasks";
 import type { Task } from "@/api/types";
+import { WorkTime } from "@/features/attempts/work-time";
 import { ProviderHelp } from "@/features/models/provider-help";
-import { attemptWord, doingNow } from "@/features/tasks/card-facts";
-import { useTaskVerbs } from "@/features/tasks/use-task";
-import { Worked } from "@/features/tasks/worked";
+import { useTaskActions } from "@/features/tasks/use-task-actions";
 import { safeHref } from "@/lib/links";
+import { attemptStatus, describeActivity } from "@/model/task-facts";
 import { Button } from "@/ui/button";
 import { Loaded } from "@/ui/states";
 import { Status } from "@/ui/status";
 
 /** The progress of the first task. */
-export function Progress({ taskId, again }: { taskId: string; again: () => void }) {
-  const query = useQuery(taskQuery(taskId));
+export function Progress({ taskId, onRestart }: { taskId: string; onRestart: () => void }) {
+  const query = useTask(taskId);
   return (
     <div className="rounded-lg border bg-surface p-4">
-      <Loaded query={query}>{(task) => <Course task={task} again={again} />}</Loaded>
+      <Loaded query={query}>{(task) => <TaskProgress task={task} onRestart={onRestart} />}</Loaded>
     </div>
   );
 }
 
-function Course({ task, again }: { task: Task; again: () => void }) {
+function TaskProgress({ task, onRestart }: { task: Task; onRestart: () => void }) {
   const attempt = task.attempts[0];
   const pull = task.pullRequest;
   const over = attempt?.status === "failed" || attempt?.status === "cancelled";
   const link = safeHref(pull?.url);
-  const { retry } = useTaskVerbs(task);
+  const { retry } = useTaskActions();
   return (
     <div className="flex flex-col gap-3" aria-live="polite">
       <div className="flex flex-wrap items-center gap-2">
         <h2 className="mr-auto font-semibold">{task.title}</h2>
-        {attempt && <Status word={attemptWord(attempt)} />}
-        {attempt?.seconds != null && <Worked attempt={attempt} className="text-xs text-faint tabular-nums" />}
+        {attempt && <Status word={attemptStatus(attempt)} />}
+        {attempt?.seconds != null && <WorkTime attempt={attempt} className="text-xs text-faint tabular-nums" />}
       </div>
       {pull ? (
         <p className="flex items-center gap-2 text-ok">
@@ -45,7 +44,7 @@ function Course({ task, again }: { task: Task; again: () => void }) {
       ) : over ? (
         <p className="text-bad">{attempt.error ?? task.error ?? "The attempt was stopped."}</p>
       ) : (
-        <p className="text-soft">{attempt?.step ? doingNow(attempt) : "Queued"}…</p>
+        <p className="text-soft">{attempt?.step ? describeActivity(attempt) : "Queued"}…</p>
       )}
       <div className="flex flex-wrap gap-2">
         <Link
@@ -77,10 +76,10 @@ function Course({ task, again }: { task: Task; again: () => void }) {
             code={attempt.errorCode}
             agent={attempt.agent}
             projectId={task.projectId}
-            onAdded={() => retry.mutate()}
+            onAdded={() => retry.mutate({ id: task.id })}
           />
         )}
-        {(pull || over) && <Button onClick={again}>Create another task</Button>}
+        {(pull || over) && <Button onClick={onRestart}>Create another task</Button>}
       </div>
     </div>
   );

@@ -1,52 +1,33 @@
-import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
 import { FolderGit2, Sparkles } from "lucide-react";
 import { type FormEvent, useState } from "react";
-import { api, got } from "@/api/client";
-import { projects } from "@/api/queries";
+import { fieldError } from "@/api/errors";
+import { useCreateProject, useCreateSampleProject, useProjects } from "@/api/queries/projects";
 import type { Project } from "@/api/types";
-import { findingAt } from "@/features/projects/findings";
-import { fault } from "@/lib/problems";
+import { findingAt } from "@/model/connection-test";
 import { Button } from "@/ui/button";
 import { Field, Input } from "@/ui/field";
-import { words } from "@/ui/states";
-import { failed } from "@/ui/toast";
+import { errorMessage } from "@/ui/states";
+import { showError } from "@/ui/toast";
 import type { Suggestion } from "./task-step";
 
 export function RepositoryStep({ onDone }: { onDone: (project: Project, suggestions: Suggestion[]) => void }) {
-  const client = useQueryClient();
-  const known = useQuery(projects);
+  const projects = useProjects();
   const [repository, setRepository] = useState("");
   const [token, setToken] = useState("");
-  const forget = () => client.invalidateQueries({ queryKey: ["projects"] });
-  const sample = useMutation({
-    mutationFn: () => got(api.POST("/api/v1/projects/sample")),
-    onSuccess: (made) => {
-      void forget();
-      onDone(made.project, made.tasks);
-    },
-    onError: failed("Could not create the sample project"),
+  const sample = useCreateSampleProject({
+    onSuccess: ({ project, tasks }) => onDone(project, tasks),
+    onError: showError("Could not create the sample project"),
   });
-  const add = useMutation({
-    mutationFn: () =>
-      got(
-        api.POST("/api/v1/projects", {
-          body: { name: nameOf(repository), repository: repository.trim(), token: token.trim() || null, test: true },
-        }),
-      ),
-    onSuccess: (project) => {
-      void forget();
-      onDone(project, []);
-    },
-  });
-  const atToken = findingAt(add.error, "token") ?? fault(add.error, "token");
+  const create = useCreateProject({ onSuccess: (project) => onDone(project, []) });
+  const tokenError = findingAt(create.error, "token") ?? fieldError(create.error, "token");
   // errors that belong to no field of this form are shown at the repository
-  const atRepository =
-    findingAt(add.error, "repository") ??
-    fault(add.error, "repository") ??
-    (add.error && !atToken ? words(add.error) : undefined);
+  const repositoryError =
+    findingAt(create.error, "repository") ??
+    fieldError(create.error, "repository") ??
+    (create.error && !tokenError ? errorMessage(create.error) : undefined);
   const submit = (event: FormEvent) => {
     event.preventDefault();
-    add.mutate();
+    create.mutate({ name: nameOf(repository), repository: repository.trim(), token: token.trim() || null, test: true });
   };
   return (
     <div className="grid gap-4 md:grid-cols-2">
@@ -66,10 +47,10 @@ export function RepositoryStep({ onDone }: { onDone: (project: Project, suggesti
         <h2 className="flex items-center gap-2 font-semibold">
           <FolderGit2 className="size-4 text-accent" aria-hidden /> Add your own
         </h2>
-        <Field label="Repository" hint="https://…, ssh://…, or a path on this machine." error={atRepository}>
-          {(wear) => (
+        <Field label="Repository" hint="https://…, ssh://…, or a path on this machine." error={repositoryError}>
+          {(control) => (
             <Input
-              {...wear}
+              {...control}
               required
               value={repository}
               onChange={(e) => setRepository(e.target.value)}
@@ -80,11 +61,11 @@ export function RepositoryStep({ onDone }: { onDone: (project: Project, suggesti
         <Field
           label="Token"
           hint="For a private repository or GitHub pull requests. Stored encrypted and never passed to a sandbox."
-          error={atToken}
+          error={tokenError}
         >
-          {(wear) => (
+          {(control) => (
             <Input
-              {...wear}
+              {...control}
               type="password"
               autoComplete="off"
               value={token}
@@ -92,15 +73,15 @@ export function RepositoryStep({ onDone }: { onDone: (project: Project, suggesti
             />
           )}
         </Field>
-        <Button type="submit" className="self-start" busy={add.isPending}>
+        <Button type="submit" className="self-start" busy={create.isPending}>
           Test and add
         </Button>
       </form>
-      {known.data && known.data.length > 0 && (
+      {projects.data && projects.data.length > 0 && (
         <section className="rounded-lg border bg-surface p-4 md:col-span-2">
           <h2 className="mb-2 font-semibold">Or use an existing project</h2>
           <ul className="flex flex-wrap gap-2">
-            {known.data.map((project) => (
+            {projects.data.map((project) => (
               <li key={project.id}>
                 <Button onClick={() => onDone(project, [])}>{project.name}</Button>
               </li>

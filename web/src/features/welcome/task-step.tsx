@@ -1,10 +1,9 @@
-import { useMutation } from "@tanstack/react-query";
 import { type FormEvent, useState } from "react";
-import { api, got } from "@/api/client";
+import { useSaveTask } from "@/api/queries/tasks";
 import type { Project, Task } from "@/api/types";
 import { Button } from "@/ui/button";
 import { Field, Input, Textarea } from "@/ui/field";
-import { words } from "@/ui/states";
+import { errorMessage } from "@/ui/states";
 
 export interface Suggestion {
   title: string;
@@ -54,28 +53,22 @@ export function TaskStep({
   const ideas = demo ? (suggestions.length ? suggestions : [FIRST]) : EXAMPLES;
   const [title, setTitle] = useState(demo ? (ideas[0]?.title ?? "") : "");
   const [description, setDescription] = useState(demo ? (ideas[0]?.description ?? "") : "");
-  const add = useMutation({
-    mutationFn: () =>
-      got(
-        api.POST("/api/v1/tasks", {
-          body: {
-            projectId: project.id,
-            title,
-            description,
-            agent,
-            start: true,
-            priority: 0,
-            attempts: [],
-            needs: [],
-            budget: {},
-          },
-        }),
-      ),
-    onSuccess: onDone,
-  });
+  const create = useSaveTask({ onSuccess: onDone });
   const submit = (event: FormEvent) => {
     event.preventDefault();
-    add.mutate();
+    create.mutate({
+      body: {
+        projectId: project.id,
+        title,
+        description,
+        agent,
+        start: true,
+        priority: 0,
+        attempts: [],
+        needs: [],
+        budget: {},
+      },
+    });
   };
   return (
     <form onSubmit={submit} className="flex flex-col gap-3 rounded-lg border bg-surface p-4">
@@ -106,9 +99,9 @@ export function TaskStep({
         </div>
       )}
       <Field label="Title">
-        {(wear) => (
+        {(control) => (
           <Input
-            {...wear}
+            {...control}
             required
             maxLength={200}
             placeholder="Fix the login for upper-case names"
@@ -124,11 +117,11 @@ export function TaskStep({
             ? "The demo agent understands lines that begin with create, append, replace, run, commit or ask."
             : "Describe it as you would to a colleague."
         }
-        error={add.error ? words(add.error) : undefined}
+        error={create.error ? errorMessage(create.error) : undefined}
       >
-        {(wear) => (
+        {(control) => (
           <Textarea
-            {...wear}
+            {...control}
             rows={8}
             className="font-mono"
             placeholder={
@@ -141,7 +134,7 @@ export function TaskStep({
       </Field>
       <div className="flex gap-2">
         <Button onClick={onBack}>Back</Button>
-        <Button look="primary" type="submit" busy={add.isPending}>
+        <Button look="primary" type="submit" busy={create.isPending}>
           Start
         </Button>
       </div>

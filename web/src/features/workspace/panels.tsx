@@ -2,7 +2,7 @@ import { Box } from "lucide-react";
 import { lazy, Suspense } from "react";
 import type { Attempt, Session, Task } from "@/api/types";
 import { Empty, Loading } from "@/ui/states";
-import { lacksSandbox } from "../conversation/prompting";
+import { lacksSandbox } from "../conversation/prompt-options";
 import { Boundary } from "./boundary";
 
 const ConversationPanel = lazy(() =>
@@ -15,12 +15,14 @@ const TerminalPanel = lazy(() => import("../terminal/panel").then((module) => ({
 const HistoryPanel = lazy(() => import("../history/panel").then((module) => ({ default: module.HistoryPanel })));
 const PullPanel = lazy(() => import("../pulls/panel").then((module) => ({ default: module.PullPanel })));
 const SandboxPanel = lazy(() => import("../sandboxes/panel").then((module) => ({ default: module.SandboxPanel })));
-const AttemptsPanel = lazy(() => import("../tasks/attempts").then((module) => ({ default: module.AttemptsPanel })));
+const AttemptsPanel = lazy(() =>
+  import("@/features/attempts/panel").then((module) => ({ default: module.AttemptsPanel })),
+);
 
 const WORKSPACE = "/home/user/workspace";
 const HOME = "/home/user";
 
-export interface Work {
+export interface WorkspaceContent {
   session: Session;
   task?: Task | undefined;
   attempt?: Attempt | undefined;
@@ -34,7 +36,7 @@ export function Panel({
   onAt,
 }: {
   id: string;
-  work: Work;
+  work: WorkspaceContent;
   at: string | undefined;
   onAt: (at: string | undefined) => void;
 }) {

@@ -1,21 +1,19 @@
-import { useQuery, useQueryClient } from "@tanstack/react-query";
 import { Link } from "@tanstack/react-router";
 import { Columns2, Hourglass } from "lucide-react";
-import { useEffect } from "react";
 import { ApiError } from "@/api/client";
-import { session as sessionQuery } from "@/api/queries";
+import { usePrefetchChanges } from "@/api/queries/git";
+import { useSession } from "@/api/queries/sessions";
 import type { Attempt, Session, Task } from "@/api/types";
-import { checkout, diff } from "@/features/changes/queries";
-import { useShownPreview } from "@/features/previews/shown";
-import { doingNow } from "@/features/tasks/card-facts";
-import { strip } from "@/lib/ansi";
+import { useOpenPreview } from "@/features/previews/open-preview";
+import { stripAnsi } from "@/lib/ansi";
+import type { WorkSearch } from "@/lib/search-params";
 import { useStored } from "@/lib/stored";
-import type { WorkSearch } from "@/routes";
+import { describeActivity } from "@/model/task-facts";
 import { IconButton } from "@/ui/button";
 import { Empty, ErrorState, Loading } from "@/ui/states";
 import { type Tab, TabBar } from "@/ui/tabs";
-import { Panel, type Work } from "./panels";
-import { useWide } from "./use-wide";
+import { useWide } from "@/ui/use-wide";
+import { Panel, type WorkspaceContent } from "./panels";
 
 export interface WorkspaceProps {
   sessionId: string;
@@ -27,7 +25,7 @@ export interface WorkspaceProps {
 
 /** An agent's work in tabs or, on a wide screen, the conversation beside one of the tabs. */
 export function Workspace({ sessionId, task, attempt, search, onSearch }: WorkspaceProps) {
-  const query = useQuery(sessionQuery(sessionId));
+  const query = useSession(sessionId);
   if (query.data) return <Tabs work={{ session: query.data, task, attempt }} search={search} onSearch={onSearch} />;
   if (query.isPending && !query.error) return <Loading lines={6} />;
   if (query.error instanceof ApiError && query.error.status === 404 && attempt)
@@ -46,7 +44,7 @@ function NotYet({ attempt, projectId }: { attempt: Attempt; projectId: string | 
   }
   return (
     <Empty
-      title={attempt.status === "queued" ? "Queued" : doingNow(attempt)}
+      title={attempt.status === "queued" ? "Queued" : describeActivity(attempt)}
       icon={<Hourglass className="size-6" aria-hidden />}
       action={
         attempt.stepDetail &&
@@ -64,7 +62,7 @@ function NotYet({ attempt, projectId }: { attempt: Attempt; projectId: string | 
     >
       {attempt.stepOutput && (
         <span className="mb-2 block rounded bg-sunken px-2 py-1 text-left font-mono text-xs break-all">
-          {strip(attempt.stepOutput)}
+          {stripAnsi(attempt.stepOutput)}
         </span>
       )}
       {attempt.queuePosition ? `Number ${attempt.queuePosition} in the queue. ` : ""}
@@ -73,7 +71,7 @@ function NotYet({ attempt, projectId }: { attempt: Attempt; projectId: string | 
   );
 }
 
-function tabsOf({ session, task }: Work): Tab[] {
+function tabsOf({ session, task }: WorkspaceContent): Tab[] {
   const several = (task?.attempts.length ?? 0) > 1;
   const repository = Boolean(session.projectId);
   return [
@@ -93,22 +91,12 @@ function tabsOf({ session, task }: Work): Tab[] {
   ];
 }
 
-/** Fetch the changes while the code of their panel is still loading. */
-function usePrefetchedChanges(sandboxId: string | null): void {
-  const client = useQueryClient();
-  useEffect(() => {
-    if (!sandboxId) return;
-    void client.prefetchQuery(checkout(sandboxId));
-    void client.prefetchQuery(diff(sandboxId, "base"));
-  }, [client, sandboxId]);
-}
-
 function Tabs({
   work,
   search,
   onSearch,
-}: { work: Work & { session: Session } } & Pick<WorkspaceProps, "search" | "onSearch">) {
-  const preview = useShownPreview();
+}: { work: WorkspaceContent & { session: Session } } & Pick<WorkspaceProps, "search" | "onSearch">) {
+  const preview = useOpenPreview();
   const wide = useWide();
   const [split, setSplit] = useStored("workspace.split", true);
   const all = tabsOf(work);
@@ -117,7 +105,7 @@ function Tabs({
   const chosen =
     tabs.find((tab) => tab.id === search.tab) ??
     (tabs[beside ? tabs.findIndex((tab) => tab.id === "changes" || tab.id === "files") : 0] as Tab);
-  usePrefetchedChanges(chosen.id === "changes" ? work.session.sandboxId : null);
+  usePrefetchChanges(chosen.id === "changes" ? work.session.sandboxId : null);
   const panel = (id: string) => (
     <Panel id={id} work={work} at={search.at} onAt={(at) => onSearch({ tab: id, at }, true)} />
   );

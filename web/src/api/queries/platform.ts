@@ -1,0 +1,54 @@
+/** The platform itself: usage, audit log, health, documentation. */
+import { useInfiniteQuery, useQuery } from "@tanstack/react-query";
+import { api, unwrap } from "../client";
+import { keys } from "../keys";
+
+/** Model usage by day since a day in UTC, such as `2026-01-31`. */
+export const useUsageDays = (since: string, projectId?: string, options: { enabled?: boolean } = {}) =>
+  useQuery({
+    queryKey: keys.usageDays(since, projectId),
+    queryFn: () =>
+      unwrap(api.GET("/api/v1/usage/days", { params: { query: { since: `${since}T00:00:00Z`, projectId } } })),
+    ...options,
+  });
+
+export interface AuditFilters {
+  userId: string | undefined;
+  action: string | undefined;
+  target: string | undefined;
+}
+
+/** Pages of the audit log, newest entries first. */
+export const useAuditLog = (filters: AuditFilters) =>
+  useInfiniteQuery({
+    queryKey: keys.audit(filters),
+    queryFn: ({ pageParam }) =>
+      unwrap(api.GET("/api/v1/audit", { params: { query: { ...filters, limit: 100, cursor: pageParam } } })),
+    initialPageParam: undefined as string | undefined,
+    getNextPageParam: (last) => last.nextCursor ?? undefined,
+  });
+
+/** The address of a download of all entries that match the filters, streamed by the platform. */
+export function auditExportUrl(filters: AuditFilters): string {
+  const set = Object.entries(filters).filter((pair): pair is [string, string] => Boolean(pair[1]));
+  return `/api/v1/audit/export?${new URLSearchParams(set)}`;
+}
+
+export const useHealth = () =>
+  useQuery({ queryKey: keys.health(), queryFn: () => unwrap(api.GET("/health")), staleTime: 0 });
+
+const DOCUMENTS = import.meta.glob<string>(["../../../../README.md", "../../../../docs/*.md"], {
+  query: "?raw",
+  import: "default",
+});
+
+/** A document of the installed version, bundled with the platform. */
+export const useHelpDocument = (id: string) =>
+  useQuery({
+    queryKey: keys.helpDocument(id),
+    queryFn: async () => {
+      const load = Object.entries(DOCUMENTS).find(([path]) => path.endsWith(`/${id}.md`))?.[1];
+      return load ? load() : "";
+    },
+    staleTime: Number.POSITIVE_INFINITY,
+  });

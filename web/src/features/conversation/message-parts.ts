@@ -1,0 +1,145 @@
+/** Parse the parts of messages. Agents send untrusted data: malformed values are dropped. */
+import type { Message } from "@/api/types";
+
+type Part = Message["parts"][number];
+
+export interface PlanEntry {
+  content: string;
+  status: string;
+}
+export type CallContent =
+  | { type: "text"; text: string }
+  | { type: "diff"; path: string; oldText: string | null; newText: string }
+  | { type: "terminal"; id: string };
+export interface ToolCall {
+  id: string;
+  title: string;
+  kind: string;
+  status: string;
+  locations: { path: string; line: number | null }[];
+  content: CallContent[];
+  input: unknown;
+  output: unknown;
+  /** The event was truncated: the rest has to be loaded. */
+  cut: boolean;
+}
+export interface Feedback {
+  kind: string;
+  author: string;
+  text: string;
+  path: string | null;
+  line: number | null;
+  url: string | null;
+  state: string | null;
+}
+
+export const record = (value: unknown): Record<string, unknown> =>
+  typeof value === "object" && value !== null && !Array.isArray(value) ? (value as Record<string, unknown>) : {};
+export const list = (value: unknown): unknown[] => (Array.isArray(value) ? value : []);
+export const textOrEmpty = (value: unknown): string => (typeof value === "string" ? value : "");
+const number = (value: unknown): number | null => (typeof value === "number" ? value : null);
+
+/** Return the text of a message. */
+export function messageText(message: Message): string {
+  return message.parts
+    .filter((part) => part.type === "text")
+    .map((part) => textOrEmpty(part.text))
+    .join("\n\n");
+}
+
+export function planOf(part: Part): PlanEntry[] {
+  return list(part.entries).map((one) => ({
+    content: textOrEmpty(record(one).content),
+    status: textOrEmpty(record(one).status),
+  }));
+}
+
+/** Parse a tool call from a message part or from a permission request. */
+export function toolCallOf(part: Record<string, unknown>): ToolCall {
+  return {
+    id: textOrEmpty(part.toolCallId),
+    title: textOrEmpty(part.title),
+    kind: textOrEmpty(part.kind) || "other",
+    status: textOrEmpty(part.status) || "pending",
+    locations: list(part.locations).flatMap((one) => {
+      const { path, line } = record(one);
+      return typeof path === "string" && path ? [{ path, line: number(line) }] : [];
+    }),
+    content: list(part.content).flatMap((one) => contentOf(record(one))),
+    input: part.input ?? part.rawInput ?? null,
+    output: part.output ?? part.rawOutput ?? null,
+    cut: part.cut === true,
+  };
+}
+
+function contentOf(one: Record<string, unknown>): CallContent[] {
+  if (one.type === "text") return [{ type: "text", text: textOrEmpty(one.text) }];
+  if (one.type === "content") return contentOf(record(one.content)); // ACP nests content blocks
+  if (one.type === "terminal") return [{ type: "terminal", id: textOrEmpty(one.terminalId) }];
+  if (one.type === "diff" && typeof one.path === "string" && typeof one.newText === "string") {
+    return [
+      {
+        type: "diff",
+        path: one.path,
+        oldText: typeof one.oldText === "string" ? one.oldText : null,
+        newText: one.newText,
+      },
+    ];
+  }
+  return [];
+}
+
+export function feedbackOf(part: Part): Feedback {
+  return {
+    kind: textOrEmpty(part.kind),
+    author: textOrEmpty(part.author),
+    text: textOrEmpty(part.text),
+    path: textOrEmpty(part.path) || null,
+    line: number(part.line),
+    url: textOrEmpty(part.url) || null,
+    state: textOrEmpty(part.state) || null,
+  };
+}
+
+/** The command of a tool call that runs one. */
+export function commandOf(call: ToolCall): string | null {
+  const command = record(call.input).command;
+  if (typeof command === "string") return command;
+  return Array.isArray(command) && command.every((one) => typeof one === "string") ? command.join(" ") : null;
+}
+
+/**
+ * Remove from a call what its title already shows. Codex repeats the command in its text, followed by the names of the decisions that are
+ * shown as buttons.
+ */
+export function withoutRepeats(call: ToolCall, title: string): ToolCall {
+  const command = commandOf(call);
+  const input = { ...record(call.input) };
+  if (command !== null) {
+    if (plainWords(command) === plainWords(title)) delete input.command;
+    if (`${textOrEmpty(input.cwd)}/` === FOLDER) delete input.cwd;
+  }
+  const content = call.content.flatMap((one): CallContent[] => {
+    if (one.type !== "text") return [one];
+    const text = (one.text.split(/^Available Decisions:/m)[0] ?? "").trim();
+    const repeats = plainWords(text).includes(plainWords(command ?? title)) && /requires approval/i.test(text);
+    return text && !repeats ? [{ ...one, text }] : [];
+  });
+  return { ...call, input: command === null ? call.input : input, content };
+}
+
+/** Normalize quotes and whitespace for comparison. */
+const plainWords = (text: string): string => text.replace(/[`'"\\\s]+/g, " ").trim();
+
+/** Format a value for display: text as it is, everything else as JSON. */
+export function formatValue(value: unknown): string {
+  return typeof value === "string" ? value : JSON.stringify(value, null, 2);
+}
+
+/** The path of a session's checkout in its sandbox. */
+const FOLDER = "/home/user/workspace/";
+
+/** Return a path relative to the session's checkout. */
+export function shortPath(path: string): string {
+  return path.startsWith(FOLDER) ? path.slice(FOLDER.length) : path;
+}

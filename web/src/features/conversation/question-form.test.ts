@@ -1,0 +1,80 @@
+import { expect, it } from "vitest";
+import { check, fieldsOf } from "./question-form";
+
+const schema = {
+  type: "object",
+  properties: {
+    name: { type: "string", title: "Name", minLength: 2, maxLength: 10 },
+    age: { type: "integer", minimum: 1, maximum: 120 },
+    sure: { type: "boolean", default: true },
+    colour: { enum: ["r", "g"], enumNames: ["Red", "Green"], default: "g" },
+    size: { type: "string", oneOf: [{ const: "s", title: "Small" }, { const: "l" }] },
+    tags: { type: "array", items: { enum: ["a", "b"] }, minItems: 1 },
+    mail: { type: "string", format: "email" },
+  },
+  required: ["name", "size"],
+};
+
+it("builds fields from a schema", () => {
+  const fields = fieldsOf(schema);
+  expect(fields.map((one) => one.type)).toEqual(["text", "integer", "boolean", "choice", "choice", "choices", "text"]);
+  expect(fields[3]?.choices.map((one) => one.label)).toEqual(["Red", "Green"]);
+  expect(fields[3]?.initial).toBe("1");
+  expect(fields[4]?.choices).toEqual([
+    { value: "s", label: "Small", hint: "" },
+    { value: "l", label: "l", hint: "" },
+  ]);
+});
+
+it("accepts a question of Claude Code that allows a custom answer beside its choices", () => {
+  const fields = fieldsOf({
+    type: "object",
+    properties: {
+      question_0: {
+        type: "string",
+        title: "Colour",
+        oneOf: [{ const: "Red" }, { const: "Blue", description: "as the sky" }],
+      },
+      question_0_custom: { type: "string", title: "Other" },
+    },
+  });
+  expect(fields[0]?.choices.map((one) => one.hint)).toEqual(["", "as the sky"]);
+  expect(check(fields, { question_0: "1" })).toEqual({ content: { question_0: "Blue" }, errors: {} });
+  expect(check(fields, { question_0_custom: "green" })).toEqual({
+    content: { question_0_custom: "green" },
+    errors: {},
+  });
+});
+
+it("reports missing and invalid values", () => {
+  const fields = fieldsOf(schema);
+  expect(check(fields, {}).errors).toEqual({ name: "This field is required.", size: "Choose one." });
+  const wrong = check(fields, { name: "x", age: "1.5", size: "0", mail: "nobody" }).errors;
+  expect(wrong).toEqual({
+    name: "Use at least 2 characters.",
+    age: "Enter a whole number.",
+    mail: "Enter a valid email address.",
+  });
+});
+
+it("converts values to their types and omits empty ones", () => {
+  const { content, errors } = check(fieldsOf(schema), { name: "Ada", age: "36", size: "1", tags: ["1"] });
+  expect(errors).toEqual({});
+  expect(content).toEqual({ name: "Ada", age: 36, sure: true, colour: "g", size: "l", tags: ["b"] });
+});
+
+it("tolerates an invalid schema", () => {
+  expect(fieldsOf(null)).toEqual([]);
+  expect(fieldsOf("… (cut)")).toEqual([]);
+  expect(fieldsOf({ properties: { x: 5 } })).toHaveLength(1);
+});
+
+it("treats special property names as plain names", () => {
+  const named = JSON.parse(
+    '{"__proto__": {"type": "string"}, "constructor": {"type": "string"}, "toString": {"enum": [{"a": 1}]}}',
+  );
+  const fields = fieldsOf({ properties: named, required: ["__proto__", "constructor", "toString"] });
+  expect(Object.keys(check(fields, {}).errors)).toEqual(["__proto__", "constructor", "toString"]);
+  const filled = JSON.parse('{"__proto__": "x", "constructor": "y", "toString": "0"}');
+  expect(JSON.stringify(check(fields, filled).content)).toBe('{"__proto__":"x","constructor":"y","toString":{"a":1}}');
+});

@@ -1,0 +1,12 @@
+import type { Agent } from "@/api/types";
+import { agentTitle } from "./task-facts";
+
+/** Return whether the agent needs a model but has no usable provider, shared or in this project. */
+export function needsKey(agent: Agent, projectId?: string | null): boolean {
+  return !agent.modelReady && !(projectId && agent.modelProjects.includes(projectId));
+}
+
+/** Return the agent's title for pickers, with a mark if it needs a key. */
+export function pickerTitle(agent: Agent, projectId?: string | null): string {
+  return needsKey(agent, projectId) ? `${agentTitle(agent)} · needs a key` : agentTitle(agent);
+}

@@ -1,0 +1,120 @@
+import { describe, expect, it } from "vitest";
+import type { Attempt, Task } from "@/api/types";
+import {
+  clockOf,
+  countReadyAttempts,
+  hasFailed,
+  leadingAttempt,
+  needsPerson,
+  roundOf,
+  spentOn,
+  taskStatus,
+} from "./task-facts";
+
+const spent = {
+  calls: 0,
+  inputTokens: 0,
+  outputTokens: 0,
+  cacheReadTokens: 0,
+  cacheWriteTokens: 0,
+  costUsd: 0,
+  unpriced: 0,
+};
+function attempt(status: Attempt["status"], rest: Partial<Attempt> = {}): Attempt {
+  return {
+    status,
+    sessionId: `ses_${status}`,
+    step: null,
+    stopping: false,
+    spent,
+    startedAt: null,
+    finishedAt: null,
+    ...rest,
+  } as Attempt;
+}
+function task(status: Task["status"], attempts: Attempt[] = [], rest: Partial<Task> = {}): Task {
+  return {
+    status,
+    attempts,
+    blockedBy: [],
+    startWhenReady: false,
+    queuePosition: null,
+    error: null,
+    finishedAt: null,
+    ...rest,
+  } as Task;
+}
+
+it("counts the rounds in which the agent worked", () => {
+  const step = (round: number, name: string) => ({ round, name });
+  const steps = [step(1, "setup"), step(2, "agent"), step(3, "agent")] as NonNullable<Attempt["steps"]>;
+  expect(roundOf(attempt("running", { round: 3, steps }))).toBe(2);
+  expect(roundOf(attempt("running", { round: 2, steps: steps.slice(0, 1) }))).toBe(1);
+});
+
+it("prefers running attempts, then results, then the newest", () => {
+  expect(leadingAttempt(task("in_progress", [attempt("failed"), attempt("running"), attempt("ready")]))?.status).toBe(
+    "running",
+  );
+  expect(leadingAttempt(task("done", [attempt("archived"), attempt("merged")]))?.status).toBe("merged");
+  expect(
+    leadingAttempt(task("in_progress", [attempt("failed", { number: 1 }), attempt("failed", { number: 2 })]))?.number,
+  ).toBe(2);
+  expect(leadingAttempt(task("backlog"))).toBeUndefined();
+});
+
+describe("words", () => {
+  it.each<[string, Task, string | null]>([
+    ["a step", task("in_progress", [attempt("running", { step: "verify" })]), "Verifying"],
+    ["an unknown step", task("in_progress", [attempt("running", { step: "dream" })]), "Running"],
+    ["the queue", task("in_progress", [attempt("queued")], { queuePosition: 3 }), "Queued, position 3"],
+    ["the next in the queue", task("in_progress", [attempt("queued")], { queuePosition: 1 }), "Queued, next"],
+    ["an attempt being stopped", task("cancelled", [attempt("running", { stopping: true })]), "Stopping"],
+    ["a failure", task("in_progress", [attempt("failed")]), "Failed"],
+    ["a stop by a user", task("in_progress", [attempt("failed", { errorCode: "cancelled" })]), "Stopped"],
+    [
+      "the detail of a long setup",
+      task("in_progress", [attempt("running", { step: "setup", stepDetail: "installing OpenCode (first time only)" })]),
+      "Installing OpenCode (first time only)",
+    ],
+    ["a choice", task("in_review", [attempt("ready"), attempt("ready"), attempt("failed")]), "Pick one of 2"],
+    ["nothing during review", task("in_review", [attempt("in_review")]), null],
+    ["that it is blocked", task("backlog", [], { blockedBy: ["tsk_1"] }), "Blocked"],
+    [
+      "an automatic start",
+      task("backlog", [], { blockedBy: ["tsk_1"], startWhenReady: true }),
+      "Starts when unblocked",
+    ],
+    ["nothing in the backlog", task("backlog"), null],
+  ])("shows %s", (_, card, words) => {
+    expect(taskStatus(card)?.text ?? null).toBe(words);
+  });
+});
+
+it("needs a user for a question or a choice, not for a question of an ended attempt", () => {
+  const asked = new Set(["ses_running", "ses_failed"]);
+  expect(needsPerson(task("in_progress", [attempt("running")]), asked)).toBe(true);
+  expect(needsPerson(task("in_progress", [attempt("failed")]), asked)).toBe(false);
+  expect(needsPerson(task("in_review", [attempt("ready")]), asked)).toBe(true);
+  expect(countReadyAttempts(task("in_review", [attempt("ready"), attempt("running")]))).toBe(0);
+});
+
+it("has not failed while another attempt is running", () => {
+  expect(hasFailed(task("in_progress", [attempt("failed"), attempt("running")]))).toBe(false);
+  expect(hasFailed(task("in_progress", [attempt("failed")], { error: "no" }))).toBe(true);
+});
+
+it("sums known costs and marks unknown ones", () => {
+  const paid = attempt("running", { spent: { ...spent, calls: 2, costUsd: 0.5 } });
+  const unknown = attempt("failed", { spent: { ...spent, calls: 1, costUsd: null, unpriced: 1 } });
+  expect(spentOn(task("in_progress", [paid]))).toEqual({ usd: 0.5, more: false });
+  expect(spentOn(task("in_progress", [paid, unknown]))).toEqual({ usd: 0.5, more: true });
+  expect(spentOn(task("in_progress", [attempt("running")]))).toBeNull();
+});
+
+it("stops the clock when the work stops", () => {
+  const running = attempt("running", { seconds: 3, workingSince: "2026-01-01T00:00:00Z" });
+  expect(clockOf(task("in_progress", [running]))).toEqual(running);
+  expect(clockOf(task("in_review", [attempt("in_review", { seconds: 60 })]))?.seconds).toBe(60);
+  expect(clockOf(task("in_progress", [attempt("queued")]))).toBeNull();
+});
