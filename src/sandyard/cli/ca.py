@@ -49,8 +49,8 @@ def ca(data_dir: Path | None, domain: str | None, pem: bool) -> None:
     if inside.is_dir() and not data.database.exists():  # data directory of `sandyard up`
         data = DataDir(inside)
     data.prepare()
-    name = serving.bare(settings.domain) if settings.domain is not None else _find_domain(data.tls)
-    authority = serving.authority(data.tls, name)
+    name = serving.strip_port(settings.domain) if settings.domain is not None else _find_domain(data.tls)
+    authority = serving.load_authority(data.tls, name)
     if pem:
         echo(authority.pem.decode(), nl=False)
         return

@@ -32,7 +32,7 @@ class Bases:
         """Find the base of a build. Raises NotFoundError and everything that `Images.resolve` raises."""
         name = recipe.template or own_image(recipe.image or "")
         if name is not None:
-            return _of_template(self._resolve(name))
+            return _make_template_base(self._resolve(name))
         assert recipe.image is not None
         image = await self._images.resolve(recipe.image, recipe.registry, report)
         # as with E2B, a template's user is `user`, regardless of the image's user
@@ -46,6 +46,6 @@ def own_image(reference: str) -> str | None:
     return OWN_IMAGES.get(plain)
 
 
-def _of_template(template: Template) -> Base:
+def _make_template_base(template: Template) -> Base:
     state = State(template.env, template.defaults.user, template.defaults.workdir)
     return Base(Layer(base_key(template.layers, state), template.layers, template.snapshots, state), template.start)

@@ -77,7 +77,7 @@ class LayerCache:
         """Return the snapshots that cached layers need."""
         return {used for layer in self._layers.values() for used in layer.snapshots}
 
-    def stands_on(self, name: str) -> bool:
+    def uses_layer(self, name: str) -> bool:
         return any(name in layer.layers for layer in self._layers.values())
 
 

@@ -76,14 +76,14 @@ class Lines:
         if len(self._rest) > LINE_LIMIT * 4:
             whole.append(self._rest)
             self._rest = b""
-        return [_shown(line) for line in whole]
+        return [_decode_line(line) for line in whole]
 
     def end(self) -> list[str]:
         rest, self._rest = self._rest, b""
-        return [_shown(rest)] if rest else []
+        return [_decode_line(rest)] if rest else []
 
 
-def _shown(line: bytes) -> str:
+def _decode_line(line: bytes) -> str:
     return line.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace")
 
 

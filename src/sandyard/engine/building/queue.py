@@ -25,7 +25,7 @@ from sandyard.engine.building.registry import BuiltTemplates
 from sandyard.engine.building.repository import BuildRepository
 from sandyard.engine.building.worker import Worker
 from sandyard.engine.sandboxes.model import LogLevel
-from sandyard.engine.sandboxes.workshop import Workshop
+from sandyard.engine.sandboxes.workshop import InternalSandboxes
 from sandyard.engine.settings import EngineSettings
 from sandyard.kit.clock import Clock
 from sandyard.kit.errors import NoSpaceError, NotFoundError, SandyardError
@@ -52,7 +52,7 @@ class Queue:
         cache: LayerCache,
         archives: Archives,
         bases: Bases,
-        workshop: Workshop,
+        internal: InternalSandboxes,
         settings: EngineSettings,
         clock: Clock,
     ) -> None:
@@ -61,7 +61,7 @@ class Queue:
         self._cache = cache
         self._archives = archives
         self._bases = bases
-        self._workshop = workshop
+        self._internal = internal
         self._settings = settings
         self._clock = clock
         self._slots = asyncio.Semaphore(settings.build_concurrency)
@@ -90,7 +90,7 @@ class Queue:
         # register it before waiting for anything, so that a newer build or a cancellation can find it
         before = [self._under_way[one.id] for one in older]
         task = self._under_way[build.id] = self._tasks.spawn(self._run(template, build, recipe, before))
-        task.add_done_callback(lambda _: self._ended(build))
+        task.add_done_callback(lambda _: self._finish_build(build))
         await self.cancel(older, f"A newer build of '{template.name}' was started.")
         await asyncio.wait({task}, timeout=SOON_S)
         if self._built.build(template.id, build.id) is None:
@@ -127,7 +127,7 @@ class Queue:
                 build = self._built.change_build(build, status=Status.BUILDING)
                 log.info("build_started", template=template.id, build=build.id)
                 said.say(f"Building template {template.id}/{build.id}")
-                with self._workshop.holding() as hold:
+                with self._internal.hold_snapshots() as hold:
                     async with asyncio.timeout(self._settings.build_timeout_s):
                         product = await self._worker(build, recipe, said).work(hold)
                     said.say(f"Build finished, took {self._clock.now() - began:.1f}s")
@@ -162,7 +162,7 @@ class Queue:
             bases=self._bases,
             cache=self._cache,
             archives=self._archives,
-            workshop=self._workshop,
+            internal=self._internal,
             log=said,
             patience_s=self._settings.start_patience_s,
         )
@@ -194,7 +194,7 @@ class Queue:
             self._built.change_build(build, written=False, status=status, started=started, **changes)
         log.info("build_ended", build=build.id, status=status.value, reason=reason.message if reason else None)
 
-    def _ended(self, build: Build) -> None:
+    def _finish_build(self, build: Build) -> None:
         last = self._built.build(build.template_id, build.id)
         if last is not None and not last.status.final:  # a task that is cancelled before its first step runs no code
             self._fail(last, self._logs[build.id], Reason(self._reasons.get(build.id, STOPPED)))

@@ -47,13 +47,13 @@ class BuiltTemplates:
         key = (template_id, tag or DEFAULT_TAG)
         found = self._resolved.get(key)
         if found is None:
-            build = self.tagged(*key)
+            build = self.find_tagged(*key)
             if build is None:
                 return None
             found = self._resolved[key] = as_template(self._templates[template_id], build)
         return found
 
-    def lacking(self, name: str) -> str | None:
+    def explain_missing(self, name: str) -> str | None:
         """Return what is missing for a name that does not resolve, if a template of that name exists."""
         template = self.find(name)
         if template is None:
@@ -82,7 +82,7 @@ class BuiltTemplates:
         for builds in self._builds.values():
             yield from builds.values()
 
-    def tagged(self, template_id: str, tag: str) -> Build | None:
+    def find_tagged(self, template_id: str, tag: str) -> Build | None:
         history = self._tags[template_id].get(tag)
         return None if not history else self._builds[template_id].get(history[-1].build_id)
 
@@ -95,17 +95,17 @@ class BuiltTemplates:
         needed: set[str] = set()
         for template_id, tags in self._tags.items():
             for tag in tags:
-                build = self.tagged(template_id, tag)
+                build = self.find_tagged(template_id, tag)
                 if build is not None and build.product is not None:
                     needed.update(build.product.snapshots)
         return needed
 
-    def stands_on(self, layer: str) -> bool:
+    def uses_layer(self, layer: str) -> bool:
         """Return whether an available build needs this layer."""
         return any(
             build is not None and build.product is not None and layer in build.product.layers
             for template_id, tags in self._tags.items()
-            for build in (self.tagged(template_id, tag) for tag in tags)
+            for build in (self.find_tagged(template_id, tag) for tag in tags)
         )
 
     # Changing --------------------------------------------------------------------------------------------------------
@@ -143,14 +143,14 @@ class BuiltTemplates:
                 self._repository.update_build(changed)
                 given = self._assign(changed, changed.tags) if changed.status is Status.READY else []
         self._builds[build.template_id][build.id] = changed
-        self._given(build.template_id, given)
+        self._add_assignments(build.template_id, given)
         return changed
 
     def assign(self, build: Build, tags: Sequence[str]) -> None:
         """Move these tags to this build."""
         with self._repository.database.transaction():
             given = self._assign(build, tags)
-        self._given(build.template_id, given)
+        self._add_assignments(build.template_id, given)
 
     def remove_tags(self, template_id: str, tags: Sequence[str]) -> None:
         with self._repository.database.transaction():
@@ -167,7 +167,7 @@ class BuiltTemplates:
             for tag in tags
         ]
 
-    def _given(self, template_id: str, assignments: Sequence[Assignment]) -> None:
+    def _add_assignments(self, template_id: str, assignments: Sequence[Assignment]) -> None:
         for one in assignments:
             history = self._tags[template_id].setdefault(one.tag, [])
             history.append(one)
@@ -195,7 +195,7 @@ class BuiltTemplates:
             del self._resolved[key]
 
 
-class WithBuilt:
+class CombinedTemplates:
     """The templates of the machine, then built ones: what `Sandboxes` uses to resolve names. Those with `yields` come
     last."""
 

@@ -62,14 +62,14 @@ class BuildRepository:
         seq = self.database.insert(
             "INSERT INTO builds (id, template_id, status, created_at, updated_at, finished_at, spec)"
             " VALUES (?, ?, ?, ?, ?, ?, ?)",
-            (build.id, build.template_id, *_changing(build)),
+            (build.id, build.template_id, *_encode_mutable_fields(build)),
         )
         return replace(build, seq=seq)
 
     def update_build(self, build: Build) -> None:
         self.database.execute(
             "UPDATE builds SET status = ?, created_at = ?, updated_at = ?, finished_at = ?, spec = ? WHERE id = ?",
-            (*_changing(build), build.id),
+            (*_encode_mutable_fields(build), build.id),
         )
 
     def delete_build(self, build_id: str) -> None:
@@ -133,7 +133,7 @@ class BuildRepository:
         return [LogLine(at, LogLevel(level), message, step) for at, level, message, step in rows]
 
 
-def _changing(build: Build) -> tuple[Any, ...]:
+def _encode_mutable_fields(build: Build) -> tuple[Any, ...]:
     spec: dict[str, Any] = {
         "size": asdict(build.size),
         "tags": build.tags,

@@ -66,11 +66,11 @@ class Builds:
             cache=self._cache,
             archives=self._archives,
             bases=Bases(sandboxes.resolve_template, images),
-            workshop=sandboxes.workshop,
+            internal=sandboxes.internal,
             settings=settings,
             clock=self._clock,
         )
-        sandboxes.workshop.keeps(lambda: built.snapshots() | self._cache.snapshots())
+        sandboxes.internal.register_keeper(lambda: built.snapshots() | self._cache.snapshots())
 
     async def open(self) -> None:
         """Mark builds that the last engine did not finish as failed."""
@@ -81,9 +81,9 @@ class Builds:
         """Cancel the running builds. Idempotent."""
         await self._queue.close()
 
-    def stands_on(self, layer: str) -> bool:
+    def uses_layer(self, layer: str) -> bool:
         """Return whether a built template or a cached layer needs this layer; then its owner must not remove it yet."""
-        return self._built.stands_on(layer) or self._cache.stands_on(layer)
+        return self._built.uses_layer(layer) or self._cache.uses_layer(layer)
 
     # Templates -------------------------------------------------------------------------------------------------------
 
@@ -191,7 +191,7 @@ class Builds:
         if not wanted:
             raise InvalidInputError("tags must not be empty.")
         tag = target.strip().lower().partition(":")[2] or DEFAULT_TAG
-        build = self._built.tagged(template.id, tag)
+        build = self._built.find_tagged(template.id, tag)
         if build is None:
             raise NotFoundError(f"The template '{template.name}' has no tag '{tag[:100]}'.")
         self._built.assign(build, wanted)

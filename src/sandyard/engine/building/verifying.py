@@ -8,7 +8,7 @@ import re
 from sandyard.engine.building.model import FINALIZE, BuildFailedError, State
 from sandyard.engine.building.steps import ROOT, Executor, command_failed, exit_status
 from sandyard.engine.sandboxes.model import LogLevel
-from sandyard.engine.sandboxes.workshop import Bench
+from sandyard.engine.sandboxes.workshop import InternalSandbox
 from sandyard.kit.errors import SandyardError
 
 SETTLED_S = 5.0
@@ -19,8 +19,8 @@ _LISTENING = re.compile(r":([0-9A-F]{4}) [0-9A-F]+:0000 0A ")
 _TABLES = "/proc/net/tcp /proc/net/tcp6"
 
 
-async def verify(
-    bench: Bench,
+async def verify_start_command(
+    sandbox: InternalSandbox,
     executor: Executor,
     state: State,
     command: str | None,
@@ -36,12 +36,12 @@ async def verify(
     sandboxes.
     """
     sleeping = _SLEEP.fullmatch(ready or "")
-    before = await _listening(bench) if sleeping else set()
+    before = await _list_listening_ports(sandbox) if sleeping else set()
     running: asyncio.Task[None] | None = None
     if command:
         executor.log.say("Running start command", step=FINALIZE)
-        running = asyncio.ensure_future(_start(bench, executor, state, command))
-    looking = asyncio.ensure_future(_wait(bench, executor, state, ready))
+        running = asyncio.ensure_future(_start(sandbox, executor, state, command))
+    looking = asyncio.ensure_future(_wait(sandbox, executor, state, ready))
     try:
         async with asyncio.timeout(patience_s + (float(sleeping[1]) if sleeping else 0.0)):
             await asyncio.wait({looking, running} if running else {looking}, return_when=asyncio.FIRST_COMPLETED)
@@ -49,7 +49,7 @@ async def verify(
                 running.result()  # a command that ended successfully may have left something that is not ready yet
             await looking
         if sleeping:
-            ready = _wait_for(await _listening(bench) - before)
+            ready = _wait_for(await _list_listening_ports(sandbox) - before)
     except TimeoutError:
         raise BuildFailedError(
             f"The template was not ready after {patience_s:g} s: the ready command '{ready}' never succeeded. "
@@ -63,16 +63,16 @@ async def verify(
     return ready
 
 
-async def _start(bench: Bench, executor: Executor, state: State, command: str) -> None:
+async def _start(sandbox: InternalSandbox, executor: Executor, state: State, command: str) -> None:
     try:
-        code = await executor.shell(bench, command, state, "start", FINALIZE, user=state.user, cwd=state.workdir)
+        code = await executor.shell(sandbox, command, state, "start", FINALIZE, user=state.user, cwd=state.workdir)
     except SandyardError as error:
         raise BuildFailedError(f"failed to run start command: {command_failed(error.message)}") from error
     if code != 0:
-        raise BuildFailedError(f"failed to run start command '{command}': {exit_status(code, bench)}")
+        raise BuildFailedError(f"failed to run start command '{command}': {exit_status(code, sandbox)}")
 
 
-async def _wait(bench: Bench, executor: Executor, state: State, ready: str | None) -> None:
+async def _wait(sandbox: InternalSandbox, executor: Executor, state: State, ready: str | None) -> None:
     if not ready:
         executor.log.say("Waiting for template to be ready", step=FINALIZE)
         await asyncio.sleep(SETTLED_S)
@@ -81,7 +81,7 @@ async def _wait(bench: Bench, executor: Executor, state: State, ready: str | Non
     pause, told = FIRST_PAUSE_S, False
     while True:
         try:
-            code = await executor.shell(bench, ready, state, "ready", FINALIZE, user=state.user, cwd=state.workdir)
+            code = await executor.shell(sandbox, ready, state, "ready", FINALIZE, user=state.user, cwd=state.workdir)
         except SandyardError as error:
             raise BuildFailedError(f"failed to run ready command: {command_failed(error.message)}") from error
         if code == 0:
@@ -93,7 +93,7 @@ async def _wait(bench: Bench, executor: Executor, state: State, ready: str | Non
         pause = min(LONGEST_PAUSE_S, pause * 1.5)
 
 
-async def _listening(bench: Bench) -> set[str]:
+async def _list_listening_ports(sandbox: InternalSandbox) -> set[str]:
     """Return the TCP ports with a listener in the sandbox, in hexadecimal as the kernel writes them."""
     table = bytearray()
 
@@ -101,7 +101,7 @@ async def _listening(bench: Bench) -> set[str]:
         if len(table) < 1 << 20:
             table.extend(data)
 
-    await bench.agent.run(f"cat {_TABLES} 2>/dev/null", user=ROOT, cwd="/", output=output)
+    await sandbox.agent.run(f"cat {_TABLES} 2>/dev/null", user=ROOT, cwd="/", output=output)
     return set(_LISTENING.findall(table.decode(errors="replace")))
 
 

@@ -19,9 +19,9 @@ from sandyard.engine.building.cache import LayerCache, start_key, step_key
 from sandyard.engine.building.files import Archives
 from sandyard.engine.building.logs import BuildLog
 from sandyard.engine.building.model import BASE, FINALIZE, Build, BuildFailedError, Layer, Recipe, Step
-from sandyard.engine.building.verifying import verify
+from sandyard.engine.building.verifying import verify_start_command
 from sandyard.engine.sandboxes.model import Start, Template
-from sandyard.engine.sandboxes.workshop import Bench, Hold, Workshop
+from sandyard.engine.sandboxes.workshop import HoldSnapshots, InternalSandbox, InternalSandboxes
 from sandyard.kit.errors import SandyardError
 
 T = TypeVar("T")
@@ -38,7 +38,7 @@ class Worker:
         bases: Bases,
         cache: LayerCache,
         archives: Archives,
-        workshop: Workshop,
+        internal: InternalSandboxes,
         log: BuildLog,
         patience_s: float,
     ) -> None:
@@ -46,31 +46,31 @@ class Worker:
         self._recipe = recipe
         self._bases = bases
         self._cache = cache
-        self._workshop = workshop
+        self._internal = internal
         self._log = log
         self._patience_s = patience_s
         self._executor = steps.Executor(archives, log)
         self._used: list[str] = []
 
-    async def work(self, hold: Hold) -> Layer:
+    async def work(self, hold: HoldSnapshots) -> Layer:
         """Run the build. The result is held until the caller has recorded it. Raises BuildFailedError, with the step."""
-        with _blaming(BASE):
+        with _attribute_errors(BASE):
             base = await self._base(hold)
         try:
             layer = await self._build_steps(base.layer, hold)
-            with _blaming(FINALIZE):
+            with _attribute_errors(FINALIZE):
                 return await self._finish(layer, base)
         finally:
             self._cache.use(self._used)
 
-    async def _base(self, hold: Hold) -> Base:
+    async def _base(self, hold: HoldSnapshots) -> Base:
         recipe = self._recipe
         self._log.say(f"[base] FROM {recipe.image or recipe.template}", step=BASE)
         base = await self._bases.find(recipe, lambda sentence: self._log.say(sentence, step=BASE))
         hold(base.layer.snapshots)
         return base
 
-    async def _build_steps(self, layer: Layer, hold: Hold) -> Layer:
+    async def _build_steps(self, layer: Layer, hold: HoldSnapshots) -> Layer:
         todo = list(enumerate(self._recipe.steps, 1))
         forced = self._recipe.force
         while todo:  # cached layers, from the first step on
@@ -86,27 +86,27 @@ class Worker:
             todo.pop(0)
         while todo and not steps.needs_sandbox(todo[0][1]):
             number, step = todo.pop(0)
-            layer = replace(layer, key=step_key(layer.key, step), state=steps.plain(step, layer.state))
+            layer = replace(layer, key=step_key(layer.key, step), state=steps.apply_plain_step(step, layer.state))
             self._announce(number, step, layer.key)
             self._cache.put(layer)
         if todo:
-            async with self._bench(layer) as bench:
+            async with self._open_sandbox(layer) as sandbox:
                 for number, step in todo:
-                    with _blaming(str(number)):
-                        layer = await self._do(bench, number, step, layer, hold)
+                    with _attribute_errors(str(number)):
+                        layer = await self._do(sandbox, number, step, layer, hold)
         return layer
 
-    async def _do(self, bench: Bench, number: int, step: Step, before: Layer, hold: Hold) -> Layer:
+    async def _do(self, sandbox: InternalSandbox, number: int, step: Step, before: Layer, hold: HoldSnapshots) -> Layer:
         key = step_key(before.key, step)
         self._announce(number, step, key)
         if not steps.needs_sandbox(step):
-            layer = replace(before, key=key, state=steps.plain(step, before.state))
+            layer = replace(before, key=key, state=steps.apply_plain_step(step, before.state))
         else:
-            work = self._executor.do(bench, step, before.state, self._prefix(number), str(number))
-            state, changed = await self._unless_ended(bench, work)
+            work = self._executor.do(sandbox, step, before.state, self._prefix(number), str(number))
+            state, changed = await self._run_unless_ended(sandbox, work)
             layer = replace(before, key=key, state=state)
             if changed:
-                layers, snapshots = await self._workshop.keep(bench, hold)
+                layers, snapshots = await self._internal.save(sandbox, hold)
                 layer = Layer(key, layers, snapshots, state)
         self._cache.put(layer)
         self._log.flush()
@@ -120,22 +120,24 @@ class Worker:
         if not command and not ready:
             return layer
         key = start_key(layer.key, command, ready)
-        found = None if self._forced() else self._cache.find(key)
+        found = None if self._is_forced() else self._cache.find(key)
         if found is not None:
             self._log.say(f"CACHED [finalize] The start command was seen to be ready [{key}]", step=FINALIZE)
             self._used.append(key)
             return found
-        async with self._bench(layer) as bench:
-            check = verify(bench, self._executor, layer.state, command, ready, patience_s=self._patience_s)
-            ready = await self._unless_ended(bench, check)
+        async with self._open_sandbox(layer) as sandbox:
+            check = verify_start_command(
+                sandbox, self._executor, layer.state, command, ready, patience_s=self._patience_s
+            )
+            ready = await self._run_unless_ended(sandbox, check)
         finished = replace(layer, key=key, start=Start(command, ready) if command else None)
         self._cache.put(finished)
         return finished
 
-    def _forced(self) -> bool:
+    def _is_forced(self) -> bool:
         return self._recipe.force or any(step.force for step in self._recipe.steps)
 
-    def _bench(self, layer: Layer) -> contextlib.AbstractAsyncContextManager[Bench]:
+    def _open_sandbox(self, layer: Layer) -> contextlib.AbstractAsyncContextManager[InternalSandbox]:
         size = self._build.size
         template = Template(
             id=self._build.template_id,
@@ -147,18 +149,18 @@ class Worker:
             memory_mb=size.memory_mb,
             disk_mb=size.disk_mb,
         )
-        return self._workshop.bench(template)
+        return self._internal.open(template)
 
-    async def _unless_ended(self, bench: Bench, work: Awaitable[T]) -> T:
+    async def _run_unless_ended(self, sandbox: InternalSandbox, work: Awaitable[T]) -> T:
         """Return the work's result. Raises BuildFailedError as soon as the sandbox has ended."""
         doing = asyncio.ensure_future(work)
-        ended = asyncio.ensure_future(self._workshop.ended(bench))
+        ended = asyncio.ensure_future(self._internal.wait_for_end(sandbox))
         try:
             await asyncio.wait({doing, ended}, return_when=asyncio.FIRST_COMPLETED)
             if not doing.done():
                 raise BuildFailedError(
                     f"The sandbox of the build ended: {ended.result()}. It may have needed more than "
-                    f"{bench.limits.memory_mb} MiB of memory (memory_mb of the build)."
+                    f"{sandbox.limits.memory_mb} MiB of memory (memory_mb of the build)."
                 )
             return doing.result()
         finally:
@@ -183,7 +185,7 @@ def _in_place(base: Base) -> str:
 
 
 @contextlib.contextmanager
-def _blaming(step: str) -> Iterator[None]:
+def _attribute_errors(step: str) -> Iterator[None]:
     """Attribute errors in the block to this step."""
     try:
         yield

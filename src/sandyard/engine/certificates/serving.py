@@ -33,36 +33,38 @@ _Stamp = tuple[tuple[int, int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class ServerCertificate:
     """A TLS context. `authority` is the certificate that clients have to trust, if it is the engine's own."""
 
     context: ssl.SSLContext
     authority: Path | None
 
 
-def shown(settings: EngineSettings, folder: Path) -> Shown:
+def load_public_certificate(settings: EngineSettings, folder: Path) -> ServerCertificate:
     """Return the certificate that the settings ask for. Blocks; raises CertificateError."""
     if settings.tls_cert is not None:
-        return Shown(Files(settings.tls_cert, settings.tls_key).context, None)
-    domain = bare(settings.domain)
-    issuer = authority(folder, domain)
-    return Shown(own(issuer, domain), issuer.certificate)
+        return ServerCertificate(CertificateFiles(settings.tls_cert, settings.tls_key).context, None)
+    domain = strip_port(settings.domain)
+    issuer = load_authority(folder, domain)
+    return ServerCertificate(make_own_context(issuer, domain), issuer.certificate)
 
 
-def shown_to_sandboxes(settings: EngineSettings, folder: Path, public: Shown | None) -> Shown | None:
+def load_sandbox_certificate(
+    settings: EngineSettings, folder: Path, public: ServerCertificate | None
+) -> ServerCertificate | None:
     """Return the certificate for sandboxes that connect to the engine by its public names: the public one, or one of
     the engine's own if a proxy in front of it terminates TLS. None without a domain. Blocks; raises CertificateError."""
     if settings.domain is None or public is not None:
         return public if settings.domain is not None else None
-    domain = bare(settings.domain)
-    issuer = authority(folder, domain)
-    return Shown(own(issuer, domain), issuer.certificate)
+    domain = strip_port(settings.domain)
+    issuer = load_authority(folder, domain)
+    return ServerCertificate(make_own_context(issuer, domain), issuer.certificate)
 
 
-def authority(folder: Path, domain: str) -> Authority:
+def load_authority(folder: Path, domain: str) -> Authority:
     """Return the engine's own authority for this domain. Each domain has one below `folder`, which may only certify
     names below the domain and this machine's own names. Blocks; raises CertificateError."""
-    return Authority.load(folder / domain, within=(*_domains(domain), *_BOUNDS))
+    return Authority.load(folder / domain, within=(*_list_domains(domain), *_BOUNDS))
 
 
 def domains_with_authority(folder: Path) -> list[str]:
@@ -70,12 +72,12 @@ def domains_with_authority(folder: Path) -> list[str]:
     return sorted(found.parent.name for found in folder.glob(f"*/{CERTIFICATE}"))
 
 
-def bare(domain: str | None) -> str:
+def strip_port(domain: str | None) -> str:
     """Return the domain of a setting as used in certificates, without its port."""
     return domain.partition(":")[0] if domain is not None else LOCAL
 
 
-def domain_told(settings: EngineSettings, port: int, tls_port: int | None) -> str | None:
+def resolve_public_domain(settings: EngineSettings, port: int, tls_port: int | None) -> str | None:
     """Return the domain that clients use for sandboxes and previews: `{port}-{id}.{domain}`. Without a configured
     domain, `localhost` works without a name server. A port in the setting is the port of the proxy in front of the
     engine."""
@@ -90,13 +92,13 @@ def domain_told(settings: EngineSettings, port: int, tls_port: int | None) -> st
     return name if seen in (None, HTTPS) else f"{name}:{seen}"
 
 
-def own(issuer: Authority, domain: str) -> ssl.SSLContext:
+def make_own_context(issuer: Authority, domain: str) -> ssl.SSLContext:
     """Return a context with a certificate for the domain, the names below it and this machine.
 
     Clients reject `*` directly below a name without a dot (`*.localhost`), some even if another name in the certificate
     matches. A client that asks for such a name gets a certificate for exactly that name.
     """
-    domains = _domains(domain)
+    domains = _list_domains(domain)
     names = (*domains, *(f"*.{name}" for name in domains if "." in name), *LOOPBACK)
     context = _context()
     context.sni_callback = functools.partial(_choose, issuer, domains, names)
@@ -120,7 +122,7 @@ def _choose(
     return None
 
 
-class Files:
+class CertificateFiles:
     """A certificate with its chain, and its key, which may be in the same file. When the files are renewed (for example
     by certbot), the next client gets the new ones. Files that do not match or cannot be read are ignored until they are
     valid."""
@@ -171,7 +173,7 @@ def _context() -> ssl.SSLContext:
     return context
 
 
-def _domains(domain: str) -> tuple[str, ...]:
+def _list_domains(domain: str) -> tuple[str, ...]:
     """Return the wildcard parents: `sandyard.localhost` has its own in addition to that of `localhost`."""
     return (domain,) if domain == LOCAL else (domain, LOCAL)
 

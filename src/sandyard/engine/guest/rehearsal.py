@@ -24,7 +24,7 @@ _STAT = b'{"path":"/"}'
 Converse = Callable[[Connection], Coroutine[None, None, None]]
 
 
-class OwnChildren:
+class WarmupReaper:
     """Replaces the reaper: waits for the processes of the rehearsal, and for no other child of this process."""
 
     def __init__(self, loop: Loop) -> None:
@@ -44,7 +44,7 @@ class OwnChildren:
         self._loop.call_soon(look)
 
 
-async def rehearse(loop: Loop, converse: Converse, rounds: int) -> None:
+async def warm_up(loop: Loop, converse: Converse, rounds: int) -> None:
     """Send requests to the agent in this process; `converse` serves a connection. Failures are harmless."""
     server, client = socket.socketpair()
     serving = loop.create_task(converse(Connection(loop, server)))

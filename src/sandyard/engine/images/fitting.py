@@ -36,7 +36,7 @@ _PASSWD, _GROUP, _SHADOW = "/etc/passwd", "/etc/group", "/etc/shadow"
 
 
 @dataclass(frozen=True, slots=True)
-class Owned:
+class DirectoryAttributes:
     """A directory and its required owner and mode."""
 
     path: str
@@ -47,51 +47,51 @@ class Owned:
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
+class AdaptOptions:
     """`user` and `path` as the image's author set them; `host_bundle`: this machine's public authorities, for an image
     that has none."""
 
     user: str
     path: str | None
-    folders: tuple[Owned, ...]
+    folders: tuple[DirectoryAttributes, ...]
     trust: Trust
     host_bundle: str
     privileged: bool
 
 
-def wishes_of(user: str, path: str | None, trust: Trust) -> Wishes:
-    """Return the wishes. Runs in the engine, where paths are those of this machine. Reads one file."""
+def make_adapt_options(user: str, path: str | None, trust: Trust) -> AdaptOptions:
+    """Return the options. Runs in the engine, where paths are those of this machine. Reads one file."""
     bundle = next((Path("/", name) for name in HOST_BUNDLES if Path("/", name).is_file()), None)
-    return Wishes(user, path, (), trust, bundle.read_text() if bundle and trust.certificates else "", is_root())
+    return AdaptOptions(user, path, (), trust, bundle.read_text() if bundle and trust.certificates else "", is_root())
 
 
-def fit(wishes: Wishes) -> str | None:
+def adapt_image(options: AdaptOptions) -> str | None:
     """Adapt the image. Return the name of the user that its author set, or None. Raises LayerError, OSError."""
     if not os.access("/bin/sh", os.X_OK):
         raise LayerError("has no /bin/sh, but sandboxes run commands in a shell. Choose an image that has one")
     if not stat.S_ISDIR(_status("/etc").st_mode):
         raise LayerError("has a link instead of the directory /etc")
-    for folder in wishes.folders:
-        _restore(folder, privileged=wishes.privileged)
+    for folder in options.folders:
+        _restore(folder, privileged=options.privileged)
     for path, mode in _FOLDERS:
         _ensure_folder(path, mode)
-    _add_user(privileged=wishes.privileged)
+    _add_user(privileged=options.privileged)
     _ensure_folder("/etc/sudoers.d", 0o755)
     _put(
         "/etc/sudoers.d/user",
         "".join(line for line in SUDOERS.splitlines(True) if "env_keep" in line or line.startswith(USER)),
         0o440,
     )
-    if wishes.path:
+    if options.path:
         # The SDKs run every command in a login shell, which starts with the distribution's own PATH.
         _ensure_folder("/etc/profile.d", 0o755)
-        quoted = wishes.path.replace("'", "'\\''")
+        quoted = options.path.replace("'", "'\\''")
         _put("/etc/profile.d/00-image-path.sh", f"export PATH='{quoted}'\n", 0o644)
-    _carry(wishes.trust, wishes.host_bundle)
-    return _name_of(wishes.user)
+    _install_trust(options.trust, options.host_bundle)
+    return _name_of(options.user)
 
 
-def _restore(folder: Owned, *, privileged: bool) -> None:
+def _restore(folder: DirectoryAttributes, *, privileged: bool) -> None:
     if stat.S_ISDIR(_status(folder.path).st_mode):
         if privileged:
             os.chown(folder.path, folder.uid, folder.gid)
@@ -186,7 +186,7 @@ def _text(rows: list[list[str]]) -> str:
 # Trust ------------------------------------------------------------------------------------------------------------------------
 
 
-def _carry(trust: Trust, host_bundle: str) -> None:
+def _install_trust(trust: Trust, host_bundle: str) -> None:
     """Add this machine's certificate authorities and package client settings, unless the image has its own settings."""
     if trust.empty:
         return
@@ -249,7 +249,7 @@ def _put(path: str, text: str, mode: int) -> None:
         os.close(fd)
 
 
-def wishes_from(raw: Mapping[str, Any]) -> Wishes:
+def parse_adapt_options(raw: Mapping[str, Any]) -> AdaptOptions:
     """Parse from JSON."""
 
     def pairs(name: str) -> tuple[tuple[str, str], ...]:
@@ -257,4 +257,4 @@ def wishes_from(raw: Mapping[str, Any]) -> Wishes:
 
     certificates, env = tuple(raw["trust"]["certificates"]), raw["trust"]["env"]
     trust = Trust(certificates, pairs("apt"), pairs("pip"), pairs("npm"), env)
-    return Wishes(raw["user"], raw["path"], (), trust, raw["host_bundle"], raw["privileged"])
+    return AdaptOptions(raw["user"], raw["path"], (), trust, raw["host_bundle"], raw["privileged"])

@@ -31,21 +31,21 @@ _TRANSLATED = (ipaddress.IPv6Network("64:ff9b::/96"), ipaddress.IPv6Network("64:
 
 
 @dataclass(frozen=True, slots=True)
-class Reach:
+class RegistryPolicy:
     """`registries` and `insecure` contain `host` or `host:port`."""
 
     registries: frozenset[str] = frozenset()
     insecure: frozenset[str] = frozenset()
     private: bool = False
 
-    def plain(self, host: str, port: int | None) -> bool:
+    def allows_plain_http(self, host: str, port: int | None) -> bool:
         """Return whether plain HTTP may be used: on this machine always, elsewhere only if the operator allowed it."""
-        return _is_loopback_name(host) or _listed(self.insecure, host, port)
+        return _is_loopback_name(host) or _is_listed(self.insecure, host, port)
 
     def allows(self, host: str, port: int | None, address: Address) -> bool:
-        if _listed(self.registries, host, port):
+        if _is_listed(self.registries, host, port):
             return True
-        every = _meant(address)
+        every = _list_embedded_addresses(address)
         if all(one.is_global and not one.is_multicast for one in every):
             return True
         ours = any(one.is_loopback or one.is_link_local or one.is_unspecified or one.is_multicast for one in every)
@@ -63,7 +63,7 @@ class Reach:
         return fitting
 
 
-def _listed(names: Collection[str], host: str, port: int | None) -> bool:
+def _is_listed(names: Collection[str], host: str, port: int | None) -> bool:
     return host.lower() in names or (port is not None and f"{host.lower()}:{port}" in names)
 
 
@@ -74,7 +74,7 @@ def _is_loopback_name(host: str) -> bool:
         return host == "localhost" or host.endswith(".localhost")
 
 
-def _meant(address: Address) -> list[Address]:
+def _list_embedded_addresses(address: Address) -> list[Address]:
     """Return the address and the IPv4 addresses embedded in it, to which a gateway would translate it."""
     if isinstance(address, ipaddress.IPv4Address):
         return [address]
@@ -84,13 +84,15 @@ def _meant(address: Address) -> list[Address]:
     return [address, *(one for one in within if one is not None)]
 
 
-class Doors(httpx.AsyncBaseTransport):
-    """Connects through the machine's proxies if there are any, otherwise directly to an address that `reach` allows.
+class RegistryTransport(httpx.AsyncBaseTransport):
+    """Connects through the machine's proxies if there are any, otherwise directly to an address that `policy` allows.
     Certificates are verified with the system's trust store."""
 
-    def __init__(self, reach: Reach) -> None:
-        self._reach = reach
-        self._plain = httpcore.AsyncConnectionPool(network_backend=PacedBackend(_Checked(reach)), max_connections=16)
+    def __init__(self, policy: RegistryPolicy) -> None:
+        self._policy = policy
+        self._plain = httpcore.AsyncConnectionPool(
+            network_backend=PacedBackend(_CheckedBackend(policy)), max_connections=16
+        )
         self._secure: httpcore.AsyncConnectionPool | None = None
         self._proxied: dict[str, httpx.AsyncHTTPTransport] = {}
 
@@ -106,7 +108,7 @@ class Doors(httpx.AsyncBaseTransport):
             # The proxy resolves names and is where an operator restricts access. Literal addresses need no lookup and
             # are checked here.
             with contextlib.suppress(ValueError):
-                self._reach.check(host, request.url.port, [ipaddress.ip_address(host.strip("[]"))])
+                self._policy.check(host, request.url.port, [ipaddress.ip_address(host.strip("[]"))])
             if proxy not in self._proxied:
                 self._proxied[proxy] = pace_reads(httpx.AsyncHTTPTransport(verify=self._context, proxy=proxy))
             return await self._proxied[proxy].handle_async_request(request)
@@ -130,7 +132,9 @@ class Doors(httpx.AsyncBaseTransport):
             return self._plain
         if self._secure is None:
             self._secure = httpcore.AsyncConnectionPool(
-                ssl_context=self._context, network_backend=PacedBackend(_Checked(self._reach)), max_connections=16
+                ssl_context=self._context,
+                network_backend=PacedBackend(_CheckedBackend(self._policy)),
+                max_connections=16,
             )
         return self._secure
 
@@ -164,11 +168,11 @@ class _Body(httpx.AsyncByteStream):
         await self._stream.aclose()
 
 
-class _Checked(httpcore.AsyncNetworkBackend):
+class _CheckedBackend(httpcore.AsyncNetworkBackend):
     """Resolves a name, checks the addresses, and connects to exactly those."""
 
-    def __init__(self, reach: Reach) -> None:
-        self._reach = reach
+    def __init__(self, policy: RegistryPolicy) -> None:
+        self._policy = policy
         self._inner = httpcore.AnyIOBackend()
 
     async def connect_tcp(
@@ -187,7 +191,7 @@ class _Checked(httpcore.AsyncNetworkBackend):
                 "without a registry, an image can be read from a folder (setting images_dirs)."
             ) from None
         failure: Exception | None = None
-        for address in self._reach.check(host, port, dict.fromkeys(addresses)):
+        for address in self._policy.check(host, port, dict.fromkeys(addresses)):
             try:
                 return await self._inner.connect_tcp(str(address), port, timeout, local_address, socket_options)
             except (httpcore.ConnectError, httpcore.ConnectTimeout) as error:

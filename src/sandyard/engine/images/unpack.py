@@ -27,7 +27,7 @@ from sandyard.engine.drivers.namespace import seccomp
 from sandyard.engine.images import confined, zstd
 from sandyard.engine.images.stream import CHUNK, LayerError, NoRoomError, Slice, Stream, decompress, forget_members
 from sandyard.engine.images.tree import DEEPEST, Meta, Tree
-from sandyard.engine.images.worker import answer, check, outcome_of, settle
+from sandyard.engine.images.worker import check_outcome, collect_outcome, report_outcome, start_worker
 
 _MEMORY = 1 << 30
 _DONE = b"+"
@@ -61,12 +61,12 @@ def unpack(order: Order, source: int) -> dict[str, Any]:
     program = seccomp.files_program()
     workers = [
         confinement.start(
-            lambda: outcome_of(lambda: _decompress(order, source, plain_in)),
+            lambda: collect_outcome(lambda: _decompress(order, source, plain_in)),
             confined.Rules(program, _MEMORY),
             keep=(source, plain_in),
         ),
         confinement.start(
-            lambda: outcome_of(lambda: _write_tree(order, tar, theirs if confinement.privileged else None)),
+            lambda: collect_outcome(lambda: _write_tree(order, tar, theirs if confinement.privileged else None)),
             confined.Rules(
                 program,
                 _MEMORY,
@@ -87,7 +87,7 @@ def unpack(order: Order, source: int) -> dict[str, Any]:
     flow.join()
     flow.check()
     for outcome in outcomes:
-        check(outcome)
+        check_outcome(outcome)
     if flow.digest != order.diff_id:
         raise LayerError("does not have the content that the image's configuration specifies (its digest differs)")
     os.close(root)
@@ -339,8 +339,8 @@ def _write(fd: int, data: bytes) -> None:
 
 
 def main() -> None:
-    order = Order(**settle(_MEMORY))
-    answer(lambda: unpack(order, 0), order.target)
+    order = Order(**start_worker(_MEMORY))
+    report_outcome(lambda: unpack(order, 0), order.target)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from urllib.parse import urlencode
 import httptools
 
 from sandyard.engine.contract import AGENT_PORT, Handle
-from sandyard.engine.sandboxes.calls import Calls
+from sandyard.engine.sandboxes.calls import DriverCalls
 from sandyard.kit import bounded_json
 from sandyard.kit.errors import NoSpaceError, UnreachableError
 from sandyard.kit.pacing import take_turn
@@ -42,7 +42,7 @@ _NOTHING: Mapping[str, str] = MappingProxyType({})
 class Agent:
     """Client for a sandbox's agent. Raises UnreachableError if the agent misbehaves or the sandbox ends."""
 
-    def __init__(self, calls: Calls, handle: Handle) -> None:
+    def __init__(self, calls: DriverCalls, handle: Handle) -> None:
         self._calls = calls
         self._handle = handle
 
@@ -63,7 +63,7 @@ class Agent:
             async for event in events:
                 data, end = event.get("data"), event.get("end")
                 if isinstance(data, dict) and output is not None:
-                    for stream, piece in _pieces(data):
+                    for stream, piece in _split_output(data):
                         await take_turn()
                         output(stream, piece)
                 elif isinstance(end, dict):
@@ -226,7 +226,7 @@ def _raise_for(end: Mapping[str, Any]) -> None:
     raise UnreachableError(f"The sandbox could not run a command: {str(error.get('message'))[:500]}")
 
 
-def _pieces(data: Mapping[str, Any]) -> Iterator[tuple[str, bytes]]:
+def _split_output(data: Mapping[str, Any]) -> Iterator[tuple[str, bytes]]:
     """Yield a command's output by stream, in chunks of a few lines: readers pay for each line, however short it is."""
     for stream in ("stdout", "stderr"):
         text = data.get(stream)

@@ -8,26 +8,26 @@ import socket
 from collections.abc import Mapping
 
 from sandyard.engine.contract import AGENT_PORT, Handle
-from sandyard.engine.sandboxes.calls import Calls
+from sandyard.engine.sandboxes.calls import DriverCalls
 from sandyard.engine.sandboxes.model import Defaults
 from sandyard.kit.errors import UnreachableError
 
 MAX_ANSWER = 64 * 1024  # the agent runs next to hostile code, so its response is read with a limit
 
 
-async def initialise(
-    calls: Calls, handle: Handle, template_id: str, env: Mapping[str, str], defaults: Defaults
+async def initialise_agent(
+    calls: DriverCalls, handle: Handle, template_id: str, env: Mapping[str, str], defaults: Defaults
 ) -> None:
     """Send the agent of a new sandbox its identity, environment variables, user and working directory."""
     identity = {"E2B_SANDBOX_ID": handle.id, "E2B_TEMPLATE_ID": template_id}
 
     async def tell() -> None:
-        await init(await calls.driver.connect(handle, AGENT_PORT), {**identity, **env}, defaults)
+        await send_settings(await calls.driver.connect(handle, AGENT_PORT), {**identity, **env}, defaults)
 
     await calls.run("init", handle.id, tell())
 
 
-async def init(connection: socket.socket, env: Mapping[str, str], defaults: Defaults) -> None:
+async def send_settings(connection: socket.socket, env: Mapping[str, str], defaults: Defaults) -> None:
     """Send `POST /init` on a connected socket and close it. Raises UnreachableError if the agent does not accept it."""
     body = {"envVars": dict(env), "defaultUser": defaults.user}
     if defaults.workdir is not None:
@@ -41,14 +41,14 @@ async def init(connection: socket.socket, env: Mapping[str, str], defaults: Defa
     with connection:
         try:
             await loop.sock_sendall(connection, head.encode("ascii") + content)
-            status = await _status(connection)
+            status = await _read_status(connection)
         except OSError as error:
             raise UnreachableError(f"Could not send the agent its settings: {error}.") from error
     if not 200 <= status < 300:
         raise UnreachableError(f"The agent rejected its settings with status {status}.")
 
 
-async def _status(connection: socket.socket) -> int:
+async def _read_status(connection: socket.socket) -> int:
     loop = asyncio.get_running_loop()
     answer = b""
     while b"\r\n\r\n" not in answer:

@@ -15,7 +15,7 @@ from sandyard.kit.errors import SandyardError
 from sandyard.kit.logging import get_logger
 
 if TYPE_CHECKING:
-    from sandyard.engine.sandboxes.calls import Calls
+    from sandyard.engine.sandboxes.calls import DriverCalls
     from sandyard.engine.sandboxes.registry import Entry
 
 log = get_logger(__name__)
@@ -64,18 +64,18 @@ class Series:
         """Start a new measurement with the next sample, because the sandbox was not running in between."""
         self._cpu_seconds = None
 
-    def between(self, start: float | None, end: float | None) -> list[Metric]:
+    def list_between(self, start: float | None, end: float | None) -> list[Metric]:
         found = []
         for index in range(len(self)):
-            metric = self._at(index)
+            metric = self._read_sample(index)
             if (start is None or metric.timestamp >= start) and (end is None or metric.timestamp <= end):
                 found.append(metric)
         return found
 
     def last(self) -> Metric | None:
-        return self._at(len(self) - 1) if self._bytes else None
+        return self._read_sample(len(self) - 1) if self._bytes else None
 
-    def _at(self, index: int) -> Metric:
+    def _read_sample(self, index: int) -> Metric:
         offset = (self._start + index * _SAMPLE.size) % len(self._bytes)
         at, used, cores, *sizes = _SAMPLE.unpack_from(self._bytes, offset)
         mem_used, mem_total, mem_cache, disk_used, disk_total = (size << 10 for size in sizes)
@@ -87,7 +87,7 @@ class Sampler:
     the event loop."""
 
     def __init__(
-        self, calls: Calls, clock: Clock, entries: Callable[[], Iterable[Entry]], *, interval_s: float, kept: int
+        self, calls: DriverCalls, clock: Clock, entries: Callable[[], Iterable[Entry]], *, interval_s: float, kept: int
     ) -> None:
         self._calls = calls
         self._clock = clock
@@ -97,7 +97,7 @@ class Sampler:
         self._fresh: deque[Entry] = deque()
         self._woken = asyncio.Event()
 
-    def soon(self, entry: Entry) -> None:
+    def sample_soon(self, entry: Entry) -> None:
         """Sample a new or resumed sandbox early, in the background, without delaying its first command."""
         self._fresh.append(entry)
         self._woken.set()

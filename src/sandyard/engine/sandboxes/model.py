@@ -166,7 +166,7 @@ class Page(Generic[T]):
 
 
 @dataclass(frozen=True, slots=True)
-class Forked:
+class ForkResult:
     """The outcome of one fork: exactly one of the two fields is set."""
 
     sandbox: Sandbox | None = None

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from sandyard.engine.contract import Driver
-from sandyard.engine.sandboxes.calls import Calls
+from sandyard.engine.sandboxes.calls import DriverCalls
 from sandyard.engine.sandboxes.capacity import Capacity
 from sandyard.engine.sandboxes.creation import Creation
 from sandyard.engine.sandboxes.ledger import Ledger
@@ -21,8 +21,8 @@ from sandyard.engine.sandboxes.registry import Registry
 from sandyard.engine.sandboxes.repository import SandboxRepository
 from sandyard.engine.sandboxes.snapshots import Snapshots
 from sandyard.engine.sandboxes.trust import EgressTrust
-from sandyard.engine.sandboxes.undertaker import Undertaker
-from sandyard.engine.sandboxes.workshop import Workshop
+from sandyard.engine.sandboxes.undertaker import SandboxRemover
+from sandyard.engine.sandboxes.workshop import InternalSandboxes
 from sandyard.engine.settings import EngineSettings
 from sandyard.engine.store.database import Database
 from sandyard.kit.clock import Clock, SystemClock
@@ -36,7 +36,7 @@ TIDY_S = 2.0
 BACKGROUND_S = 1.0  # removals that take longer are left to the next engine
 
 
-class Parts:
+class Components:
     def __init__(
         self,
         database: Database,
@@ -57,7 +57,7 @@ class Parts:
         self.registry = Registry()
         self.repository = SandboxRepository(database)
         self.logs = SandboxLogs(database, self._clock, kept=settings.logs_kept, retention_s=settings.logs_retention_s)
-        self.calls = Calls(driver, settings.deadline)
+        self.calls = DriverCalls(driver, settings.deadline)
         trust = EgressTrust(self.calls, egress_authority)
         self.ledger = Ledger(
             database=database,
@@ -65,9 +65,9 @@ class Parts:
             logs=self.logs,
             registry=self.registry,
             clock=self._clock,
-            due=self._due,
+            due=self._on_timer,
         )
-        self.undertaker = Undertaker(
+        self.remover = SandboxRemover(
             self.ledger, self.calls, self.background.spawn, patience_s=settings.kill_patience_s
         )
         self.capacity = Capacity(
@@ -86,7 +86,7 @@ class Parts:
         self.reconciler = Reconciler(
             self.ledger,
             self.calls,
-            self.undertaker,
+            self.remover,
             self.background.spawn,
             trust,
             start_patience_s=settings.start_patience_s,
@@ -96,20 +96,20 @@ class Parts:
             calls=self.calls,
             capacity=self.capacity,
             sampler=self.sampler,
-            undertaker=self.undertaker,
+            remover=self.remover,
             reconciler=self.reconciler,
             trust=trust,
         )
         self.pool = Pool(
             self.calls,
-            self.undertaker,
+            self.remover,
             self.capacity,
             self._clock,
             size=settings.pool_size,
             started_size=settings.pool_started_size,
             idle_s=settings.pool_idle_s,
             start_patience_s=settings.start_patience_s,
-            taken=lambda: self.registry.running + self.creation.under_way + len(self.undertaker.dying),
+            taken=lambda: self.registry.running + self.creation.under_way + len(self.remover.removing),
             room=settings.max_sandboxes,
         )
         self.creation = Creation(
@@ -117,14 +117,14 @@ class Parts:
             calls=self.calls,
             capacity=self.capacity,
             sampler=self.sampler,
-            undertaker=self.undertaker,
+            remover=self.remover,
             lifecycle=self.lifecycle,
             pool=self.pool,
             snapshots=self.snapshots,
             trust=trust,
             settings=settings,
         )
-        self.workshop = Workshop(
+        self.internal = InternalSandboxes(
             calls=self.calls,
             capacity=self.capacity,
             creation=self.creation,
@@ -137,14 +137,14 @@ class Parts:
             calls=self.calls,
             snapshots=self.snapshots,
             reconciler=self.reconciler,
-            undertaker=self.undertaker,
+            remover=self.remover,
             spawn=self.background.spawn,
             boot_id=boot_id or read_boot_id(),
         )
-        self.undertaker.on_removed(lambda record: self._tidy_up())
-        self.reconciler.on_boot = self.sampler.soon
-        self.undertaker.on_stopped = self.reconciler.stopped
-        self.calls.on_late = self._late
+        self.remover.on_removed(lambda record: self._tidy_up())
+        self.reconciler.on_boot = self.sampler.sample_soon
+        self.remover.on_stopped = self.reconciler.handle_stop
+        self.calls.on_late = self._on_late_call
         self._closed = False
 
     async def open(self, prewarmed: Callable[[], Template | None]) -> None:
@@ -179,26 +179,26 @@ class Parts:
             if entry.watch is not None:
                 entry.watch.cancel()
 
-    def stands_on(self, layer: str) -> bool:
-        return any(layer in sandbox.layers for sandbox in self._users()) or self.snapshots.stands_on(layer)
+    def uses_layer(self, layer: str) -> bool:
+        return any(layer in sandbox.layers for sandbox in self._users()) or self.snapshots.uses_layer(layer)
 
     def _users(self) -> Iterable[Sandbox]:
-        return self.users(dying=True)
+        return self.users(removing=True)
 
-    def users(self, *, dying: bool) -> Iterable[Sandbox]:
-        """Return all sandboxes with a record; with `dying`, also those that the driver has not removed yet."""
+    def users(self, *, removing: bool) -> Iterable[Sandbox]:
+        """Return all sandboxes with a record; with `removing`, also those that the driver has not removed yet."""
         yield from (entry.record for entry in self.registry)
-        yield from self.undertaker.dying if dying else ()
+        yield from self.remover.removing if removing else ()
 
-    def _late(self, sandbox_id: str) -> None:
+    def _on_late_call(self, sandbox_id: str) -> None:
         entry = self.registry.find(sandbox_id)
         if entry is not None:
-            self.reconciler.doubt(entry)
+            self.reconciler.recheck(entry)
 
-    def _due(self, sandbox_id: str) -> None:
+    def _on_timer(self, sandbox_id: str) -> None:
         entry = self.registry.find(sandbox_id)
         if entry is not None:
-            self.background.spawn(self.lifecycle.due(entry))
+            self.background.spawn(self.lifecycle.handle_timer(entry))
 
     async def _upkeep(self, prewarmed: Callable[[], Template | None]) -> None:
         while True:

@@ -14,12 +14,12 @@ from typing import Final
 
 from sandyard.engine.contract import Condition, Driver, Handle
 from sandyard.engine.sandboxes import guest, starting
-from sandyard.engine.sandboxes.calls import Calls
+from sandyard.engine.sandboxes.calls import DriverCalls
 from sandyard.engine.sandboxes.ledger import Ledger
 from sandyard.engine.sandboxes.model import Intent, LogLevel, OnTimeout, PauseKind, State
 from sandyard.engine.sandboxes.registry import AUTOMATIC_BOOTS, Entry
 from sandyard.engine.sandboxes.trust import EgressTrust
-from sandyard.engine.sandboxes.undertaker import Spawn, Undertaker
+from sandyard.engine.sandboxes.undertaker import SandboxRemover, Spawn
 from sandyard.kit.errors import SandyardError
 from sandyard.kit.logging import get_logger
 
@@ -36,7 +36,7 @@ FIRST_RETRY_S, LAST_RETRY_S = 1.0, 60.0
 BOOTS_WITHIN_S = 600.0
 
 
-def agrees(entry: Entry, observed: Condition) -> bool:
+def is_consistent(entry: Entry, observed: Condition) -> bool:
     """Return whether nothing has to be done for this sandbox."""
     return entry.record.intent is None and _AGREES[entry.record.pause_kind] is observed
 
@@ -49,7 +49,7 @@ def needs_boot(entry: Entry, observed: Condition, now: float) -> bool:
 
 
 @asynccontextmanager
-async def _traffic_waits(entry: Entry) -> AsyncIterator[None]:
+async def _block_traffic(entry: Entry) -> AsyncIterator[None]:
     """Make traffic wait. The caller holds the lock. If its operation already makes traffic wait, that continues until
     the operation ends."""
     if entry.changing is not None:
@@ -67,8 +67,8 @@ class Reconciler:
     def __init__(
         self,
         ledger: Ledger,
-        calls: Calls,
-        undertaker: Undertaker,
+        calls: DriverCalls,
+        remover: SandboxRemover,
         spawn: Spawn,
         trust: EgressTrust,
         *,
@@ -76,7 +76,7 @@ class Reconciler:
     ) -> None:
         self._ledger = ledger
         self._calls = calls
-        self._undertaker = undertaker
+        self._remover = remover
         self._spawn = spawn
         self._trust = trust
         self._start_patience_s = start_patience_s
@@ -94,10 +94,10 @@ class Reconciler:
         try:
             yield
         except BaseException:
-            self.doubt(entry)
+            self.recheck(entry)
             raise
 
-    def doubt(self, entry: Entry) -> None:
+    def recheck(self, entry: Entry) -> None:
         """Mark the condition as unknown. One task at a time determines it; a new call makes it check again at once."""
         if entry.gone is not None:
             return
@@ -108,20 +108,20 @@ class Reconciler:
             self._spawn(self._inspect_until_known(entry, doubted))
         doubted.set()
 
-    def stopped(self, entry: Entry, reason: str) -> None:
+    def handle_stop(self, entry: Entry, reason: str) -> None:
         """Boot a running sandbox whose processes have ended again from its file system, in the background and before
         its next operation."""
         entry.lost = f"{ENDED} ({reason})"
-        self.doubt(entry)
+        self.recheck(entry)
 
     async def inspect(self, entry: Entry) -> None:
         """Ask the driver for the condition and settle it. The caller holds the lock. Raises StuckError if the driver
         does not answer."""
         while entry.suspect and entry.gone is None:
             seen = entry.suspect
-            await self._calls.rest(entry.id)
+            await self._calls.wait_for_abandoned(entry.id)
             observed = await self._calls.run("condition", entry.id, self._driver.condition(entry.record.handle))
-            await self.settle(entry, observed, entry.lost or ENDED)
+            await self.reconcile(entry, observed, entry.lost or ENDED)
             entry.lost = None
             if entry.suspect == seen:  # otherwise an abandoned call ended in the meantime
                 entry.suspect = 0
@@ -130,7 +130,7 @@ class Reconciler:
         delay = 0.0
         try:
             while entry.suspect and entry.gone is None:
-                await self._either(doubted, delay)
+                await self._wait_for_recheck(doubted, delay)
                 async with entry.lock:
                     try:
                         await self.inspect(entry)
@@ -140,7 +140,7 @@ class Reconciler:
         finally:
             del self._doubted[entry.id]
 
-    async def _either(self, doubted: asyncio.Event, delay: float) -> None:
+    async def _wait_for_recheck(self, doubted: asyncio.Event, delay: float) -> None:
         """Wait for a new doubt, or for `delay` seconds."""
         waits = {asyncio.ensure_future(doubted.wait()), asyncio.ensure_future(self._ledger.clock.sleep(delay))}
         try:
@@ -150,12 +150,12 @@ class Reconciler:
                 wait.cancel()
         doubted.clear()
 
-    async def settle(self, entry: Entry, observed: Condition, lost: str) -> None:
+    async def reconcile(self, entry: Entry, observed: Condition, lost: str) -> None:
         """Make record and host match. `lost` says why processes are gone, if they are. Raises if the driver fails."""
         log.info("sandbox_found", sandbox=entry.id, record=entry.record.state.value, observed=observed.value)
         if observed is Condition.ABSENT:
             self._ledger.remove(entry, f"The sandbox is gone: {lost}", reason="died", level=LogLevel.ERROR)
-            self._spawn(self._undertaker.bury(entry))
+            self._spawn(self._remover.remove(entry))
             return
         if entry.record.running:
             await self._settle_running(entry, observed, lost)
@@ -163,7 +163,7 @@ class Reconciler:
             await self._settle_paused(entry, observed, lost)
         alive = entry.gone is None and observed is not Condition.STOPPED
         if alive and entry.watch is None and entry.record.pause_kind in {None, PauseKind.MEMORY}:
-            self._undertaker.watch(entry)
+            self._remover.watch(entry)
 
     async def _settle_running(self, entry: Entry, observed: Condition, lost: str) -> None:
         record = entry.record
@@ -185,13 +185,13 @@ class Reconciler:
     async def _settle_ended(self, entry: Entry, lost: str) -> None:
         """Handle a sandbox that should be running but whose processes are gone."""
         record, now = entry.record, self._ledger.clock.now()
-        self._undertaker.unwatch(entry)
+        self._remover.unwatch(entry)
         if record.intent is Intent.STOP:
-            self._park(
+            self._mark_paused(
                 entry, "The sandbox was paused; only its file system is kept (finished after an interruption)", None
             )
         elif record.ends_at > now and self._ends_too_often(entry, now):
-            self._park(
+            self._mark_paused(
                 entry,
                 f"{lost}, {AUTOMATIC_BOOTS + 1} times within {BOOTS_WITHIN_S / 60:.0f} minutes; the sandbox is paused, its "
                 "file system is kept",
@@ -200,11 +200,11 @@ class Reconciler:
         elif record.ends_at > now:
             entry.boots.append(now)
             try:
-                async with _traffic_waits(entry):
+                async with _block_traffic(entry):
                     handle = await self.boot(entry)
             except SandyardError as error:
-                self._park(entry, f"{lost}, and the sandbox could not be booted again: {error.message}", lost)
-                self.doubt(entry)
+                self._mark_paused(entry, f"{lost}, and the sandbox could not be booted again: {error.message}", lost)
+                self.recheck(entry)
                 return
             self._ledger.change(
                 entry,
@@ -214,20 +214,20 @@ class Reconciler:
                 memory_lost=lost,
                 intent=None,
             )
-            self._undertaker.watch(entry)
+            self._remover.watch(entry)
             self.on_boot(entry)
         elif record.on_timeout is OnTimeout.PAUSE:
-            self._park(
+            self._mark_paused(
                 entry, f"{lost}, and its timeout was reached; the sandbox is paused, its file system is kept", lost
             )
         else:
             self._ledger.remove(entry, "The sandbox was killed: its timeout was reached", reason="killed")
-            self._spawn(self._undertaker.bury(entry))
+            self._spawn(self._remover.remove(entry))
 
     def _ends_too_often(self, entry: Entry, now: float) -> bool:
         return len(entry.boots) == AUTOMATIC_BOOTS and entry.boots[0] > now - BOOTS_WITHIN_S
 
-    def _park(self, entry: Entry, event: str, lost: str | None) -> None:
+    def _mark_paused(self, entry: Entry, event: str, lost: str | None) -> None:
         now = self._ledger.clock.now()
         self._ledger.change(
             entry,
@@ -240,13 +240,13 @@ class Reconciler:
             memory_lost=lost,
             intent=None,
         )
-        self._ledger.interrupted(entry.id, "paused")
+        self._ledger.notify_interrupted(entry.id, "paused")
 
     async def _settle_paused(self, entry: Entry, observed: Condition, lost: str) -> None:
         record = entry.record
         kind = record.pause_kind
         if observed is Condition.STOPPED:
-            self._undertaker.unwatch(entry)
+            self._remover.unwatch(entry)
             if kind is not PauseKind.FILESYSTEM:
                 reason = None if record.intent is Intent.STOP else lost
                 event = (
@@ -259,7 +259,7 @@ class Reconciler:
                 )
                 return
         elif kind is PauseKind.FILESYSTEM:
-            self._undertaker.unwatch(entry)
+            self._remover.unwatch(entry)
             handle = await self._calls.run("stop", entry.id, self._driver.stop(record.handle))
             self._ledger.change(entry, handle=handle, intent=None)
         else:
@@ -283,13 +283,13 @@ class Reconciler:
         )
         try:
             env = self._trust.env(record)
-            await guest.initialise(self._calls, handle, record.template_id, env, record.defaults)
+            await guest.initialise_agent(self._calls, handle, record.template_id, env, record.defaults)
         except SandyardError:
             await self._calls.run("stop", entry.id, self._driver.stop(handle))
             raise
         if record.start is not None:
             try:
-                await starting.start(self._calls, handle, record.start, self._start_patience_s)
+                await starting.run_start_command(self._calls, handle, record.start, self._start_patience_s)
             except SandyardError as error:  # its files are available, so the client can look for the cause
                 self._ledger.logs.append(entry.id, LogLevel.WARN, f"After the boot: {error.message}")
         return handle

@@ -7,7 +7,7 @@ import contextlib
 
 from sandyard.engine.contract import Handle
 from sandyard.engine.sandboxes.agent import Agent, Output
-from sandyard.engine.sandboxes.calls import Calls
+from sandyard.engine.sandboxes.calls import DriverCalls
 from sandyard.engine.sandboxes.model import Start
 from sandyard.kit.errors import SandyardError
 
@@ -23,8 +23,8 @@ class NotReadyError(SandyardError):
     code, status = "not_ready", 500
 
 
-async def start(
-    calls: Calls, handle: Handle, wanted: Start, patience_s: float, *, output: Output | None = None
+async def run_start_command(
+    calls: DriverCalls, handle: Handle, wanted: Start, patience_s: float, *, output: Output | None = None
 ) -> None:
     """Run the start command and return when it is ready. Raises NotReadyError after `patience_s`; the caller then
     removes the sandbox. `output` gets the output of the ready command."""
@@ -35,7 +35,7 @@ async def start(
     pause = FIRST_LOOK_S
     try:
         async with asyncio.timeout(patience_s):
-            while not await _ready(agent, wanted.ready, max(LOOK_S, patience_s / 2), output):
+            while not await _is_ready(agent, wanted.ready, max(LOOK_S, patience_s / 2), output):
                 await asyncio.sleep(pause)
                 pause = min(LONGEST_PAUSE_S, pause * 1.5)
     except TimeoutError:
@@ -44,7 +44,7 @@ async def start(
         ) from None
 
 
-async def _ready(agent: Agent, command: str, look_s: float, output: Output | None) -> bool:
+async def _is_ready(agent: Agent, command: str, look_s: float, output: Output | None) -> bool:
     with contextlib.suppress(TimeoutError):
         return await agent.run(command, timeout_s=look_s, output=output) == 0
     return False

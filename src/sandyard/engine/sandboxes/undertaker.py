@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from sandyard.engine.contract import Condition, Handle
-from sandyard.engine.sandboxes.calls import Calls
+from sandyard.engine.sandboxes.calls import DriverCalls
 from sandyard.engine.sandboxes.errors import no_such_sandbox
 from sandyard.engine.sandboxes.ledger import Ledger
 from sandyard.engine.sandboxes.model import LogLevel, PauseKind, Sandbox
@@ -23,24 +23,24 @@ _ALIVE = frozenset({Condition.RUNNING, Condition.FROZEN, Condition.SUSPENDED})
 Spawn = Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]
 
 
-class Undertaker:
+class SandboxRemover:
     """A kill deletes the row first: from then on the sandbox does not exist. If the engine dies before the driver is
     done, the next `driver.open` finds a sandbox that is not listed and removes it."""
 
-    def __init__(self, ledger: Ledger, calls: Calls, spawn: Spawn, *, patience_s: float) -> None:
+    def __init__(self, ledger: Ledger, calls: DriverCalls, spawn: Spawn, *, patience_s: float) -> None:
         self._ledger = ledger
         self._calls = calls
         self._spawn = spawn
         self._patience_s = patience_s
-        self._dying: dict[str, Sandbox] = {}
+        self._removing: dict[str, Sandbox] = {}
         self._removed: list[Callable[[Sandbox], None]] = []
         self.on_stopped: Callable[[Entry, str], None] = lambda entry, reason: None
         """Called with the reason when the processes of a running sandbox ended and its file system remains."""
 
     @property
-    def dying(self) -> tuple[Sandbox, ...]:
+    def removing(self) -> tuple[Sandbox, ...]:
         """Sandboxes without a record that the driver has not removed yet: they still use capacity and snapshots."""
-        return tuple(self._dying.values())
+        return tuple(self._removing.values())
 
     def on_removed(self, listener: Callable[[Sandbox], None]) -> None:
         """Call `listener(record)` when the driver has removed a sandbox."""
@@ -52,16 +52,16 @@ class Undertaker:
         if entry.gone is not None:
             raise no_such_sandbox(entry.id)
         self._ledger.remove(entry, event, reason="killed")
-        await self.bury(entry)
+        await self.remove(entry)
 
-    async def bury(self, entry: Entry) -> None:
+    async def remove(self, entry: Entry) -> None:
         """Let the driver remove a sandbox whose record is gone."""
-        self._dying[entry.id] = entry.record
+        self._removing[entry.id] = entry.record
         alone = await self._interrupt(entry)
         try:
             await self._calls.run("kill", entry.id, self._calls.driver.kill(entry.record.handle))
         except SandyardError as error:
-            self._spawn(self._bury_later(entry.record.handle, entry.record))
+            self._spawn(self._retry_removal(entry.record.handle, entry.record))
             raise BusyError(
                 f"Sandbox '{entry.id}' was killed, but the driver could not remove it yet; "
                 f"the engine keeps trying. {error.message}"
@@ -69,9 +69,9 @@ class Undertaker:
         finally:
             if alone:
                 entry.lock.release()
-        self._buried(entry.record)
+        self._finish_removal(entry.record)
 
-    async def end(self, handle: Handle) -> None:
+    async def remove_unrecorded(self, handle: Handle) -> None:
         """Remove a sandbox without a record and return when it is gone; if that fails, it is removed later."""
         try:
             await self._calls.run("kill", handle.id, self._calls.driver.kill(handle))
@@ -81,7 +81,7 @@ class Undertaker:
     def discard(self, handle: Handle) -> None:
         """Remove a sandbox that never got a record."""
 
-        self._spawn(self._bury_later(handle, None))
+        self._spawn(self._retry_removal(handle, None))
 
     def watch(self, entry: Entry) -> None:
         """Watch this running or frozen sandbox for an unexpected end."""
@@ -105,7 +105,7 @@ class Undertaker:
                 self._calls.interrupt(entry.id)
         return False
 
-    async def _bury_later(self, handle: Handle, record: Sandbox | None) -> None:
+    async def _retry_removal(self, handle: Handle, record: Sandbox | None) -> None:
         """Retry until it is removed. A sandbox with a record was tried before, so the first attempt waits."""
         delay = FIRST_RETRY_S
         if record is not None:
@@ -120,10 +120,10 @@ class Undertaker:
             else:
                 break
         if record is not None:
-            self._buried(record)
+            self._finish_removal(record)
 
-    def _buried(self, record: Sandbox) -> None:
-        self._dying.pop(record.id, None)
+    def _finish_removal(self, record: Sandbox) -> None:
+        self._removing.pop(record.id, None)
         for listener in self._removed:
             listener(record)
 
@@ -131,7 +131,7 @@ class Undertaker:
         driver = self._calls.driver
         while True:
             try:
-                reason = await driver.exited(entry.record.handle)
+                reason = await driver.wait_for_exit(entry.record.handle)
             except Exception as error:  # a broken watch must not look like a live sandbox
                 reason = str(error)
             condition = await self._look(entry)
@@ -140,7 +140,7 @@ class Undertaker:
             await self._ledger.clock.sleep(FIRST_RETRY_S)  # then check again, because the reported end may be outdated
         while True:
             try:
-                self._died(entry, reason, condition)
+                self._handle_end(entry, reason, condition)
             except SandyardError as error:
                 log.warning("sandbox_end_not_recorded", sandbox=entry.id, reason=error.message)
                 await self._ledger.clock.sleep(LAST_RETRY_S)
@@ -158,12 +158,12 @@ class Undertaker:
                 await self._ledger.clock.sleep(delay)
                 delay = min(2 * delay, LAST_RETRY_S)
 
-    def _died(self, entry: Entry, reason: str, condition: Condition) -> None:
+    def _handle_end(self, entry: Entry, reason: str, condition: Condition) -> None:
         if entry.gone is not None:
             return
         entry.watch = None  # otherwise it would cancel itself while running this
         if condition is Condition.STOPPED and entry.record.running:
-            self._ledger.interrupted(entry.id, "died")
+            self._ledger.notify_interrupted(entry.id, "died")
             self.on_stopped(entry, reason)
             return
         if condition is Condition.STOPPED:
@@ -176,4 +176,4 @@ class Undertaker:
             )
             return
         self._ledger.remove(entry, f"The sandbox ended: {reason}", reason="died", level=LogLevel.ERROR)
-        self._spawn(self.bury(entry))
+        self._spawn(self.remove(entry))

@@ -10,20 +10,20 @@ from typing import Any
 
 from sandyard.engine.contract import Handle, Layers, Limits
 from sandyard.engine.sandboxes.agent import Agent
-from sandyard.engine.sandboxes.calls import Calls
+from sandyard.engine.sandboxes.calls import DriverCalls
 from sandyard.engine.sandboxes.capacity import Capacity
 from sandyard.engine.sandboxes.creation import Creation
 from sandyard.engine.sandboxes.model import Snapshot, Template
 from sandyard.engine.sandboxes.snapshots import Snapshots, new_snapshot_id
 from sandyard.kit.clock import Clock
 
-Hold = Callable[[Iterable[str]], None]
+HoldSnapshots = Callable[[Iterable[str]], None]
 """Keep the files of these snapshots until the work is done."""
 
 
 @dataclass(frozen=True, slots=True)
-class Bench:
-    """A sandbox of the workshop."""
+class InternalSandbox:
+    """A running sandbox without a record."""
 
     handle: Handle
     agent: Agent
@@ -31,11 +31,11 @@ class Bench:
     limits: Limits
 
 
-class Workshop:
+class InternalSandboxes:
     def __init__(
         self,
         *,
-        calls: Calls,
+        calls: DriverCalls,
         capacity: Capacity,
         creation: Creation,
         snapshots: Snapshots,
@@ -47,7 +47,7 @@ class Workshop:
         self._snapshots = snapshots
         self._clock = clock
 
-    def keeps(self, needed: Callable[[], Iterable[str]]) -> None:
+    def register_keeper(self, needed: Callable[[], Iterable[str]]) -> None:
         """Register `needed()`, which returns the kept snapshots that must stay. Call it before anything is opened."""
         self._snapshots.keepers.append(needed)
 
@@ -56,23 +56,23 @@ class Workshop:
         return self._creation.limits_of(template)
 
     @contextmanager
-    def holding(self) -> Iterator[Hold]:
+    def hold_snapshots(self) -> Iterator[HoldSnapshots]:
         with ExitStack() as stack:
-            yield lambda snapshots: stack.enter_context(self._snapshots.holding(tuple(snapshots)))
+            yield lambda snapshots: stack.enter_context(self._snapshots.hold(tuple(snapshots)))
 
     @asynccontextmanager
-    async def bench(self, template: Template) -> AsyncIterator[Bench]:
+    async def open(self, template: Template) -> AsyncIterator[InternalSandbox]:
         """Yield a running sandbox of this template, removed when the context ends. The caller must hold the template's
         snapshots. Raises FullError, which names the exhausted resource."""
         limits = self.limits(template)
-        async with self._creation.unlisted(template, limits) as handle:
-            yield Bench(handle, Agent(self._calls, handle), template, limits)
+        async with self._creation.create_unrecorded(template, limits) as handle:
+            yield InternalSandbox(handle, Agent(self._calls, handle), template, limits)
 
-    async def ended(self, bench: Bench) -> str:
+    async def wait_for_end(self, sandbox: InternalSandbox) -> str:
         """Wait until the sandbox has ended by itself. Return the reason."""
-        return await self._calls.driver.exited(bench.handle)
+        return await self._calls.driver.wait_for_exit(sandbox.handle)
 
-    async def keep(self, bench: Bench, hold: Hold) -> tuple[Layers, tuple[str, ...]]:
+    async def save(self, sandbox: InternalSandbox, hold: HoldSnapshots) -> tuple[Layers, tuple[str, ...]]:
         """Save the current file system. Return its layers and the snapshots they need. The snapshot is held, and kept
         as long as a keeper or a sandbox needs it."""
         snapshot_id = new_snapshot_id()
@@ -84,21 +84,21 @@ class Workshop:
 
         hold((snapshot_id,))
         try:
-            call = driver.snapshot(bench.handle, snapshot_id)
-            layers = await self._calls.run("snapshot", bench.handle.id, call, if_late=drop)
-            self._snapshots.add(self._described(bench, snapshot_id, layers), hidden=True)
+            call = driver.snapshot(sandbox.handle, snapshot_id)
+            layers = await self._calls.run("snapshot", sandbox.handle.id, call, if_late=drop)
+            self._snapshots.add(self._make_snapshot(sandbox, snapshot_id, layers), hidden=True)
         except BaseException:
             self._snapshots.discard(snapshot_id)
             raise
-        return layers, (*bench.template.snapshots, snapshot_id)
+        return layers, (*sandbox.template.snapshots, snapshot_id)
 
-    def _described(self, bench: Bench, snapshot_id: str, layers: Layers) -> Snapshot:
+    def _make_snapshot(self, sandbox: InternalSandbox, snapshot_id: str, layers: Layers) -> Snapshot:
         return Snapshot(
             id=snapshot_id,
-            sandbox_id=bench.handle.id,
-            template_id=bench.template.id,
+            sandbox_id=sandbox.handle.id,
+            template_id=sandbox.template.id,
             layers=layers,
-            limits=bench.limits,
+            limits=sandbox.limits,
             created_at=self._clock.now(),
-            snapshots=bench.template.snapshots,
+            snapshots=sandbox.template.snapshots,
         )

@@ -8,17 +8,17 @@ import os
 from pathlib import Path
 
 SIZE = 16 << 20
-LOW = 4 << 20  # below this much free space, the ballast is released for the database
-ENOUGH = 8 * SIZE  # above this much free space, the ballast is reserved again
+LOW = 4 << 20  # below this much free space, the reserve is released for the database
+ENOUGH = 8 * SIZE  # above this much free space, the reserve is reserved again
 
 
-class Ballast:
+class DiskReserve:
     """A file of reserved blocks next to the database. Never raises: failing to reserve space is not an error."""
 
     def __init__(self, database: Path) -> None:
         self._file = database.with_name(f"{database.name}-reserve")
 
-    def keep(self) -> None:
+    def reserve(self) -> None:
         """Reserve the space if the disk has enough."""
         with contextlib.suppress(OSError):
             if self._free() < ENOUGH or self._file.exists():
@@ -29,7 +29,7 @@ class Ballast:
             finally:
                 os.close(fd)
 
-    def give(self) -> None:
+    def release(self) -> None:
         """Release the space if the disk is nearly full. Otherwise takes microseconds."""
         with contextlib.suppress(OSError):
             if self._free() < LOW:

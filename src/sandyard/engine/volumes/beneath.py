@@ -19,37 +19,37 @@ FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 @contextlib.contextmanager
-def opened(root: int, parts: tuple[str, ...], flags: int = os.O_PATH) -> Iterator[int]:
+def open_path(root: int, parts: tuple[str, ...], flags: int = os.O_PATH) -> Iterator[int]:
     """Open the file at this path. Without `O_NOFOLLOW` a link at its end is followed too, inside the volume.
 
     Only with `O_PATH` may it be of any type: opening a pipe or a device otherwise could block or have side effects.
     """
-    fd = open_at(root, parts, flags)
+    fd = open_fd(root, parts, flags)
     try:
         yield fd
     finally:
         os.close(fd)
 
 
-def open_at(root: int, parts: tuple[str, ...], flags: int) -> int:
+def open_fd(root: int, parts: tuple[str, ...], flags: int) -> int:
     return open_within(root, "/".join(parts), flags, resolve=_RESOLVE)
 
 
 @contextlib.contextmanager
-def reopened(fd: int, flags: int) -> Iterator[int]:
+def reopen(fd: int, flags: int) -> Iterator[int]:
     """Open the file of an `O_PATH` descriptor with other flags."""
-    inner = reopen(fd, flags)
+    inner = reopen_fd(fd, flags)
     try:
         yield inner
     finally:
         os.close(inner)
 
 
-def reopen(fd: int, flags: int) -> int:
-    return os.open(proc(fd), flags | os.O_CLOEXEC)
+def reopen_fd(fd: int, flags: int) -> int:
+    return os.open(proc_path(fd), flags | os.O_CLOEXEC)
 
 
-def proc(fd: int) -> str:
+def proc_path(fd: int) -> str:
     """Return a path for a descriptor, for calls that only accept paths."""
     return f"/proc/self/fd/{fd}"
 

@@ -156,10 +156,10 @@ async def test_two_that_are_started_in_one_breath(yard: Workyard) -> None:
 async def test_one_that_ends_while_it_waits_for_the_one_it_replaces(yard: Workyard, by: str) -> None:
     first = await yard.begin("one", run("echo begun; sleep 600"))
     await yard.until(lambda: "[builder 1/1] [stdout]: begun" in yard.said(first))
-    yard.driver.faults.stuck("kill")
+    yard.driver.faults.make_stuck("kill")
     _, second = yard.builds.request("one", (), Size())
     starting = asyncio.create_task(yard.builds.start("one", second.id, ECHO))
-    await yard.driver.faults.met("kill")
+    await yard.driver.faults.wait_until_hit("kill")
     _, third = yard.builds.request("one", (), Size())
     call = yard.builds.cancel("one", second.id) if by == "a client" else yard.builds.start("one", third.id, ECHO)
     ending = asyncio.create_task(call)
@@ -169,7 +169,7 @@ async def test_one_that_ends_while_it_waits_for_the_one_it_replaces(yard: Workya
     assert yard.look(first).status is yard.look(second).status is Status.ERROR
     if by == "a newer one":
         newest = await yard.ended(third)
-        assert yard.built.tagged(third.template_id, "default") == newest
+        assert yard.built.find_tagged(third.template_id, "default") == newest
 
 
 @pytest.mark.slow
@@ -198,7 +198,7 @@ async def test_a_sandbox_that_dies_under_a_build(yard: Workyard) -> None:
 
 @pytest.mark.parametrize("verb", ["create", "snapshot"])
 async def test_a_driver_that_fails_ends_the_build(yard: Workyard, verb: str) -> None:
-    yard.driver.faults.broken(verb, SandyardError("The disk is on fire."))
+    yard.driver.faults.make_fail(verb, SandyardError("The disk is on fire."))
     failed = await yard.build("one", run("echo 1"))
     assert failed.reason is not None
     assert "on fire" in failed.reason.message
@@ -270,7 +270,7 @@ async def test_what_is_needed_stays_and_the_rest_goes(tmp_path: Path) -> None:
         await yard.until(lambda: yard.snapshots_on_disk() == set(other.snapshots))
         assert yard.builds._cache.shrink(0) == 1
         await yard.builds.delete("two")
-        yard.sandboxes._parts.snapshots.collect()
+        yard.sandboxes._components.snapshots.collect()
         await yard.until(lambda: yard.snapshots_on_disk() == set())
     finally:
         await yard.stop()
@@ -290,7 +290,7 @@ async def test_tags_move_only_on_success(yard: Workyard) -> None:
     first = await yard.build("one", run("true"))
     await yard.build("one", run("false"))
     template = yard.builds.get("one")
-    assert yard.built.tagged(template.id, "default") == yard.look(first)
+    assert yard.built.find_tagged(template.id, "default") == yard.look(first)
     second = await yard.build("one:v2", run("true"), tags=("stable",))
     assert {tag: history[-1].build_id for tag, history in yard.builds.tags(template).items()} == {
         "default": first.id,
@@ -299,7 +299,7 @@ async def test_tags_move_only_on_success(yard: Workyard) -> None:
     }
     assert yard.built.resolve("one:nothing") is None
     yard.builds.assign("one:v2", ["default", "one:next"])
-    assert yard.built.tagged(template.id, "default") == yard.look(second)
+    assert yard.built.find_tagged(template.id, "default") == yard.look(second)
     yard.builds.remove_tags("one", ["next", "v2"])
     with pytest.raises(NotFoundError):
         yard.builds.remove_tags("one", ["stable", "v2"])
@@ -344,8 +344,8 @@ async def test_ready_sandboxes_are_of_this_very_build(tmp_path: Path) -> None:
             await yard.made("one", env(A=value))
             for _ in range(2):
                 sandbox = await yard.sandbox("one")
-                await Agent(yard.sandboxes._parts.calls, sandbox.handle).run('echo "$A" > a')
+                await Agent(yard.sandboxes._components.calls, sandbox.handle).run('echo "$A" > a')
                 assert yard.file(sandbox, "home/user/a") == f"{value}\n"
-                await yard.until(lambda: yard.sandboxes._parts.pool.ready >= 1)
+                await yard.until(lambda: yard.sandboxes._components.pool.ready >= 1)
     finally:
         await yard.stop()

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sandyard.engine.building.model import Build, Kind, Layer, Recipe, Size, Status, Step
-from sandyard.engine.building.registry import BuiltTemplates, WithBuilt
+from sandyard.engine.building.registry import BuiltTemplates, CombinedTemplates
 from sandyard.engine.building.repository import BuildRepository
 from sandyard.engine.building.service import Builds
 from sandyard.engine.drivers.fake.driver import FakeDriver
@@ -63,9 +63,9 @@ class Workyard:
         self.sandboxes = Sandboxes(
             self.database,
             self.driver,
-            WithBuilt(machine, self.built),
+            CombinedTemplates(machine, self.built),
             self.settings,
-            lacking=self.built.lacking,
+            explain_missing=self.built.explain_missing,
         )
         self.builds = Builds(
             repository=repository,
@@ -91,9 +91,9 @@ class Workyard:
         """As kill -9 leaves it: agents live on, nothing more is written."""
         self.database.abandon()
         self.database._drop()
-        for task in (self.builds._queue._tasks, self.sandboxes._parts.background):
+        for task in (self.builds._queue._tasks, self.sandboxes._components.background):
             await task.cancel()
-        await self.sandboxes._parts.abandon()
+        await self.sandboxes._components.abandon()
 
     async def begin(self, name: str, *steps: Step, tags: tuple[str, ...] = (), **fields: Any) -> Build:
         size = fields.pop("size", Size())

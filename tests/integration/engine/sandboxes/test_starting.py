@@ -47,7 +47,7 @@ async def engine(path: Path, *templates: Template, **settings: Any) -> AsyncIter
 
 
 def agent(service: Sandboxes, sandbox: Sandbox) -> Agent:
-    return Agent(service._parts.calls, sandbox.handle)
+    return Agent(service._components.calls, sandbox.handle)
 
 
 async def starts(service: Sandboxes, sandbox: Sandbox) -> int:
@@ -119,10 +119,10 @@ async def test_never_ready(tmp_path: Path) -> None:
 async def test_the_pool_has_it_running(tmp_path: Path) -> None:
     async with engine(tmp_path, SERVED, pool_size=2, pool_started_size=1) as service:
         first = await service.create(CreateSandbox("served"))
-        pool = service._parts.pool
+        pool = service._components.pool
         async with asyncio.timeout(60):
             while not pool.ready:
                 await asyncio.sleep(0.05)
-        second = service._parts.creation.claim(CreateSandbox("served"), SERVED)
+        second = service._components.creation.claim(CreateSandbox("served"), SERVED)
         assert second is not None
         assert await starts(service, second) == await starts(service, first) == 1

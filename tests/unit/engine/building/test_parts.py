@@ -16,7 +16,7 @@ from sandyard.engine.building.cache import base_key, step_key
 from sandyard.engine.building.files import Archives, TooLargeError
 from sandyard.engine.building.logs import Lines
 from sandyard.engine.building.model import Kind, State, Step
-from sandyard.engine.building.registry import WithBuilt
+from sandyard.engine.building.registry import CombinedTemplates
 from sandyard.engine.building.service import checked_tag
 from sandyard.engine.sandboxes.model import Template
 from sandyard.engine.store.database import Database
@@ -30,7 +30,7 @@ def test_a_template_that_yields_comes_after_a_clients_own() -> None:
     base, desktop = Template("b", ()), Template("d", (), yields=True)
     own: dict[str, Template] = {"base": Template("mine", ()), "desktop": Template("mine", ())}
     machine = SimpleNamespace(resolve={"base": base, "desktop": desktop}.get)
-    names = WithBuilt(machine, SimpleNamespace(resolve=own.get))  # type: ignore[arg-type]
+    names = CombinedTemplates(machine, SimpleNamespace(resolve=own.get))  # type: ignore[arg-type]
     assert names.resolve("base") is base
     assert names.resolve("desktop") is own["desktop"]
     own.clear()

@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from sandyard.engine.certificates import files, serving
 from sandyard.engine.certificates.authority import Authority
 from sandyard.engine.certificates.files import CertificateError
-from sandyard.engine.certificates.serving import Files, bare, domain_told
+from sandyard.engine.certificates.serving import CertificateFiles, resolve_public_domain, strip_port
 from sandyard.engine.settings import EngineSettings
 from sandyard.kit.errors import InvalidInputError
 from tests.unit.engine.certificates.handshake import shake
@@ -26,7 +26,7 @@ def names_of(certificate: x509.Certificate) -> list[str]:
 
 @pytest.mark.parametrize("domain", ["example.com", "sandyard.localhost", "localhost"])
 def test_the_engines_own_for_every_name_that_leads_to_it(tmp_path: Path, domain: str) -> None:
-    made = serving.shown(EngineSettings(tls_port=443, domain=f"{domain}:3443"), tmp_path)
+    made = serving.load_public_certificate(EngineSettings(tls_port=443, domain=f"{domain}:3443"), tmp_path)
     assert made.authority == tmp_path / domain / "ca.pem"
     trusted = made.authority.read_bytes()
     for name in (domain, f"api.{domain}", f"49983-iabc.{domain}", f"8000-iabc.{domain.upper()}"):
@@ -37,38 +37,38 @@ def test_the_engines_own_for_every_name_that_leads_to_it(tmp_path: Path, domain:
 
 def test_no_star_below_a_name_without_a_dot(tmp_path: Path) -> None:
     """OpenSSL takes none there, and rustls then refuses the whole certificate."""
-    issuer = serving.authority(tmp_path, "localhost")
-    context = serving.own(issuer, "localhost")
+    issuer = serving.load_authority(tmp_path, "localhost")
+    context = serving.make_own_context(issuer, "localhost")
     assert names_of(shake(context, issuer.pem, None)) == ["localhost"]
     assert names_of(shake(context, issuer.pem, "3000-iabc.localhost")) == ["3000-iabc.localhost"]
 
 
 def test_one_certificate_serves_all_names_below_a_domain(tmp_path: Path) -> None:
-    issuer = serving.authority(tmp_path, "example.com")
-    context = serving.own(issuer, "example.com")
+    issuer = serving.load_authority(tmp_path, "example.com")
+    context = serving.make_own_context(issuer, "example.com")
     shown = {shake(context, issuer.pem, f"3000-i{number}.example.com").serial_number for number in range(20)}
     assert len(shown) == 1
 
 
 @pytest.mark.parametrize("name", ["bank.example", "example.com.evil.test", "notexample.com"])
 def test_nothing_is_issued_for_other_names(tmp_path: Path, name: str) -> None:
-    issuer = serving.authority(tmp_path, "example.com")
+    issuer = serving.load_authority(tmp_path, "example.com")
     with pytest.raises(ssl.SSLCertVerificationError, match="Hostname mismatch"):
-        shake(serving.own(issuer, "example.com"), issuer.pem, name)
+        shake(serving.make_own_context(issuer, "example.com"), issuer.pem, name)
 
 
 def test_what_is_no_name_ends_the_handshake_alone(tmp_path: Path) -> None:
-    issuer = serving.authority(tmp_path, "example.com")
-    context = serving.own(issuer, "example.com")
+    issuer = serving.load_authority(tmp_path, "example.com")
+    context = serving.make_own_context(issuer, "example.com")
     with pytest.raises(ssl.SSLError, match="callback failed"):
         shake(context, issuer.pem, f"{'a' * 63}.b!c.example.com")
     shake(context, issuer.pem, "api.example.com")
 
 
 def test_each_domain_has_an_authority_of_its_own(tmp_path: Path) -> None:
-    first, second = serving.authority(tmp_path, "a.example"), serving.authority(tmp_path, "b.example")
+    first, second = serving.load_authority(tmp_path, "a.example"), serving.load_authority(tmp_path, "b.example")
     assert first.pem != second.pem
-    assert serving.authority(tmp_path, "a.example").pem == first.pem
+    assert serving.load_authority(tmp_path, "a.example").pem == first.pem
 
 
 # files of somebody else ------------------------------------------------------------------------------------------------
@@ -91,20 +91,20 @@ def issuer(tmp_path: Path) -> Authority:
 
 
 @pytest.fixture
-def shown(tmp_path: Path, issuer: Authority, monkeypatch: pytest.MonkeyPatch) -> Files:
+def shown(tmp_path: Path, issuer: Authority, monkeypatch: pytest.MonkeyPatch) -> CertificateFiles:
     monkeypatch.setattr(serving, "LOOK_S", -1.0)
     renew(tmp_path, issuer, "one.example")
-    return Files(tmp_path / "cert.pem", tmp_path / "privkey.pem")
+    return CertificateFiles(tmp_path / "cert.pem", tmp_path / "privkey.pem")
 
 
-def test_files_are_read_again_when_they_change(tmp_path: Path, issuer: Authority, shown: Files) -> None:
+def test_files_are_read_again_when_they_change(tmp_path: Path, issuer: Authority, shown: CertificateFiles) -> None:
     before = shake(shown.context, issuer.pem, "one.example")
     assert shake(shown.context, issuer.pem, "one.example") == before
     renew(tmp_path, issuer, "one.example")
     assert shake(shown.context, issuer.pem, "one.example") != before
 
 
-def test_half_a_renewal_changes_nothing(tmp_path: Path, issuer: Authority, shown: Files) -> None:
+def test_half_a_renewal_changes_nothing(tmp_path: Path, issuer: Authority, shown: CertificateFiles) -> None:
     before = shake(shown.context, issuer.pem, "one.example")
     renew(tmp_path, issuer, "one.example", only="cert")
     assert shake(shown.context, issuer.pem, "one.example") == before
@@ -114,14 +114,16 @@ def test_half_a_renewal_changes_nothing(tmp_path: Path, issuer: Authority, shown
     assert shake(shown.context, issuer.pem, "one.example") != before
 
 
-def test_links_that_point_elsewhere_count_as_changed(tmp_path: Path, issuer: Authority, shown: Files) -> None:
+def test_links_that_point_elsewhere_count_as_changed(
+    tmp_path: Path, issuer: Authority, shown: CertificateFiles
+) -> None:
     """That is how certbot renews."""
     for number in ("1", "2"):
         (tmp_path / number).mkdir()
         renew(tmp_path / number, issuer, "one.example")
     live = tmp_path / "live"
     live.symlink_to("1")
-    linked = Files(live / "cert.pem", live / "privkey.pem")
+    linked = CertificateFiles(live / "cert.pem", live / "privkey.pem")
     before = shake(linked.context, issuer.pem, "one.example")
     (tmp_path / "new").symlink_to("2")
     (tmp_path / "new").replace(live)
@@ -130,7 +132,7 @@ def test_links_that_point_elsewhere_count_as_changed(tmp_path: Path, issuer: Aut
 
 def test_files_are_looked_at_once_a_second(tmp_path: Path, issuer: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
     renew(tmp_path, issuer, "one.example")
-    shown = Files(tmp_path / "cert.pem", tmp_path / "privkey.pem")
+    shown = CertificateFiles(tmp_path / "cert.pem", tmp_path / "privkey.pem")
     looks = []
     monkeypatch.setattr(shown, "_look", lambda: looks.append(1))
     for _ in range(10):
@@ -142,7 +144,7 @@ def test_one_file_may_hold_both(tmp_path: Path, issuer: Authority) -> None:
     renew(tmp_path, issuer, "one.example")
     both = tmp_path / "both.pem"
     both.write_bytes((tmp_path / "cert.pem").read_bytes() + (tmp_path / "privkey.pem").read_bytes())
-    shake(Files(both, None).context, issuer.pem, "one.example")
+    shake(CertificateFiles(both, None).context, issuer.pem, "one.example")
 
 
 def test_files_that_cannot_be_used_are_named(tmp_path: Path, issuer: Authority) -> None:
@@ -166,7 +168,7 @@ def test_files_that_cannot_be_used_are_named(tmp_path: Path, issuer: Authority) 
         (Path(os.devnull), key, "not a PEM file"),
     ):
         with pytest.raises(CertificateError, match=reason) as raised:
-            Files(certificate, of_key)
+            CertificateFiles(certificate, of_key)
         assert str(certificate) in raised.value.message
 
 
@@ -191,12 +193,12 @@ def test_files_that_cannot_be_used_are_named(tmp_path: Path, issuer: Authority) 
     ],
 )
 def test_the_domain_clients_are_told(settings: dict[str, str | int], tls_port: int | None, told: str | None) -> None:
-    assert domain_told(EngineSettings(**settings), 3000, tls_port) == told  # type: ignore[arg-type]
+    assert resolve_public_domain(EngineSettings(**settings), 3000, tls_port) == told  # type: ignore[arg-type]
 
 
 def test_a_domain_in_a_certificate_has_no_port() -> None:
-    assert bare("example.com:3443") == "example.com"
-    assert bare(None) == "localhost"
+    assert strip_port("example.com:3443") == "example.com"
+    assert strip_port(None) == "localhost"
 
 
 @pytest.mark.parametrize(

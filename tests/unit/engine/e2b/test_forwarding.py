@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from sandyard.engine.certificates.authority import Authority
-from sandyard.engine.e2b.dataplane.forwarding import forwarded, secure_name
+from sandyard.engine.e2b.dataplane.forwarding import find_tls_server_name, make_forwarded_headers
 from sandyard.engine.e2b.dataplane.target import Target
 from sandyard.engine.sandboxes.model import Network
 from tests.unit.engine.e2b.support import Bench, answer_chunk, answer_head, read_request, reply, request, sandbox
@@ -27,7 +27,7 @@ def told(*headers: tuple[str, str], client: str = "192.0.2.7", scheme: str = "ht
         "client": (client, 1234),
         "scheme": scheme,
     }
-    made = forwarded(TARGET, sandbox(network=Network(config=network)), scope)
+    made = make_forwarded_headers(TARGET, sandbox(network=Network(config=network)), scope)
     return {name.decode(): value.decode() for name, value in made}
 
 
@@ -81,7 +81,7 @@ def test_a_masked_host() -> None:
 )
 def test_the_name_a_tls_server_is_asked_for(host: str, network: dict[str, Any], name: str | None) -> None:
     scope = {"headers": [(b"host", host.encode())]}
-    assert secure_name(TARGET, sandbox(network=Network(config=network)), scope) == name
+    assert find_tls_server_name(TARGET, sandbox(network=Network(config=network)), scope) == name
 
 
 class TestHttpsPorts:

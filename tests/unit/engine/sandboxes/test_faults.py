@@ -77,7 +77,7 @@ async def test_while_its_condition_cannot_be_learned_a_sandbox_is_not_used(yard:
 @pytest.mark.parametrize("verb", ["set_timeout", "refresh"])
 async def test_nobody_is_told_that_a_sandbox_lives_on_which_is_about_to_pause(yard: Yard, verb: str) -> None:
     sandbox = await yard.create(timeout_s=30, on_timeout=OnTimeout.PAUSE)
-    yard.service._parts.calls._deadline = lambda verb: 60.0
+    yard.service._components.calls._deadline = lambda verb: 60.0
     reached = yard.driver.stuck("freeze")
     await yard.clock.advance(31)
     await reached.wait()
@@ -112,7 +112,7 @@ async def test_what_a_stuck_verb_makes_in_the_end_is_removed(yard: Yard, verb: s
 async def test_kill_does_not_wait_for_a_stuck_verb(tmp_path: Path, verb: str, deaf: bool) -> None:
     yard = Yard(tmp_path)
     await yard.start()
-    yard.service._parts.calls._deadline = lambda verb: 60.0
+    yard.service._components.calls._deadline = lambda verb: 60.0
     sandbox = await yard.create()
     reached = yard.driver.stuck(verb, deaf=deaf)
     run = VERBS.get(verb, lambda yard, sandbox_id: yard.service.fork(sandbox_id))
@@ -207,8 +207,8 @@ async def test_a_full_database_disk_undoes_the_verb(yard: Yard, monkeypatch: pyt
         raise NoSpaceError
 
     with monkeypatch.context() as patch:
-        patch.setattr(yard.service._parts.repository, "insert", full)
-        patch.setattr(yard.service._parts.repository, "update", full)
+        patch.setattr(yard.service._components.repository, "insert", full)
+        patch.setattr(yard.service._components.repository, "update", full)
         with pytest.raises(NoSpaceError):
             await yard.create()
         with pytest.raises(NoSpaceError):
@@ -227,15 +227,15 @@ async def test_a_full_disk_does_not_hinder_a_kill(yard: Yard, monkeypatch: pytes
         raise NoSpaceError
 
     with monkeypatch.context() as patch:
-        patch.setattr(yard.service._parts.repository, "delete", full)
+        patch.setattr(yard.service._components.repository, "delete", full)
         await yard.service.kill(killed.id)
         yard.host.end(died.id, trace=False)
         await yard.service.kill(lost.id)
         await yard.settle()
         assert yard.service.list().items == () and yard.host.machines == {}
-        assert len(yard.service._parts.repository.all()) == 3
+        assert len(yard.service._components.repository.all()) == 3
     await yard.clock.advance(3)
-    assert yard.service._parts.repository.all() == []
+    assert yard.service._components.repository.all() == []
     assert "killed on request" in yard.service.logs(killed.id)[-1].message
     yard.check()
 
@@ -247,7 +247,7 @@ async def test_a_kill_on_a_full_disk_and_then_a_crash(yard: Yard, monkeypatch: p
         raise NoSpaceError
 
     with monkeypatch.context() as patch:
-        patch.setattr(yard.service._parts.repository, "delete", full)
+        patch.setattr(yard.service._components.repository, "delete", full)
         await yard.service.kill(sandbox.id)
         await yard.crash()
     await yard.start()
@@ -307,8 +307,8 @@ async def test_cancel_storm(yard: Yard) -> None:
         if number >= 20:
             tasks[number - 20].cancel()
     await finish(*tasks)
-    await yard.service._parts.tasks.wait(5)
-    await yard.service._parts.background.wait(5)
+    await yard.service._components.tasks.wait(5)
+    await yard.service._components.background.wait(5)
     await yard.settle()
     yard.check()
 
@@ -375,7 +375,7 @@ async def test_a_driver_that_stays_silent_for_hours_costs_nothing(tmp_path: Path
     for _ in range(30):
         await yard.clock.advance(100)
         await asyncio.sleep(0.06)
-    assert len(yard.service._parts.background) <= 2
+    assert len(yard.service._components.background) <= 2
     assert [verb for verb, _ in yard.driver.calls].count("condition") <= 40
     yard.driver.heal()
     await yard.clock.advance(100)

@@ -101,15 +101,15 @@ async def test_a_claimed_one_is_watched(pooled: Yard) -> None:
 
 async def test_memory_pressure_empties_it(pooled: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sandyard.engine.sandboxes.capacity._FRESH_S", -1)
-    monkeypatch.setattr(pooled.service._parts.capacity, "_memory", lambda: 0)
-    pooled.service._parts.capacity._settings = pooled.settings.model_copy(update={"memory_reserve_mb": 1})
+    monkeypatch.setattr(pooled.service._components.capacity, "_memory", lambda: 0)
+    pooled.service._components.capacity._settings = pooled.settings.model_copy(update={"memory_reserve_mb": 1})
     await pooled.clock.advance(3)
     await pooled.settle()
     assert pooled.host.machines == {}
     before = creates(pooled)
     await pooled.clock.advance(20)
     assert creates(pooled) == before
-    monkeypatch.setattr(pooled.service._parts.capacity, "_memory", lambda: 1 << 40)
+    monkeypatch.setattr(pooled.service._components.capacity, "_memory", lambda: 1 << 40)
     await pooled.clock.advance(3)
     await pooled.settle()
     assert len(pooled.host.machines) == 3

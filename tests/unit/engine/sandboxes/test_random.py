@@ -129,8 +129,8 @@ class Story:
         for _ in range(4):
             await self.yard.clock.advance(70)
             await self.yard.settle()
-        await asyncio.wait_for(self.yard.service._parts.tasks.wait(10), 20)
-        await asyncio.wait_for(self.yard.service._parts.background.wait(10), 20)
+        await asyncio.wait_for(self.yard.service._components.tasks.wait(10), 20)
+        await asyncio.wait_for(self.yard.service._components.background.wait(10), 20)
         await self.yard.settle()
 
 
@@ -149,8 +149,8 @@ async def test_random_story(tmp_path: Path, seed: int) -> None:
         await story.act()
     await story.end()
     if yard.settings.pool_size:
-        await yard.service._parts.loops.cancel()  # nothing is made ready any more
-        await yard.service._parts.pool.give_back()
+        await yard.service._components.loops.cancel()  # nothing is made ready any more
+        await yard.service._components.pool.give_back()
     yard.driver.overlaps.clear()
     yard.check()
     living = {one.id for one in yard.service.list().items}

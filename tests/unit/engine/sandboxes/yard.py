@@ -55,7 +55,7 @@ class Yard:
         self.service = Sandboxes(
             self.database, self.driver, self.templates, self.settings, clock=self.clock, boot_id=self.boot_id
         )
-        self.service._parts.calls._deadline = self.driver.deadline
+        self.service._components.calls._deadline = self.driver.deadline
         self.service.on_interrupted(lambda sandbox_id, reason: self.interrupted.append((sandbox_id, reason)))
         if open_:
             await self.service.open()
@@ -66,10 +66,10 @@ class Yard:
         self.driver.die()
         self.database.abandon()
         self.database._drop()
-        await self.service._parts.abandon()
+        await self.service._components.abandon()
         for _ in range(3):  # tasks that ended may have started others
             await asyncio.sleep(0)
-            await self.service._parts.abandon()
+            await self.service._components.abandon()
 
     async def restart(self) -> Sandboxes:
         await self.crash()
@@ -107,7 +107,7 @@ class Yard:
             if record.running:
                 assert self.host.machines[record.id].policy == record.network.policy, self.history({(record.id, "")})
         assert self.driver.overlaps == []
-        stored = self.service._parts.repository.all()
+        stored = self.service._components.repository.all()
         assert sorted(stored, key=lambda one: one.id) == sorted(records, key=lambda one: one.id)
 
     def history(self, about: set[tuple[str, str]]) -> str:
@@ -115,6 +115,8 @@ class Yard:
         lines = []
         for sandbox_id in sorted({sandbox_id for sandbox_id, _ in about}):
             lines.append(f"{sandbox_id}: {self.host.machines.get(sandbox_id)} {self.service.find(sandbox_id)}")
-            lines += [f"    log: {entry.message}" for entry in self.service._parts.logs.query(sandbox_id, LogQuery())]
+            lines += [
+                f"    log: {entry.message}" for entry in self.service._components.logs.query(sandbox_id, LogQuery())
+            ]
             lines += [f"    driver: {verb}" for verb, subject in self.driver.calls if subject == sandbox_id]
         return "\n".join(lines)

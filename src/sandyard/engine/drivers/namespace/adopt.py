@@ -10,15 +10,15 @@ from pathlib import Path
 from sandyard.engine.contract import Condition, Handle
 from sandyard.engine.drivers.namespace import pause, policies, processes
 from sandyard.engine.drivers.namespace.host import Host
-from sandyard.engine.drivers.namespace.lives import Lives, remove_run
-from sandyard.engine.drivers.namespace.record import Life, Record, parse, resting
+from sandyard.engine.drivers.namespace.lives import ExitWatcher, remove_run_directory
+from sandyard.engine.drivers.namespace.record import Life, Record, parse, parse_record
 from sandyard.engine.drivers.namespace.suspend import Suspender
 from sandyard.kit.errors import SandyardError
 
 
 async def take_over(
     host: Host,
-    lives: Lives,
+    watcher: ExitWatcher,
     suspender: Suspender,
     records: dict[str, Record],
     *,
@@ -29,9 +29,9 @@ async def take_over(
     for handle in keep:
         if handle.id not in records:
             _, _, life = parse(handle)
-            records[handle.id] = resting(handle)
+            records[handle.id] = parse_record(handle)
             if life is not None and not host.instance.is_copy:
-                _adopt(host, lives, records[handle.id], life)
+                _adopt(host, watcher, records[handle.id], life)
     kept = {handle.id for handle in keep}
     alive = {name: record for name, record in records.items() if name in kept and record.alive}
     for name in set(records) - kept:  # from an earlier `open`; the sweep has ended them
@@ -56,13 +56,13 @@ async def take_over(
     return found
 
 
-def _adopt(host: Host, lives: Lives, record: Record, life: Life) -> None:
+def _adopt(host: Host, watcher: ExitWatcher, record: Record, life: Life) -> None:
     """Adopt a running sandbox. It is the same process if it started at the same time, and belongs to this sandbox if it
     is in its cgroup and has its files. Without cgroups its command line identifies it."""
     pidfd = processes.hold(life.pid, life.start)
     if pidfd is None:
         return
-    ours = host.cgroups.pids(record.id) if host.cgroups.hierarchies else processes.titled(host.title)
+    ours = host.cgroups.pids(record.id) if host.cgroups.hierarchies else processes.find_by_title(host.title)
     if life.pid not in ours or not host.store.has(record.id):
         os.close(pidfd)
         return
@@ -70,13 +70,13 @@ def _adopt(host: Host, lives: Lives, record: Record, life: Life) -> None:
     words = -1
     with contextlib.suppress(OSError):  # without root its agent's descriptors are not accessible
         words = os.open(f"/proc/{life.pid}/fd/2", os.O_RDONLY | os.O_CLOEXEC)
-    lives.begin(record, life, pidfd, words, ours=False)
+    watcher.begin(record, life, pidfd, words, ours=False)
 
 
 def _sweep_run(run: Path, alive: Mapping[str, Record]) -> None:
     for entry in list(os.scandir(run)):
         if entry.name not in alive and entry.is_dir(follow_symlinks=False):
-            remove_run(Path(entry.path))
+            remove_run_directory(Path(entry.path))
 
 
 async def _open_network(host: Host, alive: Mapping[str, Record]) -> None:

@@ -16,7 +16,7 @@ _HEAD_LIMIT = 8192
 _LOOPBACKS = ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1"))
 
 
-async def agent(path: str, sandbox: str) -> socket.socket:
+async def connect_agent(path: str, sandbox: str) -> socket.socket:
     """Return a connection to the agent. The kernel queues it, so success does not mean that the agent is responsive."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
     end = asyncio.get_running_loop().time() + _TIMEOUT
@@ -38,7 +38,7 @@ async def agent(path: str, sandbox: str) -> socket.socket:
         raise
 
 
-async def port_from_outside(pid: int, port: int) -> socket.socket:
+async def connect_port_from_outside(pid: int, port: int) -> socket.socket:
     """Connect to a port on the loopback interface of that process's network namespace. Needs root.
 
     A socket belongs to the namespace its creator is in at that moment, so this thread enters the namespace and returns,
@@ -83,11 +83,11 @@ def _socket_inside(pid: int, family: socket.AddressFamily) -> socket.socket:
         os.close(here)
 
 
-async def port_through_agent(path: str, sandbox: str, port: int) -> socket.socket:
+async def connect_port_through_agent(path: str, sandbox: str, port: int) -> socket.socket:
     """Let the agent connect and pass the descriptor, for an engine that may not enter namespaces. The descriptor is
     verified before use."""
     loop = asyncio.get_running_loop()
-    sock = await agent(path, sandbox)
+    sock = await connect_agent(path, sandbox)
     try:
         async with asyncio.timeout(_TIMEOUT):
             await loop.sock_sendall(
@@ -100,7 +100,7 @@ async def port_through_agent(path: str, sandbox: str, port: int) -> socket.socke
         raise UnreachableError(f"The sandbox {sandbox} closed the connection.") from error
     finally:
         sock.close()
-    found = [_checked(fd) for fd in fds]
+    found = [_validate_socket(fd) for fd in fds]
     good = [candidate for candidate in found if candidate is not None]
     if head.startswith(b"HTTP/1.1 200") and len(good) == len(fds) == 1:
         return good[0]
@@ -129,7 +129,7 @@ async def _receive(loop: asyncio.AbstractEventLoop, sock: socket.socket) -> tupl
     return head, list(fds)
 
 
-def _checked(fd: int) -> socket.socket | None:
+def _validate_socket(fd: int) -> socket.socket | None:
     """Return the descriptor as a socket if it is a connected TCP socket; otherwise close it and return None."""
     try:
         sock = socket.socket(fileno=fd)

@@ -20,7 +20,7 @@ from sandyard.engine.drivers.namespace.rootless import Ids, map_ids
 from sandyard.engine.drivers.namespace.store.base import SANDBOXES, VOLUMES, Store
 from sandyard.kit.errors import NotFoundError, UnsupportedError
 
-Seats = list[
+DescriptorList = list[
     tuple[str, int]
 ]  # descriptors for a first process, by purpose, because it sees no paths when it is created
 
@@ -76,9 +76,9 @@ class Launcher:
         self._rootless = rootless
         self._ready_slots: set[int] = set()
         self.ids = Ids(UIDS_PER_SLOT)
-        self.forker = Forker(title, guest, self._settle, on_exit)
+        self.forker = Forker(title, guest, self._set_up_zygote, on_exit)
 
-    async def _settle(self, pid: int, ask: Ask) -> None:
+    async def _set_up_zygote(self, pid: int, ask: Ask) -> None:
         """Set up a new zygote: its cgroup, its ids and its root."""
         self._cgroups.place_zygote(pid)
         if self._rootless:
@@ -102,7 +102,7 @@ class Launcher:
     def _uid(self, slot: int) -> int:
         return 0 if self._rootless else self._instance.uid(slot)
 
-    def unprepared(self, slots: Sequence[int]) -> list[int]:
+    def list_unprepared(self, slots: Sequence[int]) -> list[int]:
         return [slot for slot in slots if slot not in self._ready_slots]
 
     async def prepare(self, slot: int) -> None:
@@ -110,7 +110,7 @@ class Launcher:
         await self.forker.request("userns", {"slot": slot, "uid": self._uid(slot), "ids": self.ids.count})
         self._ready_slots.add(slot)
 
-    def reserve(self, sandbox: str, limits: Limits, seats: Seats) -> None:
+    def reserve(self, sandbox: str, limits: Limits, seats: DescriptorList) -> None:
         """Create cgroups and the agent's directory, in a few hundred microseconds. The run directory must exist."""
         seats += self._cgroups.make(sandbox, limits)
         # The location of the agent's socket.
@@ -118,12 +118,12 @@ class Launcher:
         # The agent's crash output: memory that belongs to the sandbox and is freed with both processes.
         seats.append(("stderr", os.memfd_create("agent-stderr")))
 
-    async def start(self, plan: Plan, seats: Seats, store: Store) -> tuple[Life, int]:
+    async def start(self, plan: Plan, seats: DescriptorList, store: Store) -> tuple[Life, int]:
         """Start a first process whose agent accepts connections. Return its life and a pidfd. `seats`, from `reserve`,
         must be closed by the caller. On failure no process is left, but the caller has to remove cgroups and
         directories."""
         await self.forker.ensure()
-        layers = [*store.below(plan.id), *plan.layers]
+        layers = [*store.shared_layers(plan.id), *plan.layers]
         outside = (number for number, layer in enumerate(layers) if not layer.startswith(self._inside))
         dns = plan.net.dns if plan.net else None
         if dns not in self._base_layers:
@@ -157,7 +157,7 @@ class Launcher:
         self._ready_slots.add(plan.slot)
         return Life(started.pid, start, plan.slot), started.pidfd
 
-    async def _fork(self, request: dict[str, Any], seats: Seats, net: NetSlot | None) -> Started:
+    async def _fork(self, request: dict[str, Any], seats: DescriptorList, net: NetSlot | None) -> Started:
         netns = os.open(net.netns_path, os.O_RDONLY | os.O_CLOEXEC) if net is not None else -1
         try:
             given = [*seats, ("netns", netns)] if net is not None else seats

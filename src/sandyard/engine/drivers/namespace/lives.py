@@ -22,8 +22,8 @@ _STATUS_PATIENCE = 2.0  # the zygote knows at once, but may be delayed on a busy
 _TAIL = 4096
 
 
-class Lives:
-    """Work that outlasts an operation runs in tracked tasks: `settle` waits for all of it."""
+class ExitWatcher:
+    """Work that outlasts an operation runs in tracked tasks: `wait_for_tasks` waits for all of it."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
@@ -54,15 +54,15 @@ class Lives:
         """Run work that must run to completion, even if nobody waits for it."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._done)
+        task.add_done_callback(self._on_task_done)
         return task
 
-    def _done(self, task: asyncio.Task[Any]) -> None:
+    def _on_task_done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:  # also raised to whoever awaits it
             log.debug("work_failed", error=str(task.exception()))
 
-    async def settle(self) -> None:
+    async def wait_for_tasks(self) -> None:
         while self._tasks:
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
@@ -97,7 +97,7 @@ class Lives:
         self._by_pid.pop(life.pid, None)
         try:
             await self._host.cgroups.clear(record.id)
-            remove_run(self._host.run / record.id)
+            remove_run_directory(self._host.run / record.id)
         finally:
             if not record.ended.done():
                 record.ended.set_result(reason)
@@ -144,7 +144,7 @@ def _last_words(fd: int) -> str:
     return ""
 
 
-def remove_run(folder: Path) -> None:
+def remove_run_directory(folder: Path) -> None:
     """Remove a sandbox's directory in run/, which contains a few plain files. Idempotent."""
     with contextlib.suppress(FileNotFoundError):
         for entry in list(os.scandir(folder)):

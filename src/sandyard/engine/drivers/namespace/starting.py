@@ -15,8 +15,8 @@ from sandyard.engine.drivers.namespace import policies
 from sandyard.engine.drivers.namespace.errors import from_os
 from sandyard.engine.drivers.namespace.forker import ZygoteDiedError
 from sandyard.engine.drivers.namespace.host import Host
-from sandyard.engine.drivers.namespace.launch import NetSlot, Plan, Seats
-from sandyard.engine.drivers.namespace.lives import Lives, remove_run
+from sandyard.engine.drivers.namespace.launch import DescriptorList, NetSlot, Plan
+from sandyard.engine.drivers.namespace.lives import ExitWatcher, remove_run_directory
 from sandyard.engine.drivers.namespace.record import Life, Record
 from sandyard.kit.errors import SandyardError
 
@@ -27,9 +27,9 @@ U = TypeVar("U")
 
 
 class Starter:
-    def __init__(self, host: Host, lives: Lives) -> None:
+    def __init__(self, host: Host, watcher: ExitWatcher) -> None:
         self._host = host
-        self._lives = lives
+        self._watcher = watcher
         self._under_way = 0
         self._preparing: asyncio.Task[None] | None = None
 
@@ -39,11 +39,11 @@ class Starter:
         be interrupted."""
         host = self._host
         slot = host.slots.take()
-        seats: Seats = []
+        seats: DescriptorList = []
         self._under_way += 1
         try:
             policies.begin(host.run / record.id, policy)
-            together = asyncio.ensure_future(_all(self._join(slot, policy), fill()))
+            together = asyncio.ensure_future(_gather_both(self._join(slot, policy), fill()))
             await asyncio.sleep(0)  # both run in threads by now, so create the cgroups in the meantime
             try:
                 host.launcher.reserve(record.id, record.limits, seats)
@@ -52,11 +52,11 @@ class Starter:
             life, pidfd = await self._launch(
                 Plan(record.id, slot, record.layers, record.limits, net, record.mounts), seats
             )
-            self._lives.begin(record, life, pidfd, _take(seats, "stderr"), ours=True)
+            self._watcher.begin(record, life, pidfd, _take(seats, "stderr"), ours=True)
         except BaseException as error:
             await self._clear(record.id, seats)
-            remove_run(host.run / record.id)
-            await self._lives.free(slot)
+            remove_run_directory(host.run / record.id)
+            await self._watcher.free(slot)
             if isinstance(error, OSError):
                 raise from_os(error, f"Could not start the sandbox {record.id}") from error
             raise
@@ -66,16 +66,16 @@ class Starter:
         self.prepare()
 
     @contextlib.asynccontextmanager
-    async def held(self, record: Record, policy: NetworkPolicy, slot: int) -> AsyncIterator[int]:
+    async def hold_namespaces(self, record: Record, policy: NetworkPolicy, slot: int) -> AsyncIterator[int]:
         """Create everything of a sandbox except its processes, in a slot that belongs to the caller, who also cleans up
         after a failure. Yields the pid of a process that is in all its namespaces and ends with the context."""
         host = self._host
-        seats: Seats = []
+        seats: DescriptorList = []
         pidfd = -1
         self._under_way += 1
         try:
             policies.begin(host.run / record.id, policy)
-            net, _ = await _all(self._join(slot, policy), host.store.renew(record.id, record.limits.disk_mb))
+            net, _ = await _gather_both(self._join(slot, policy), host.store.renew(record.id, record.limits.disk_mb))
             host.launcher.reserve(record.id, record.limits, seats)
             plan = Plan(record.id, slot, record.layers, record.limits, net, record.mounts, hold=True)
             life, pidfd = await self._launch(plan, seats)
@@ -99,7 +99,7 @@ class Starter:
             await network.set_policy(slot, policy)
         return net
 
-    async def _launch(self, plan: Plan, seats: Seats) -> tuple[Life, int]:
+    async def _launch(self, plan: Plan, seats: DescriptorList) -> tuple[Life, int]:
         launcher, store = self._host.launcher, self._host.store
         try:
             return await launcher.start(plan, seats, store)
@@ -109,7 +109,7 @@ class Starter:
             launcher.reserve(plan.id, plan.limits, seats)
             return await launcher.start(plan, seats, store)
 
-    async def _clear(self, sandbox: str, seats: Seats) -> None:
+    async def _clear(self, sandbox: str, seats: DescriptorList) -> None:
         """Remove what `reserve` created."""
         _close(seats)
         await self._host.cgroups.clear(sandbox)
@@ -124,7 +124,7 @@ class Starter:
 
     async def _prepare(self) -> None:
         with contextlib.suppress(SandyardError):
-            for slot in self._host.launcher.unprepared(self._host.slots.upcoming(_AHEAD)):
+            for slot in self._host.launcher.list_unprepared(self._host.slots.list_next(_AHEAD)):
                 while self._under_way:  # noqa: ASYNC110 - nobody waits for this, so nobody should have to wake it
                     await asyncio.sleep(0.02)
                 await self._host.launcher.prepare(slot)
@@ -134,7 +134,7 @@ class Starter:
             self._preparing.cancel()
 
 
-async def _all(first: Awaitable[T], second: Awaitable[U]) -> tuple[T, U]:
+async def _gather_both(first: Awaitable[T], second: Awaitable[U]) -> tuple[T, U]:
     """Run both concurrently and to completion, even if one fails."""
     one, two = await asyncio.gather(first, second, return_exceptions=True)
     for result in (one, two):
@@ -143,14 +143,14 @@ async def _all(first: Awaitable[T], second: Awaitable[U]) -> tuple[T, U]:
     return cast("T", one), cast("U", two)
 
 
-def _take(seats: Seats, name: str) -> int:
+def _take(seats: DescriptorList, name: str) -> int:
     """Remove one descriptor from the list and return it."""
     seat = next(seat for seat in seats if seat[0] == name)
     seats.remove(seat)
     return seat[1]
 
 
-def _close(seats: Seats) -> None:
+def _close(seats: DescriptorList) -> None:
     for _, fd in seats:
         os.close(fd)
     seats.clear()

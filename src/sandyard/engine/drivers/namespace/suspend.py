@@ -21,12 +21,12 @@ from sandyard.engine.contract import Capabilities, Handle, NetworkPolicy
 from sandyard.engine.drivers.namespace import pause, policies, processes
 from sandyard.engine.drivers.namespace.cgroups.discovery import UNIFIED, Hierarchy
 from sandyard.engine.drivers.namespace.criu import probe, scan
-from sandyard.engine.drivers.namespace.criu.checkpoint import Criu, Frozen, Place
+from sandyard.engine.drivers.namespace.criu.checkpoint import Criu, Frozen, RestoreTarget
 from sandyard.engine.drivers.namespace.criu.child import USED
 from sandyard.engine.drivers.namespace.errors import from_os
 from sandyard.engine.drivers.namespace.host import Host
 from sandyard.engine.drivers.namespace.instance import UIDS_PER_SLOT
-from sandyard.engine.drivers.namespace.lives import Lives, remove_run
+from sandyard.engine.drivers.namespace.lives import ExitWatcher, remove_run_directory
 from sandyard.engine.drivers.namespace.record import Life, Record
 from sandyard.engine.drivers.namespace.starting import Starter
 from sandyard.kit.errors import BusyError, ConflictError, SandyardError, UnsupportedError
@@ -41,9 +41,9 @@ _SETTLE_PATIENCE = 5.0
 class Suspender:
     """One per driver, from its `open` to its `close`."""
 
-    def __init__(self, host: Host, lives: Lives, starter: Starter) -> None:
+    def __init__(self, host: Host, watcher: ExitWatcher, starter: Starter) -> None:
         self._host = host
-        self._lives = lives
+        self._watcher = watcher
         self._starter = starter
         self._folder = host.options.data_dir / FOLDER
         self._criu: Criu | None = None
@@ -66,7 +66,7 @@ class Suspender:
             self._why_not = str(error)
         tell()
 
-    async def tried_out(self) -> None:
+    async def wait_for_trial(self) -> None:
         if self._trial is not None:
             await asyncio.wait({self._trial})
 
@@ -82,8 +82,8 @@ class Suspender:
             return known
         return replace(known, suspend=True, missing={n: why for n, why in known.missing.items() if n != "suspend"})
 
-    async def _working(self) -> Criu:
-        await self.tried_out()
+    async def _get_criu(self) -> Criu:
+        await self.wait_for_trial()
         if self._criu is None:
             raise UnsupportedError(f"Moving memory to disk is not supported here: {self._why_not}.")
         return self._criu
@@ -107,7 +107,7 @@ class Suspender:
             await Criu.sweep(self._folder, found)
         slots = {slot for name in found if (slot := self._slot(name)) is not None}
         for slot in self._host.slots.kept - slots:
-            self._host.slots.let_go(slot)
+            self._host.slots.release_kept(slot)
         for slot in slots:
             self._host.slots.keep(slot)
         return found
@@ -129,7 +129,7 @@ class Suspender:
         slot = self._slot(sandbox) if self.has(sandbox) else None
         (images / USED).touch()  # invalidates it at once; removing it takes a while
         if slot is not None:
-            self._host.slots.let_go(slot)
+            self._host.slots.release_kept(slot)
         await asyncio.to_thread(shutil.rmtree, images, ignore_errors=True)
 
     @property
@@ -147,7 +147,7 @@ class Suspender:
             raise from_os(error, f"Could not write the memory of the sandbox {record.id}") from error
 
     async def _suspend(self, record: Record, end: Callable[[Record, str], Awaitable[None]]) -> Handle:
-        criu, life, host = await self._working(), record.life, self._host
+        criu, life, host = await self._get_criu(), record.life, self._host
         if life is None or not record.alive or not pause.is_paused(host, record):
             raise ConflictError(f"The sandbox {record.id} is not paused with its memory.")
         await self._settle(record, life)
@@ -169,7 +169,7 @@ class Suspender:
             raise
         while life.slot in host.slots.used:  # noqa: ASYNC110 - until its network is given back, in milliseconds
             await asyncio.sleep(0.002)
-        handle = record.afresh().handle()
+        handle = record.renew().handle()
         return replace(handle, data={**handle.data, "suspended": True})
 
     async def _settle(self, record: Record, life: Life) -> None:
@@ -217,8 +217,8 @@ class Suspender:
         host.slots.claim(slot)
         run, policy, ran = host.run / record.id, _load(images), False
         try:
-            async with self._starter.held(record, policy, slot) as holder:
-                place = Place(holder, Path("/"), tuple(host.cgroups.groups(record.id)), run / "agent.sock")
+            async with self._starter.hold_namespaces(record, policy, slot) as holder:
+                place = RestoreTarget(holder, Path("/"), tuple(host.cgroups.groups(record.id)), run / "agent.sock")
                 pid = await criu.restore(images, place)
                 ran = True
             start = processes.start_time(pid)
@@ -228,16 +228,16 @@ class Suspender:
         except BaseException:
             if await host.cgroups.clear(record.id) and not ran:
                 (images / USED).unlink(missing_ok=True)  # CRIU failed before it let anything run
-            remove_run(run)
-            await self._lives.free(slot)
+            remove_run_directory(run)
+            await self._watcher.free(slot)
             if not self.has(record.id):
-                host.slots.let_go(slot)
+                host.slots.release_kept(slot)
             raise
         words = -1
         with contextlib.suppress(OSError):
             words = os.open(f"/proc/{pid}/fd/2", os.O_RDONLY | os.O_CLOEXEC)
-        self._lives.begin(record, Life(pid, start, slot), pidfd, words, ours=False)
-        host.slots.unkeep(slot)
+        self._watcher.begin(record, Life(pid, start, slot), pidfd, words, ours=False)
+        host.slots.reuse_kept(slot)
         await asyncio.to_thread(shutil.rmtree, images, ignore_errors=True)
         return record.handle()
 
@@ -253,7 +253,7 @@ def _save(images: Path, policy: NetworkPolicy) -> None:
     """Write the last file, which makes the images valid."""
     partial = images / f".{_POLICY}"
     with partial.open("w") as file:
-        json.dump(policy.plain(), file)
+        json.dump(policy.to_dict(), file)
         file.flush()
         os.fsync(file.fileno())
     partial.rename(images / _POLICY)
@@ -265,4 +265,4 @@ def _save(images: Path, policy: NetworkPolicy) -> None:
 
 
 def _load(images: Path) -> NetworkPolicy:
-    return NetworkPolicy.read(json.loads((images / _POLICY).read_text()))
+    return NetworkPolicy.from_dict(json.loads((images / _POLICY).read_text()))

@@ -46,12 +46,12 @@ def routes(context: Context) -> APIRouter:
         template = builds.find(name)
         if template is not None:
             found = builds.tags(template).items()
-            return JSONResponse([template_views.tag(tag, history[-1]) for tag, history in found])
+            return JSONResponse([template_views.render_tag(tag, history[-1]) for tag, history in found])
         wanted = name.partition(":")[0].lower()
         snapshots = context.sandboxes.snapshots(SnapshotQuery(name=wanted)).items
         if snapshots:
-            return JSONResponse([views.tag(record.tag, record.id, record.created_at) for record in snapshots])
-        return JSONResponse([views.tag("default", context.sandboxes.find_template(name).id, views.UNKNOWN_TIME)])
+            return JSONResponse([views.render_tag(record.tag, record.id, record.created_at) for record in snapshots])
+        return JSONResponse([views.render_tag("default", context.sandboxes.find_template(name).id, views.UNKNOWN_TIME)])
 
     @router.get("/templates/{name:path}/tags/count")
     async def count(name: str) -> JSONResponse:
@@ -99,7 +99,7 @@ def routes(context: Context) -> APIRouter:
 
     def _assignment(template: BuiltTemplate, one: Assignment) -> views.View:
         known = next((build for build in builds.builds(template) if build.id == one.build_id), None)
-        return template_views.assignment(one, known)
+        return template_views.render_assignment(one, known)
 
     return router
 

@@ -20,7 +20,7 @@ REPLACED = frozenset((b"host", b"forwarded", FOR, HOST, PROTO))
 _NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,251}[A-Za-z0-9_])?")
 
 
-def forwarded(target: Target, sandbox: Sandbox, scope: Scope) -> Headers:
+def make_forwarded_headers(target: Target, sandbox: Sandbox, scope: Scope) -> Headers:
     """Return the headers to send instead of those in REPLACED."""
     headers: Headers = scope["headers"]
     client = scope["client"][0] if scope.get("client") else ""
@@ -29,7 +29,7 @@ def forwarded(target: Target, sandbox: Sandbox, scope: Scope) -> Headers:
     said_host, said_proto = (header(headers, name) if believed else None for name in (HOST, PROTO))
     chain = [said] if believed and (said := header(headers, FOR)) else []
     made = {
-        b"host": _masked(target, sandbox) or host,
+        b"host": _mask_host(target, sandbox) or host,
         HOST: said_host or host,
         PROTO: said_proto or scope.get("scheme", "http"),
         FOR: ", ".join([*chain, client]) if client else "",
@@ -37,16 +37,16 @@ def forwarded(target: Target, sandbox: Sandbox, scope: Scope) -> Headers:
     return [(name, value.encode("latin-1")) for name, value in made.items() if value]
 
 
-def secure_name(target: Target, sandbox: Sandbox, scope: Scope) -> str | None:
+def find_tls_server_name(target: Target, sandbox: Sandbox, scope: Scope) -> str | None:
     """Return the TLS server name for a port that uses TLS, or None."""
     ports = (sandbox.network.config or {}).get("httpsPorts")
     if not isinstance(ports, list) or target.port not in ports:
         return None
-    host = _masked(target, sandbox) or header(scope["headers"], b"host") or ""
+    host = _mask_host(target, sandbox) or header(scope["headers"], b"host") or ""
     name = host.partition(":")[0]
     return name if _NAME.fullmatch(name) else "localhost"
 
 
-def _masked(target: Target, sandbox: Sandbox) -> str | None:
+def _mask_host(target: Target, sandbox: Sandbox) -> str | None:
     mask = (sandbox.network.config or {}).get("maskRequestHost")
     return mask.replace("${PORT}", str(target.port)) if isinstance(mask, str) and mask else None

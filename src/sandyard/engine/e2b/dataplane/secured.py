@@ -15,7 +15,7 @@ from typing import Any, cast
 PIECE = 64 * 1024
 
 
-class Secured(asyncio.Protocol, asyncio.Transport):
+class TlsLayer(asyncio.Protocol, asyncio.Transport):
     """The protocol of the connection below, and the transport of `inner`, which is connected once `ready` is done.
     `ready` fails with ssl.SSLError, or with ConnectionError if the other side closes the connection."""
 

@@ -17,7 +17,7 @@ class Names:
     group: int  # interface group; even, and the next odd one belongs to the instance too
 
     @classmethod
-    def of(cls, instance: str) -> Names:
+    def for_instance(cls, instance: str) -> Names:
         digest = hashlib.sha256(instance.encode()).digest()
         tag = base64.b32encode(digest).decode().lower()[:5]
         return cls(tag, (int.from_bytes(digest[-4:], "big") & 0x3FFFFFFE) | 0x40000000)

@@ -76,14 +76,14 @@ _STACK = 128
 
 
 @dataclass(frozen=True, slots=True)
-class Home:
+class ZygoteRoot:
     """What a child needs to know about where it was born."""
 
     rootless: bool
     hidden: tuple[tuple[str, str], ...]  # a name in /proc, and what is laid over it
 
 
-def enter(request: dict[str, Any]) -> Home:
+def enter(request: dict[str, Any]) -> ZygoteRoot:
     """Move into a new mount namespace with the root described above. Needs CAP_SYS_ADMIN in the current user namespace."""
     kernel.unshare(kernel.CLONE_NEWNS)
     kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
@@ -108,10 +108,10 @@ def enter(request: dict[str, Any]) -> Home:
         _bind_devices()
     _bind_sys()
     kernel.pivot_into(".")
-    return Home(bool(request["rootless"]), tuple(_hidden()))
+    return ZygoteRoot(bool(request["rootless"]), tuple(_list_hidden()))
 
 
-def _hidden() -> Iterator[tuple[str, str]]:
+def _list_hidden() -> Iterator[tuple[str, str]]:
     for name in _HIDDEN:
         with contextlib.suppress(FileNotFoundError):
             mode = os.lstat(f"/proc/{name}").st_mode

@@ -185,12 +185,12 @@ class Zygote:
         self._epoll.register(pidfd, select.EPOLLIN)
 
     def _copy(self, request: protocol.Message, _fds: list[int]) -> None:
-        self._aside(request, lambda: files.copy_tree(request["source"], request["target"]))
+        self._run_in_helper(request, lambda: files.copy_tree(request["source"], request["target"]))
 
     def _remove(self, request: protocol.Message, _fds: list[int]) -> None:
-        self._aside(request, lambda: files.remove_tree(request["path"]))
+        self._run_in_helper(request, lambda: files.remove_tree(request["path"]))
 
-    def _aside(self, request: protocol.Message, work: Callable[[], None]) -> None:
+    def _run_in_helper(self, request: protocol.Message, work: Callable[[], None]) -> None:
         """Run slow work in a separate process, which sends the answer itself."""
         pid, pidfd = kernel.clone(0)
         if pid:

@@ -140,7 +140,7 @@ def dropped(nft: Nft) -> int:
 
 
 def test_the_gateway_is_on_no_interface(world: World, tmp_path: Path) -> None:
-    names = Names.of("quiet")
+    names = Names.for_instance("quiet")
     with Netlink() as netlink:
         before = links.list_addresses(netlink)
         found = subnet.reserve(netlink, names, tmp_path / "quiet", None, in_use=False)
@@ -153,7 +153,7 @@ def test_the_gateway_is_on_no_interface(world: World, tmp_path: Path) -> None:
 
 
 def test_a_gateway_of_an_earlier_version_is_taken_over(world: World, tmp_path: Path) -> None:
-    names = Names.of("old")
+    names = Names.for_instance("old")
     with Netlink() as netlink:
         before = links.list_addresses(netlink)
         found = subnet.reserve(netlink, names, tmp_path / "old", None, in_use=False)
@@ -167,7 +167,7 @@ def test_a_gateway_of_an_earlier_version_is_taken_over(world: World, tmp_path: P
 
 def reserve(tag: str, folder: Path, wanted: str | None = None, in_use: bool = False) -> subnet.Subnet:
     with Netlink() as netlink:
-        return subnet.reserve(netlink, Names.of(tag), folder / tag, wanted, in_use)
+        return subnet.reserve(netlink, Names.for_instance(tag), folder / tag, wanted, in_use)
 
 
 def test_engines_that_start_at_once_get_different_subnets(world: World, tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def test_engines_that_start_at_once_get_different_subnets(world: World, tmp_path
     assert [reserve(f"engine{number}", tmp_path) for number in range(12)] == got
     with Netlink() as netlink:
         for number in range(12):
-            subnet.release(netlink, Names.of(f"engine{number}"))
+            subnet.release(netlink, Names.for_instance(f"engine{number}"))
         assert not [route for route in links.list_routes(netlink) if route.blackhole]
 
 
@@ -209,9 +209,9 @@ def test_tailscales_space_is_left_alone(world: World, tmp_path: Path) -> None:
 def test_a_subnet_is_remembered_and_given_up_when_taken(world: World, tmp_path: Path) -> None:
     first = reserve("one", tmp_path)
     with Netlink() as netlink:
-        subnet.release(netlink, Names.of("one"))  # a reboot
+        subnet.release(netlink, Names.for_instance("one"))  # a reboot
         assert reserve("one", tmp_path) == first
-        subnet.release(netlink, Names.of("one"))
+        subnet.release(netlink, Names.for_instance("one"))
         netlink.request(links.add_address(10, first.network[7], 24))
     assert not reserve("one", tmp_path).network.overlaps(first.network)
 
@@ -227,7 +227,7 @@ def test_a_wanted_subnet_waits_until_the_old_one_is_empty(world: World, tmp_path
 
 
 def test_names_fit_and_differ() -> None:
-    names = {Names.of(f"/data/{number}") for number in range(500)}
+    names = {Names.for_instance(f"/data/{number}") for number in range(500)}
     assert len({item.tag for item in names}) == len({item.group for item in names}) == 500
     assert all(item.group % 2 == 0 and 0 < item.group < 2**31 for item in names)
     assert all(len(item.interface(99999, 25)) == 15 for item in names)

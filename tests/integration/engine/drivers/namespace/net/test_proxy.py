@@ -417,10 +417,10 @@ def test_hostile_greetings_take_no_time() -> None:
     """They are read in the engine's process: an expression that tries the same blanks in many ways would stop all of it."""
     began = time.process_time()
     for blanks in (b" \t" * 16000, b"\r" * 32000, b"\r\n" * 16000, b"a " * 16000):
-        hello.of_http(b"GET / HTTP/1.1\r\nHost:" + blanks + b"\x0b\r\r\n\r\n")
+        hello.parse_http(b"GET / HTTP/1.1\r\nHost:" + blanks + b"\x0b\r\r\n\r\n")
     assert time.process_time() - began < 1
-    assert hello.of_http(b"GET / HTTP/1.1\r\nhost: \tWeb.test.:80 \t\r\n\r\n") == hello.Greeting("web.test")
-    assert hello.of_http(b"GET / HTTP/1.1\r\nHost: " + b"a." * 1000 + b"test\r\n\r\n") == hello.Greeting(None)
+    assert hello.parse_http(b"GET / HTTP/1.1\r\nhost: \tWeb.test.:80 \t\r\n\r\n") == hello.DetectedHost("web.test")
+    assert hello.parse_http(b"GET / HTTP/1.1\r\nHost: " + b"a." * 1000 + b"test\r\n\r\n") == hello.DetectedHost(None)
 
 
 def test_which_rule_counts() -> None:

@@ -295,13 +295,13 @@ class World:
         try:
             with Netlink() as netlink:
                 netlink.request(
-                    links.up(links.LOOPBACK),
+                    links.bring_up(links.LOOPBACK),
                     links.veth(
                         links.Peer("up0", bytes.fromhex("020000000002"), index=10),
                         links.Peer("wan0", bytes.fromhex("020000000001"), index=10, namespace=self.host),
                         1500,
                     ),
-                    links.up(10),
+                    links.bring_up(10),
                     links.add_address(10, IPv4Address(NEIGHBOUR), 30),
                     *(links.add_address(links.LOOPBACK, IPv4Address(item)) for item in SERVED if item != NEIGHBOUR),
                 )
@@ -309,8 +309,8 @@ class World:
             Path("/proc/sys/net/ipv4/ip_forward").write_text("0")  # new namespaces take after the machine
             with Netlink() as netlink:
                 netlink.request(
-                    links.up(links.LOOPBACK),
-                    links.up(10),
+                    links.bring_up(links.LOOPBACK),
+                    links.bring_up(10),
                     links.add_address(10, IPv4Address(HOST), 30),
                     links.default_route(IPv4Address(NEIGHBOUR), 10),
                 )

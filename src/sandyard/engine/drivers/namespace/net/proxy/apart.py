@@ -35,30 +35,30 @@ class ProxyThread:
         self._thread.start()
         await asyncio.to_thread(self._running.wait)
         try:
-            self.port = await self._there(self._open(address))
+            self.port = await self._run_in_thread(self._open(address))
         except BaseException:
             await self.close()
             raise
 
     async def close(self) -> None:
         if self._thread.is_alive():
-            await self._there(self._close())
+            await self._run_in_thread(self._close())
             await asyncio.to_thread(self._thread.join)
 
     async def serve(self, index: int, address: IPv4Address, egress: Egress) -> None:
-        await self._there(self._serve(index, address, egress))
+        await self._run_in_thread(self._serve(index, address, egress))
 
     async def forget(self, address: IPv4Address) -> None:
-        await self._there(self._proxy.forget(address))
+        await self._run_in_thread(self._proxy.forget(address))
 
-    async def _there(self, work: Coroutine[Any, Any, _T]) -> _T:
+    async def _run_in_thread(self, work: Coroutine[Any, Any, _T]) -> _T:
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
 
     def _run(self) -> None:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(self._live())
+            runner.run(self._wait_for_end())
 
-    async def _live(self) -> None:
+    async def _wait_for_end(self) -> None:
         self._loop, self._ended = asyncio.get_running_loop(), asyncio.Event()
         self._running.set()
         await self._ended.wait()

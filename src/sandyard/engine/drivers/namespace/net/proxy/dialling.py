@@ -14,7 +14,7 @@ import dns.exception
 import dns.flags
 import dns.message
 
-from sandyard.engine.drivers.namespace.net.dns_wire import addresses, read_question
+from sandyard.engine.drivers.namespace.net.dns_wire import parse_addresses, read_question
 from sandyard.engine.drivers.namespace.net.proxy.sockets import keep_alive
 from sandyard.engine.drivers.namespace.net.upstream import Upstream
 
@@ -55,7 +55,7 @@ class Dialler:
         self._tls.minimum_version = ssl.TLSVersion.TLSv1_2
         self._tls.set_alpn_protocols(["http/1.1"])
 
-    async def to_address(self, index: int, address: IPv4Address, port: int) -> socket.socket:
+    async def connect_address(self, index: int, address: IPv4Address, port: int) -> socket.socket:
         """Connect to an address. Raises OSError."""
         connection = await self._socket_in(index)
         try:
@@ -68,7 +68,7 @@ class Dialler:
             raise
         return connection
 
-    async def to_host(self, index: int, sandbox: IPv4Address, host: str, port: int) -> socket.socket:
+    async def connect_host(self, index: int, sandbox: IPv4Address, host: str, port: int) -> socket.socket:
         """Connect to a host by name. Raises RefusedError."""
         found = await self._resolve(host)
         if not found:
@@ -77,7 +77,7 @@ class Dialler:
         reason = ""
         for address in list(found)[:_TRIED]:
             try:
-                return await self.to_address(index, address, port)
+                return await self.connect_address(index, address, port)
             except OSError as error:
                 reason = error.strerror or "no answer in time"
         raise RefusedError(
@@ -85,7 +85,9 @@ class Dialler:
             f"{host} cannot be reached from this sandbox: {reason}. Check whether its network policy allows the host.",
         )
 
-    async def secured(self, connection: socket.socket, host: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def start_tls(
+        self, connection: socket.socket, host: str
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Start TLS with this host on a connection, which the streams take over. Raises RefusedError."""
         try:
             return await asyncio.open_connection(
@@ -109,4 +111,4 @@ class Dialler:
         answer = await self._upstream.ask(wire, question, stream=False)
         if answer is not None and int.from_bytes(answer[2:4], "big") & dns.flags.TC:
             answer = await self._upstream.ask(wire, question, stream=True)
-        return addresses(answer) if answer is not None else {}
+        return parse_addresses(answer) if answer is not None else {}

@@ -17,39 +17,39 @@ _HEAD_END = re.compile(rb"\r?\n\r?\n")
 
 
 @dataclass(frozen=True, slots=True)
-class Greeting:
+class DetectedHost:
     """`host` is in lower case without port and final dot; None if the first bytes contain none that a rule could have."""
 
     host: str | None
 
 
-def of_tls(data: bytes) -> Greeting | None:
+def parse_tls(data: bytes) -> DetectedHost | None:
     """Parse TLS. Return None if more bytes are needed."""
     try:
         message = _first_message(data)
     except IndexError:
         return None
     if message is None:
-        return Greeting(None)
+        return DetectedHost(None)
     try:
-        return Greeting(_server_name(message))
+        return DetectedHost(_server_name(message))
     except (IndexError, ValueError):
-        return Greeting(None)
+        return DetectedHost(None)
 
 
-def of_http(data: bytes) -> Greeting | None:
+def parse_http(data: bytes) -> DetectedHost | None:
     """Parse HTTP. Return None if more bytes are needed."""
     if not _METHOD.match(data):
         begun = _METHOD_BEGUN.match(data)
-        return None if begun is not None and begun.end() == len(data) else Greeting(None)
+        return None if begun is not None and begun.end() == len(data) else DetectedHost(None)
     end = _HEAD_END.search(data)
     if end is None:
         return None
     hosts = _HOST.findall(data[: end.end()])
-    return Greeting(plain_host(hosts[0].strip(b" \t"), 80) if len(hosts) == 1 else None)
+    return DetectedHost(normalise_host(hosts[0].strip(b" \t"), 80) if len(hosts) == 1 else None)
 
 
-def plain_host(value: bytes, port: int) -> str | None:
+def normalise_host(value: bytes, port: int) -> str | None:
     """Return the normalised name of a Host header, or None if it is not a name or has another port."""
     name, colon, said = value.partition(b":")
     if colon and said != str(port).encode():

@@ -9,7 +9,7 @@ import h11
 
 from sandyard.engine.contract import HostRule, Outbound
 from sandyard.engine.drivers.namespace.net.proxy.dialling import RefusedError
-from sandyard.engine.drivers.namespace.net.proxy.hello import plain_host
+from sandyard.engine.drivers.namespace.net.proxy.hello import normalise_host
 from sandyard.kit.errors import SandyardError
 from sandyard.kit.headers import HOP_BY_HOP
 
@@ -20,17 +20,19 @@ _REFUSED_METHODS = frozenset((b"CONNECT", b"TRACE"))  # CONNECT opens a tunnel, 
 _VALUE = re.compile(rb"[^\x00-\x08\x0a-\x1f\x7f]*")
 
 
-async def outgoing(request: h11.Request, host: str, rule: HostRule, outbound: Outbound, *, secure: bool) -> h11.Request:
+async def rewrite_request(
+    request: h11.Request, host: str, rule: HostRule, outbound: Outbound, *, secure: bool
+) -> h11.Request:
     """Return the request to send. Raises RefusedError."""
     if request.method in _REFUSED_METHODS:
         raise RefusedError(405, f"{request.method.decode()} requests are not allowed for a host with a network rule.")
     if not request.target.startswith(b"/") and request.target != b"*":
         raise RefusedError(400, "The request target must be a path, not a complete URL.")
     hosts = [value for name, value in request.headers if name == b"host"]
-    if len(hosts) != 1 or plain_host(hosts[0], 443 if secure else 80) != host:
+    if len(hosts) != 1 or normalise_host(hosts[0], 443 if secure else 80) != host:
         raise RefusedError(421, f"This connection is for {host}. Requests for another host need a separate connection.")
     upgrade = is_websocket(request)
-    added = await _filled(host, rule, outbound, secure=secure)
+    added = await _fill_headers(host, rule, outbound, secure=secure)
     replaced = {name.lower() for name, _ in added}
     headers = end_to_end(request, (b"expect", *replaced))
     if any(name == b"transfer-encoding" for name, _ in request.headers):
@@ -42,7 +44,7 @@ async def outgoing(request: h11.Request, host: str, rule: HostRule, outbound: Ou
     return h11.Request(method=request.method, target=request.target, headers=headers)
 
 
-def incoming(response: h11.Response | h11.InformationalResponse) -> Headers:
+def rewrite_response_headers(response: h11.Response | h11.InformationalResponse) -> Headers:
     """Return the headers of a response as the sandbox gets them."""
     headers = end_to_end(response, (b"alt-svc",))  # it would lead clients to HTTP/3, which bypasses the proxy
     if any(name == b"transfer-encoding" for name, _ in response.headers):
@@ -78,7 +80,7 @@ def _tokens(headers: Sequence[tuple[bytes, bytes]]) -> set[bytes]:
     }
 
 
-async def _filled(host: str, rule: HostRule, outbound: Outbound, *, secure: bool) -> Headers:
+async def _fill_headers(host: str, rule: HostRule, outbound: Outbound, *, secure: bool) -> Headers:
     added: Headers = []
     for name, value in rule.headers:
         if not secure and outbound.holds_secret(value):
