@@ -20,7 +20,7 @@ import uvloop
 from sandyard.engine.building.registry import BuiltTemplates, CombinedTemplates
 from sandyard.engine.building.repository import BuildRepository
 from sandyard.engine.building.service import Builds
-from sandyard.engine.certificates import serving as tls
+from sandyard.engine.certificates import server_certificates as tls
 from sandyard.engine.certificates.authority import Authority
 from sandyard.engine.contract import Driver, PublicNames
 from sandyard.engine.drivers import load

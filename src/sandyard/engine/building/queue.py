@@ -24,8 +24,8 @@ from sandyard.engine.building.model import (
 from sandyard.engine.building.registry import BuiltTemplates
 from sandyard.engine.building.repository import BuildRepository
 from sandyard.engine.building.worker import Worker
+from sandyard.engine.sandboxes.internal_sandboxes import InternalSandboxes
 from sandyard.engine.sandboxes.model import LogLevel
-from sandyard.engine.sandboxes.workshop import InternalSandboxes
 from sandyard.engine.settings import EngineSettings
 from sandyard.kit.clock import Clock
 from sandyard.kit.errors import NoSpaceError, NotFoundError, SandyardError

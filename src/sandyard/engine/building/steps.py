@@ -12,7 +12,7 @@ from sandyard.engine.building.files import Archives, checked_hash
 from sandyard.engine.building.logs import BuildLog, Lines
 from sandyard.engine.building.model import BuildFailedError, Kind, State, Step
 from sandyard.engine.building.scripts import ADD_USER, COPY, MAKE_DIRECTORY, PATH_FILE
-from sandyard.engine.sandboxes.workshop import InternalSandbox
+from sandyard.engine.sandboxes.internal_sandboxes import InternalSandbox
 from sandyard.kit.errors import InvalidInputError, NoSpaceError, SandyardError
 from sandyard.kit.ids import random_id
 

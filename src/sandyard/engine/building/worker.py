@@ -19,9 +19,9 @@ from sandyard.engine.building.cache import LayerCache, start_key, step_key
 from sandyard.engine.building.files import Archives
 from sandyard.engine.building.logs import BuildLog
 from sandyard.engine.building.model import BASE, FINALIZE, Build, BuildFailedError, Layer, Recipe, Step
-from sandyard.engine.building.verifying import verify_start_command
+from sandyard.engine.building.start_check import verify_start_command
+from sandyard.engine.sandboxes.internal_sandboxes import HoldSnapshots, InternalSandbox, InternalSandboxes
 from sandyard.engine.sandboxes.model import Start, Template
-from sandyard.engine.sandboxes.workshop import HoldSnapshots, InternalSandbox, InternalSandboxes
 from sandyard.kit.errors import SandyardError
 
 T = TypeVar("T")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from sandyard.engine.certificates.serving import LOCAL
+from sandyard.engine.certificates.server_certificates import LOCAL
 from sandyard.engine.e2b.dataplane import pages
 from sandyard.engine.e2b.dataplane.asgi import Receive, Scope, Send, discard_body, header
 

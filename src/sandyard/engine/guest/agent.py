@@ -24,9 +24,9 @@ from sandyard.engine.guest.process.registry import Registry
 from sandyard.engine.guest.process.service import ProcessService
 from sandyard.engine.guest.process.spawn import FileLimits, raise_file_limit, same_file_limit
 from sandyard.engine.guest.reaper import Reaper, Waiter
-from sandyard.engine.guest.rehearsal import WarmupReaper, warm_up
 from sandyard.engine.guest.sandbox import Sandbox
 from sandyard.engine.guest.server import Server
+from sandyard.engine.guest.warmup import WarmupReaper, warm_up
 
 _GRACE = 2.0
 _ROUNDS = 12

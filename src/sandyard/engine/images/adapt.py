@@ -1,8 +1,8 @@
 """`python -m sandyard.engine.images.adapt`: create the layer that turns a stack of image layers into a sandbox root.
 
 The kernel combines the layers as it will in a sandbox: an overlay in a mount namespace of this process alone, whose
-writable part is a tmpfs. A confined worker with the overlay as its root makes the changes (`fitting.py`,
-`confined.py`), so that links resolve as they do in a sandbox. The writable part of the overlay then becomes the layer.
+writable part is a tmpfs. A confined worker with the overlay as its root makes the changes (`image_changes.py`,
+`confinement.py`), so that links resolve as they do in a sandbox. The writable part of the overlay then becomes the layer.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from sandyard.engine.drivers.namespace import kernel, seccomp
-from sandyard.engine.images import confined
-from sandyard.engine.images.beneath import open_plainly
-from sandyard.engine.images.fitting import AdaptOptions, DirectoryAttributes, adapt_image, parse_adapt_options
+from sandyard.engine.images import confinement
+from sandyard.engine.images.image_changes import AdaptOptions, DirectoryAttributes, adapt_image, parse_adapt_options
 from sandyard.engine.images.stream import LayerError
 from sandyard.engine.images.worker import check_outcome, collect_outcome, report_outcome, start_worker
+from sandyard.kit.openat2 import open_without_links
 
 _MEMORY = 1 << 30
 _SCRATCH_BYTES = 256 << 20
@@ -110,7 +110,7 @@ def _find_implied_directories(
 def _look(layer: int, path: str) -> os.stat_result | None:
     folder, _, name = path.rpartition("/")
     try:
-        parent = open_plainly(layer, folder, os.O_PATH | os.O_DIRECTORY)
+        parent = open_without_links(layer, folder, os.O_PATH | os.O_DIRECTORY)
         try:
             return os.stat(name, dir_fd=parent, follow_symlinks=False)
         finally:
@@ -120,7 +120,7 @@ def _look(layer: int, path: str) -> os.stat_result | None:
 
 
 def _is_opaque(layer: int, path: str, *, privileged: bool) -> bool:
-    fd = open_plainly(layer, path, os.O_RDONLY | os.O_DIRECTORY)
+    fd = open_without_links(layer, path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         return os.getxattr(fd, f"{'trusted' if privileged else 'user'}.overlay.opaque") == b"y"
     except OSError:
@@ -132,19 +132,19 @@ def _is_opaque(layer: int, path: str, *, privileged: bool) -> bool:
 def _in_root(root: str, options: AdaptOptions) -> dict[str, Any]:
     """Run `adapt_image` in a worker whose root is the image, and return its outcome. Ids are not mapped, because overlayfs has
     no idmapped mounts."""
-    rules = confined.Rules(
+    rules = confinement.Rules(
         seccomp.program(),
         _MEMORY,
         file_bytes=_SCRATCH_BYTES,
-        capabilities=confined.CHANGE_FILES,
+        capabilities=confinement.CHANGE_FILES,
         root=root,
         attributes=kernel.MOUNT_ATTR_NOSUID | kernel.MOUNT_ATTR_NODEV,
         plain_ids=True,
     )
-    worker = confined.Confinement(privileged=options.privileged).start(
+    worker = confinement.Confinement(privileged=options.privileged).start(
         lambda: collect_outcome(lambda: _fit(options)), rules
     )
-    (outcome,) = confined.outcomes([worker], {}, lambda: None)
+    (outcome,) = confinement.outcomes([worker], {}, lambda: None)
     check_outcome(outcome)
     user = outcome.get("user")
     return {"user": None if user is None else str(user)}

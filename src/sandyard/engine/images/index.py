@@ -9,7 +9,7 @@ import tarfile
 from typing import Any, cast
 
 from sandyard.engine.drivers.namespace import seccomp
-from sandyard.engine.images import confined
+from sandyard.engine.images import confinement
 from sandyard.engine.images.stream import LayerError, forget_members
 from sandyard.engine.images.worker import check_outcome, collect_outcome, report_outcome, start_worker
 
@@ -20,9 +20,9 @@ _LONGEST_HEADER = 4 << 20
 
 def index(archive: int) -> dict[str, Any]:
     """Return the positions. Blocks; raises LayerError, ConfinementError."""
-    rules = confined.Rules(seccomp.files_program(), _MEMORY)
-    worker = confined.Confinement().start(lambda: collect_outcome(lambda: _members(archive)), rules, keep=(archive,))
-    (outcome,) = confined.outcomes([worker], {}, lambda: None)
+    rules = confinement.Rules(seccomp.files_program(), _MEMORY)
+    worker = confinement.Confinement().start(lambda: collect_outcome(lambda: _members(archive)), rules, keep=(archive,))
+    (outcome,) = confinement.outcomes([worker], {}, lambda: None)
     check_outcome(outcome)
     return {"members": outcome.get("members")}
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from sandyard.engine.images import adapt, child
-from sandyard.engine.images.fitting import AdaptOptions
+from sandyard.engine.images.image_changes import AdaptOptions
 from sandyard.engine.images.source import Blob, Source
 from sandyard.engine.images.unpack import Order
 from sandyard.engine.templates.folder import remove_tree

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any, cast
 
 from sandyard.engine.images import child, documents
-from sandyard.engine.images.beneath import open_beneath, open_plainly
 from sandyard.engine.images.reference import DIGEST, Local, parse
 from sandyard.engine.images.source import Blob, Content, SourceImage
 from sandyard.kit import bounded_json
 from sandyard.kit.errors import ForbiddenError, InvalidInputError, NotFoundError, UnsupportedError
+from sandyard.kit.openat2 import open_beneath, open_without_links
 
 _GZIP = b"\x1f\x8b"
 
@@ -89,7 +89,7 @@ class Layout:
 
     def _open(self, path: str) -> int:
         try:
-            fd = open_plainly(self._fd, path, os.O_RDONLY | os.O_NONBLOCK)
+            fd = open_without_links(self._fd, path, os.O_RDONLY | os.O_NONBLOCK)
         except OSError as error:
             raise NotFoundError(f"The layout {self._reference.path} has no file {path}: {error.strerror}.") from None
         if not stat.S_ISREG(os.fstat(fd).st_mode):

@@ -13,11 +13,11 @@ from sandyard.engine.images import documents, local, reference
 from sandyard.engine.images.auth import Login
 from sandyard.engine.images.clouds import Clouds, login_of
 from sandyard.engine.images.documents import Config
-from sandyard.engine.images.fitting import make_adapt_options
+from sandyard.engine.images.image_changes import make_adapt_options
 from sandyard.engine.images.layers import Budget, Layer, LayerFolder
 from sandyard.engine.images.model import Image, RegistryAuth, Report
-from sandyard.engine.images.reach import RegistryPolicy
 from sandyard.engine.images.registry import Registry, Spool
+from sandyard.engine.images.registry_access import RegistryPolicy
 from sandyard.engine.images.source import Source, SourceImage
 from sandyard.engine.images.web import Web
 from sandyard.engine.settings import EngineSettings

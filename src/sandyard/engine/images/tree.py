@@ -20,8 +20,8 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from sandyard.engine.images.beneath import open_in_root
 from sandyard.engine.images.stream import LayerError
+from sandyard.kit.openat2 import open_in_root
 
 NOBODY, HIGHEST_ID = 65534, 65535
 DEEPEST = 128

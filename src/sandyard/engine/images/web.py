@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 import httpx
 
-from sandyard.engine.images.reach import CONNECT_S, READ_S, RegistryPolicy, RegistryTransport
+from sandyard.engine.images.registry_access import CONNECT_S, READ_S, RegistryPolicy, RegistryTransport
 from sandyard.kit.errors import BusyError, InvalidInputError, UnreachableError
+from sandyard.kit.http_clients import open_shared_client
 from sandyard.kit.pacing import take_turn
-from sandyard.kit.shared_http import open_shared_client
 
 _REDIRECTS = 5
 _ATTEMPTS = 4

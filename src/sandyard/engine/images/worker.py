@@ -1,5 +1,5 @@
 """Common code of the processes that unpack images: their order, their limits, their response. Workers read the image
-data (`confined.py`).
+data (`confinement.py`).
 
 Standard library only, because one is started for every layer.
 """
@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from sandyard.engine.images.confined import ConfinementError
+from sandyard.engine.images.confinement import ConfinementError
 from sandyard.engine.images.stream import LayerError, NoRoomError
 
 _PR_SET_PDEATHSIG, _SIGKILL = 1, 9

@@ -12,18 +12,19 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sandyard.engine.contract import Handle, Layers, Limits, Mount, NetworkPolicy, Spec
-from sandyard.engine.sandboxes import guest, starting
+from sandyard.engine.sandboxes.agent import initialise_agent
 from sandyard.engine.sandboxes.calls import DriverCalls
 from sandyard.engine.sandboxes.capacity import Capacity
 from sandyard.engine.sandboxes.ledger import Ledger
 from sandyard.engine.sandboxes.lifecycle import Lifecycle
-from sandyard.engine.sandboxes.metrics import Sampler
 from sandyard.engine.sandboxes.model import CreateSandbox, ForkResult, Sandbox, Snapshot, State, Template, mounts_of
 from sandyard.engine.sandboxes.pool import Pool, new_sandbox_id
 from sandyard.engine.sandboxes.registry import Entry
+from sandyard.engine.sandboxes.remover import SandboxRemover
+from sandyard.engine.sandboxes.sampler import Sampler
 from sandyard.engine.sandboxes.snapshots import DEFAULT_TAG, Snapshots, new_snapshot_id
+from sandyard.engine.sandboxes.start_command import run_start_command
 from sandyard.engine.sandboxes.trust import EgressTrust
-from sandyard.engine.sandboxes.undertaker import SandboxRemover
 from sandyard.engine.settings import EngineSettings
 from sandyard.kit.errors import ConflictError, FullError, SandyardError
 from sandyard.kit.ids import random_secret
@@ -277,12 +278,10 @@ class Creation:
         try:
             if not told:
                 env = self._trust.env(record)
-                await guest.initialise_agent(self._calls, record.handle, record.template_id, env, record.defaults)
+                await initialise_agent(self._calls, record.handle, record.template_id, env, record.defaults)
                 await self._trust.install(record)
                 if record.start is not None and not started:
-                    await starting.run_start_command(
-                        self._calls, record.handle, record.start, self._settings.start_patience_s
-                    )
+                    await run_start_command(self._calls, record.handle, record.start, self._settings.start_patience_s)
                 now = self._ledger.clock.now()
                 record = replace(record, created_at=now, started_at=now, ends_at=now + record.timeout_s)
         except BaseException:
@@ -307,7 +306,7 @@ class Creation:
         with self._room(template.snapshots):
             handle = (await self._make(template, limits, _DEFAULT_POLICY, poolable=False)).handle
             try:
-                await guest.initialise_agent(self._calls, handle, template.id, template.env, template.defaults)
+                await initialise_agent(self._calls, handle, template.id, template.env, template.defaults)
                 yield handle
             finally:
                 await asyncio.shield(asyncio.ensure_future(self._remover.remove_unrecorded(handle)))

@@ -16,12 +16,12 @@ from sandyard.engine.sandboxes.calls import DriverCalls
 from sandyard.engine.sandboxes.capacity import Capacity
 from sandyard.engine.sandboxes.errors import no_such_sandbox
 from sandyard.engine.sandboxes.ledger import Ledger
-from sandyard.engine.sandboxes.metrics import Sampler
 from sandyard.engine.sandboxes.model import Intent, LogLevel, LogQuery, Network, OnTimeout, PauseKind, Sandbox, State
-from sandyard.engine.sandboxes.reconcile import Reconciler
+from sandyard.engine.sandboxes.reconciler import Reconciler
 from sandyard.engine.sandboxes.registry import Entry
+from sandyard.engine.sandboxes.remover import SandboxRemover
+from sandyard.engine.sandboxes.sampler import Sampler
 from sandyard.engine.sandboxes.trust import EgressTrust
-from sandyard.engine.sandboxes.undertaker import SandboxRemover
 from sandyard.kit.errors import ConflictError, SandyardError, UnsupportedError
 from sandyard.kit.logging import get_logger
 

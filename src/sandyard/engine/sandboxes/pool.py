@@ -9,11 +9,12 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from sandyard.engine.contract import Handle, Layers, Limits, NetworkPolicy, Spec
-from sandyard.engine.sandboxes import guest, starting
+from sandyard.engine.sandboxes.agent import initialise_agent
 from sandyard.engine.sandboxes.calls import DriverCalls
 from sandyard.engine.sandboxes.capacity import Capacity
 from sandyard.engine.sandboxes.model import Defaults, Start, Template
-from sandyard.engine.sandboxes.undertaker import SandboxRemover
+from sandyard.engine.sandboxes.remover import SandboxRemover
+from sandyard.engine.sandboxes.start_command import run_start_command
 from sandyard.kit.clock import Clock
 from sandyard.kit.errors import SandyardError
 from sandyard.kit.ids import random_id
@@ -222,11 +223,9 @@ class Pool:
 
         handle = await self._calls.run("create", spec.id, self._calls.driver.create(spec), if_late=discard)
         try:
-            await guest.initialise_agent(
-                self._calls, handle, pool.template.id, pool.template.env, pool.template.defaults
-            )
+            await initialise_agent(self._calls, handle, pool.template.id, pool.template.env, pool.template.defaults)
             if pool.template.start is not None:
-                await starting.run_start_command(self._calls, handle, pool.template.start, self._start_patience_s)
+                await run_start_command(self._calls, handle, pool.template.start, self._start_patience_s)
         except BaseException:
             self._remover.discard(handle)
             raise

@@ -10,10 +10,10 @@ from sandyard.engine.contract import Condition, NetworkPolicy
 from sandyard.engine.sandboxes.calls import DriverCalls
 from sandyard.engine.sandboxes.ledger import Ledger
 from sandyard.engine.sandboxes.model import Intent, PauseKind
-from sandyard.engine.sandboxes.reconcile import ENDED, Reconciler, is_consistent, needs_boot
+from sandyard.engine.sandboxes.reconciler import ENDED, Reconciler, is_consistent, needs_boot
 from sandyard.engine.sandboxes.registry import Entry
+from sandyard.engine.sandboxes.remover import SandboxRemover, Spawn
 from sandyard.engine.sandboxes.snapshots import Snapshots
-from sandyard.engine.sandboxes.undertaker import SandboxRemover, Spawn
 from sandyard.engine.store.database import Database
 from sandyard.kit.errors import SandyardError
 from sandyard.kit.logging import get_logger

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from sandyard.engine.contract import Driver
+from sandyard.engine.sandboxes.components import Components
 from sandyard.engine.sandboxes.errors import PortClosedError, SandboxUnreachableError, StuckError, no_such_sandbox
 from sandyard.engine.sandboxes.model import (
     CreateSandbox,
@@ -38,7 +39,6 @@ from sandyard.engine.sandboxes.model import (
     Template,
     Templates,
 )
-from sandyard.engine.sandboxes.parts import Components
 from sandyard.engine.sandboxes.registry import Entry
 from sandyard.engine.sandboxes.repository import digest
 from sandyard.engine.sandboxes.snapshots import DEFAULT_TAG, split_name

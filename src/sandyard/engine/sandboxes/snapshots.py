@@ -13,8 +13,8 @@ from sandyard.engine.contract import Limits
 from sandyard.engine.sandboxes.calls import DriverCalls
 from sandyard.engine.sandboxes.model import Defaults, Page, Sandbox, Snapshot, SnapshotQuery, Template
 from sandyard.engine.sandboxes.registry import page_of, read_cursor
+from sandyard.engine.sandboxes.remover import Spawn
 from sandyard.engine.sandboxes.repository import defaults_dict, limits_dict, read_start, start_dict
-from sandyard.engine.sandboxes.undertaker import Spawn
 from sandyard.engine.store.database import Database, Row
 from sandyard.kit.errors import InvalidInputError, NotFoundError, SandyardError
 from sandyard.kit.ids import random_id

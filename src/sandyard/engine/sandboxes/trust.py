@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from sandyard.engine.sandboxes import guest
-from sandyard.engine.sandboxes.agent import Agent
+from sandyard.engine.sandboxes.agent import Agent, initialise_agent
 from sandyard.engine.sandboxes.calls import DriverCalls
 from sandyard.engine.sandboxes.model import Network, Sandbox
 from sandyard.kit.errors import SandyardError, UnreachableError
@@ -90,7 +89,7 @@ class EgressTrust:
             return
         coming = replace(record, network=network)
         await self.install(coming)
-        await guest.initialise_agent(self._calls, record.handle, record.template_id, self.env(coming), record.defaults)
+        await initialise_agent(self._calls, record.handle, record.template_id, self.env(coming), record.defaults)
 
 
 def _make_error_message(reason: str) -> str:

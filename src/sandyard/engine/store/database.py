@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from sandyard.engine.store.ballast import DiskReserve
+from sandyard.engine.store.disk_reserve import DiskReserve
 from sandyard.engine.store.schema import STEPS
 from sandyard.kit.errors import BusyError, NoSpaceError, SandyardError
 from sandyard.kit.logging import get_logger

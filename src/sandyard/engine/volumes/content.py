@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sandyard.engine.volumes import removal
-from sandyard.engine.volumes.beneath import FOLDER, is_file, open_fd, open_path, proc_path, reopen, reopen_fd
+from sandyard.engine.volumes.descriptors import FOLDER, is_file, open_fd, open_path, proc_path, reopen, reopen_fd
 from sandyard.engine.volumes.errors import translate_error
 from sandyard.engine.volumes.model import Entry, Kind, Owner
 from sandyard.kit.errors import ConflictError, InvalidInputError, NotFoundError

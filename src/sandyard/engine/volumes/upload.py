@@ -9,7 +9,6 @@ import os
 import secrets
 import threading
 
-from sandyard.engine.volumes.beneath import is_folder, open_path, proc_path
 from sandyard.engine.volumes.content import (
     FILE_MODE,
     Content,
@@ -20,6 +19,7 @@ from sandyard.engine.volumes.content import (
     parts_of,
     translate_errors,
 )
+from sandyard.engine.volumes.descriptors import is_folder, open_path, proc_path
 from sandyard.engine.volumes.model import Entry, Owner
 from sandyard.kit.errors import ConflictError, InvalidInputError
 

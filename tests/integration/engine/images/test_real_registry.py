@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from sandyard.engine.images.model import RegistryAuth
-from sandyard.engine.images.reach import RegistryPolicy
+from sandyard.engine.images.registry_access import RegistryPolicy
 from sandyard.engine.images.service import Images, Options
 from sandyard.kit.errors import ForbiddenError, NotFoundError
 from tests.images import registry as registries

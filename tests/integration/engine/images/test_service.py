@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from sandyard.engine.images.model import Image
-from sandyard.engine.images.reach import RegistryPolicy
+from sandyard.engine.images.registry_access import RegistryPolicy
 from sandyard.engine.images.service import Images, Options
 from sandyard.engine.settings import EngineSettings
 from sandyard.kit.errors import (

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import padding, rsa
 from sandyard.engine.images.auth import Authority, Challenge, Login, parse_challenges
 from sandyard.engine.images.clouds import Clouds, login_of, sign, signing_key
 from sandyard.engine.images.model import AwsAuth, GcpAuth, PasswordAuth, RegistryAuth
-from sandyard.engine.images.reach import RegistryPolicy
+from sandyard.engine.images.registry_access import RegistryPolicy
 from sandyard.engine.images.web import Web
 from sandyard.kit.errors import ForbiddenError, InvalidInputError, UnsupportedError
 from sandyard.kit.secret import Secret

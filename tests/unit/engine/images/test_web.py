@@ -7,7 +7,7 @@ import ipaddress
 import pytest
 
 from sandyard.engine.images import web as webs
-from sandyard.engine.images.reach import RegistryPolicy
+from sandyard.engine.images.registry_access import RegistryPolicy
 from sandyard.engine.images.web import Web
 from sandyard.kit.errors import BusyError, ForbiddenError, InvalidInputError, UnreachableError
 from tests.images.server import Asked, Reply, serving

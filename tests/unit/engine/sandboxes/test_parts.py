@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from sandyard.engine.contract import Stats
-from sandyard.engine.sandboxes import guest
+from sandyard.engine.sandboxes.agent import send_settings
 from sandyard.engine.sandboxes.capacity import MIB, Capacity, available_memory, free_disk
 from sandyard.engine.sandboxes.logs import SandboxLogs
 from sandyard.engine.sandboxes.metrics import Series
@@ -199,7 +199,7 @@ async def test_an_agent_may_answer_anything(answer: bytes) -> None:
 
     task = asyncio.create_task(agent())
     with pytest.raises(UnreachableError):
-        await asyncio.wait_for(guest.send_settings(ours, {"A": "1"}, Defaults()), 5)
+        await asyncio.wait_for(send_settings(ours, {"A": "1"}, Defaults()), 5)
     await task
 
 

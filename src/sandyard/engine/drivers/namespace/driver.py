@@ -29,15 +29,15 @@ from sandyard.engine.contract import (
     Spec,
     Stats,
 )
-from sandyard.engine.drivers.namespace import adopt, dial, pause, policies, processes
+from sandyard.engine.drivers.namespace import adoption, connections, pause, policies, processes
 from sandyard.engine.drivers.namespace.cgroups import SocketMemory
+from sandyard.engine.drivers.namespace.exit_watcher import ExitWatcher, remove_run_directory
 from sandyard.engine.drivers.namespace.host import Host, Options
 from sandyard.engine.drivers.namespace.kernel_memory import KernelMemory
-from sandyard.engine.drivers.namespace.lives import ExitWatcher, remove_run_directory
 from sandyard.engine.drivers.namespace.record import DRIVER, Record, parse_record
-from sandyard.engine.drivers.namespace.starting import Starter
+from sandyard.engine.drivers.namespace.starter import Starter
 from sandyard.engine.drivers.namespace.store.base import VOLUMES
-from sandyard.engine.drivers.namespace.suspend import Suspender
+from sandyard.engine.drivers.namespace.suspender import Suspender
 from sandyard.kit.errors import (
     ConflictError,
     InvalidInputError,
@@ -79,7 +79,7 @@ class NamespaceDriver:
             self._suspender = Suspender(host, self._watcher, self._starter)
             await host.open()
             self._host = host
-        found = await adopt.take_over(
+        found = await adoption.take_over(
             self._host, self._watcher, self._suspender, self._records, keep=keep, snapshots=snapshots
         )
         self._host.mark_adopted()
@@ -282,10 +282,10 @@ class NamespaceDriver:
             raise UnreachableError(f"The sandbox {handle.id} is paused.")
         path = self._open_host.agent_path(record.id)
         if port == AGENT_PORT:
-            return await dial.connect_agent(path, record.id)
+            return await connections.connect_agent(path, record.id)
         if self._open_host.rootless:
-            return await dial.connect_port_through_agent(path, record.id, port)
-        return await dial.connect_port_from_outside(record.life.pid, port)
+            return await connections.connect_port_through_agent(path, record.id, port)
+        return await connections.connect_port_from_outside(record.life.pid, port)
 
     async def stats(self, handle: Handle) -> Stats:
         record, host = self._record(handle), self._open_host

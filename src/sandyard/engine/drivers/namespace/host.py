@@ -23,7 +23,7 @@ from sandyard.engine.drivers.namespace.cgroups.tree import ZYGOTE
 from sandyard.engine.drivers.namespace.criu import probe
 from sandyard.engine.drivers.namespace.kernel import is_root
 from sandyard.engine.drivers.namespace.kernel_memory import Bounds
-from sandyard.engine.drivers.namespace.launch import Launcher, NetSlot
+from sandyard.engine.drivers.namespace.launcher import Launcher, NetSlot
 from sandyard.engine.drivers.namespace.slots import Slots
 from sandyard.engine.drivers.namespace.store import btrfs, image
 from sandyard.engine.drivers.namespace.store.base import SANDBOXES, SNAPSHOTS, VOLUMES, Store

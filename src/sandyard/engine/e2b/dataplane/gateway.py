@@ -19,7 +19,7 @@ from sandyard.engine.e2b.dataplane.asgi import (
     discard_body,
     header,
 )
-from sandyard.engine.e2b.dataplane.forwarding import REPLACED, find_tls_server_name, make_forwarded_headers
+from sandyard.engine.e2b.dataplane.forwarded_headers import REPLACED, find_tls_server_name, make_forwarded_headers
 from sandyard.engine.e2b.dataplane.pages import Page
 from sandyard.engine.e2b.dataplane.pool import Pool
 from sandyard.engine.e2b.dataplane.relay import RECEIPTS, ClientGoneError, Exchange, StaleConnectionError, build_request

@@ -17,7 +17,7 @@ from urllib.parse import unquote
 
 from sandyard.engine.e2b.dataplane import pages
 from sandyard.engine.e2b.dataplane.asgi import Headers, Scope
-from sandyard.engine.e2b.dataplane.entering import open_connection
+from sandyard.engine.e2b.dataplane.connection import open_connection
 from sandyard.engine.e2b.dataplane.pages import Page
 from sandyard.engine.e2b.dataplane.relay import end_to_end
 from sandyard.engine.e2b.dataplane.reply import SILENT_LIMIT, BadReplyError, Reply, UpstreamError

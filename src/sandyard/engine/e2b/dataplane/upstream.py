@@ -9,7 +9,7 @@ import asyncio
 import socket
 from typing import cast
 
-from sandyard.engine.e2b.dataplane.entering import open_connection
+from sandyard.engine.e2b.dataplane.connection import open_connection
 from sandyard.engine.e2b.dataplane.reply import BadReplyError, BrokenUpstreamError, Head, Reply, UpstreamError
 from sandyard.kit.pacing import Inflow
 from sandyard.kit.server import SLICE_BYTES

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sandyard.engine.drivers.namespace.net.naming import ANY_CABLE, Names
+from sandyard.engine.drivers.namespace.net.names import ANY_CABLE, Names
 from sandyard.engine.drivers.namespace.net.nft import Nft, NftError
 
 log = logging.getLogger(__name__)

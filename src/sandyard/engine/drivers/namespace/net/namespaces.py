@@ -23,7 +23,7 @@ from ipaddress import IPv4Address
 from pathlib import Path
 
 from sandyard.engine.drivers.namespace.net import links
-from sandyard.engine.drivers.namespace.net.naming import Names
+from sandyard.engine.drivers.namespace.net.names import Names
 from sandyard.engine.drivers.namespace.net.netlink import Netlink, NetlinkError
 from sandyard.engine.drivers.namespace.net.syscalls import (
     bind_mount,

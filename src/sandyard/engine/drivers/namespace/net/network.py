@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from sandyard.engine.contract import Denied, Hairpin, NetworkPolicy, Outbound
+from sandyard.engine.drivers.namespace.net.names import Names
 from sandyard.engine.drivers.namespace.net.namespaces import Cable, Namespaces
-from sandyard.engine.drivers.namespace.net.naming import Names
 from sandyard.engine.drivers.namespace.net.nft import NftError
 from sandyard.engine.drivers.namespace.net.policy import Egress, read_policy
 from sandyard.engine.drivers.namespace.net.pool import Pool

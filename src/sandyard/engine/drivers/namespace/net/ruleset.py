@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network
 
 from sandyard.engine.drivers.namespace.net import ranges
-from sandyard.engine.drivers.namespace.net.naming import ANY_CABLE, Names
+from sandyard.engine.drivers.namespace.net.names import ANY_CABLE, Names
 from sandyard.engine.drivers.namespace.net.policy import NEVER
-from sandyard.engine.drivers.namespace.net.proxy.dialling import MARK
+from sandyard.engine.drivers.namespace.net.proxy.dialler import MARK
 from sandyard.engine.drivers.namespace.net.proxy.listener import HTTP, HTTPS
 from sandyard.engine.drivers.namespace.net.ranges import Ranges
 

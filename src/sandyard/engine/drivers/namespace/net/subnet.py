@@ -20,7 +20,7 @@ from pathlib import Path
 
 from sandyard.engine.drivers.namespace.net import links
 from sandyard.engine.drivers.namespace.net.links import LOOPBACK, Link, Route
-from sandyard.engine.drivers.namespace.net.naming import Names
+from sandyard.engine.drivers.namespace.net.names import Names
 from sandyard.engine.drivers.namespace.net.netlink import Netlink, NetlinkError
 
 log = logging.getLogger(__name__)

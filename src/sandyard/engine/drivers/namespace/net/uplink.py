@@ -24,13 +24,13 @@ from sandyard.engine.drivers.namespace.net.conntrack import Conntrack, is_crowde
 from sandyard.engine.drivers.namespace.net.firewall import Firewall
 from sandyard.engine.drivers.namespace.net.forwarder import Forwarder
 from sandyard.engine.drivers.namespace.net.hairpin import GatewayNames
-from sandyard.engine.drivers.namespace.net.naming import Names
+from sandyard.engine.drivers.namespace.net.names import Names
 from sandyard.engine.drivers.namespace.net.netlink import Netlink
 from sandyard.engine.drivers.namespace.net.nft import Nft, NftError, NftUnavailableError
 from sandyard.engine.drivers.namespace.net.policy import PRIVATE, Egress
-from sandyard.engine.drivers.namespace.net.proxy.apart import ProxyThread
-from sandyard.engine.drivers.namespace.net.proxy.dialling import Dialler
+from sandyard.engine.drivers.namespace.net.proxy.dialler import Dialler
 from sandyard.engine.drivers.namespace.net.proxy.listener import Proxy
+from sandyard.engine.drivers.namespace.net.proxy.thread import ProxyThread
 from sandyard.engine.drivers.namespace.net.ranges import Ranges
 from sandyard.engine.drivers.namespace.net.ruleset import HairpinPorts, Layout
 from sandyard.engine.drivers.namespace.net.settings import NetworkSettings

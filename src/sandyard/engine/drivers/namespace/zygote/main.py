@@ -21,7 +21,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sandyard.engine.drivers.namespace import kernel, seccomp
-from sandyard.engine.drivers.namespace.zygote import confine, files, home, protocol, userns
+from sandyard.engine.drivers.namespace.zygote import confine, files, protocol, userns, zygote_root
 from sandyard.engine.drivers.namespace.zygote.child import FIRST_FREE_FD, Maker
 from sandyard.engine.drivers.namespace.zygote.probe import working_root
 from sandyard.engine.drivers.namespace.zygote.rootfs import MOST_LAYERS
@@ -152,7 +152,7 @@ class Zygote:
             os.setresgid(0, 0, 0)
             os.setresuid(0, 0, 0)
         confine.limit_self()
-        root, problem = working_root(home.enter(request))
+        root, problem = working_root(zygote_root.enter(request))
         if root is not None:
             self._maker = Maker(root, kernel.SeccompProgram(seccomp.program()))
         return {"problem": problem}

@@ -6,8 +6,8 @@ import os
 
 from sandyard.engine.drivers.namespace import kernel
 from sandyard.engine.drivers.namespace.zygote import files, script, userns
-from sandyard.engine.drivers.namespace.zygote.home import ZygoteRoot
 from sandyard.engine.drivers.namespace.zygote.rootfs import ROOT, RootFs
+from sandyard.engine.drivers.namespace.zygote.zygote_root import ZygoteRoot
 
 _PLACE = "/store/probe"
 _ANY_UID = 0x7000_0000

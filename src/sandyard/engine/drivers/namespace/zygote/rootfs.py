@@ -15,8 +15,8 @@ from collections.abc import Sequence
 
 from sandyard.engine.drivers.namespace import kernel
 from sandyard.engine.drivers.namespace.kernel import libc
-from sandyard.engine.drivers.namespace.zygote.home import DEVICES, ZygoteRoot
 from sandyard.engine.drivers.namespace.zygote.script import Step
+from sandyard.engine.drivers.namespace.zygote.zygote_root import DEVICES, ZygoteRoot
 
 ROOT = b"/root"
 FIRST_LAYER_FD, MOST_LAYERS = 4, 120  # descriptors that the zygote keeps free for its children

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from sandyard.engine.drivers.namespace.net import Network, NetworkSettings, links, probe, subnet
-from sandyard.engine.drivers.namespace.net.naming import Names
+from sandyard.engine.drivers.namespace.net.names import Names
 from sandyard.engine.drivers.namespace.net.netlink import Netlink
 from sandyard.engine.drivers.namespace.net.nft import Nft
 from sandyard.engine.drivers.namespace.net.uplink import FORWARD_TABLE

@@ -19,7 +19,7 @@ from sandyard.engine.contract import HostRule, NetworkPolicy
 from sandyard.engine.drivers.namespace.net import NetSlot, Network, NetworkSettings, links
 from sandyard.engine.drivers.namespace.net.netlink import Netlink
 from sandyard.engine.drivers.namespace.net.policy import read_policy
-from sandyard.engine.drivers.namespace.net.proxy import hello, listener
+from sandyard.engine.drivers.namespace.net.proxy import host_detection, listener
 from sandyard.kit.errors import NotFoundError, UnsupportedError
 from tests.integration.engine.drivers.namespace.net import world as worlds
 from tests.integration.engine.drivers.namespace.net.world import HOST, LAN, MIRROR, WEB, World, dial, inside, within
@@ -417,10 +417,14 @@ def test_hostile_greetings_take_no_time() -> None:
     """They are read in the engine's process: an expression that tries the same blanks in many ways would stop all of it."""
     began = time.process_time()
     for blanks in (b" \t" * 16000, b"\r" * 32000, b"\r\n" * 16000, b"a " * 16000):
-        hello.parse_http(b"GET / HTTP/1.1\r\nHost:" + blanks + b"\x0b\r\r\n\r\n")
+        host_detection.parse_http(b"GET / HTTP/1.1\r\nHost:" + blanks + b"\x0b\r\r\n\r\n")
     assert time.process_time() - began < 1
-    assert hello.parse_http(b"GET / HTTP/1.1\r\nhost: \tWeb.test.:80 \t\r\n\r\n") == hello.DetectedHost("web.test")
-    assert hello.parse_http(b"GET / HTTP/1.1\r\nHost: " + b"a." * 1000 + b"test\r\n\r\n") == hello.DetectedHost(None)
+    assert host_detection.parse_http(
+        b"GET / HTTP/1.1\r\nhost: \tWeb.test.:80 \t\r\n\r\n"
+    ) == host_detection.DetectedHost("web.test")
+    assert host_detection.parse_http(
+        b"GET / HTTP/1.1\r\nHost: " + b"a." * 1000 + b"test\r\n\r\n"
+    ) == host_detection.DetectedHost(None)
 
 
 def test_which_rule_counts() -> None:

@@ -15,8 +15,8 @@ from http import HTTPStatus
 import h11
 
 from sandyard.engine.contract import HostRule, Outbound
-from sandyard.engine.drivers.namespace.net.proxy import rewriting
-from sandyard.engine.drivers.namespace.net.proxy.dialling import RefusedError
+from sandyard.engine.drivers.namespace.net.proxy import rewriter
+from sandyard.engine.drivers.namespace.net.proxy.dialler import RefusedError
 from sandyard.kit.pacing import take_turn
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -108,7 +108,7 @@ class Exchange:
         rule = self._rule()
         if rule is None:
             return False
-        head = await rewriting.rewrite_request(request, self._host, rule, self._outbound, secure=self._secure)
+        head = await rewriter.rewrite_request(request, self._host, rule, self._outbound, secure=self._secure)
         if self._server is None:
             self._server = _Side(*await self._dial(), h11.Connection(h11.CLIENT, max_incomplete_event_size=_HEAD))
         await self._server.send(head)
@@ -183,13 +183,13 @@ class Exchange:
             event = await server.event()
             if isinstance(event, h11.InformationalResponse):
                 if event.status_code != 100:  # the client already got it from us
-                    headers = rewriting.rewrite_response_headers(event)
+                    headers = rewriter.rewrite_response_headers(event)
                     await self._client.send(h11.InformationalResponse(status_code=event.status_code, headers=headers))
                 if event.status_code == 101:
                     return True
             elif isinstance(event, h11.Response):
-                headers = rewriting.rewrite_response_headers(event)
-                if rewriting.ends_connection(event):
+                headers = rewriter.rewrite_response_headers(event)
+                if rewriter.ends_connection(event):
                     headers.append((b"Connection", b"close"))
                 await self._client.send(
                     h11.Response(status_code=event.status_code, headers=headers, reason=event.reason)

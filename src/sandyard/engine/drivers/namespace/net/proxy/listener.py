@@ -15,8 +15,8 @@ from typing import Any
 
 from sandyard.engine.contract import HostRule, Outbound
 from sandyard.engine.drivers.namespace.net.policy import Egress
-from sandyard.engine.drivers.namespace.net.proxy import hello
-from sandyard.engine.drivers.namespace.net.proxy.dialling import Dialler
+from sandyard.engine.drivers.namespace.net.proxy import host_detection
+from sandyard.engine.drivers.namespace.net.proxy.dialler import Dialler
 from sandyard.engine.drivers.namespace.net.proxy.exchange import Exchange, Streams
 from sandyard.engine.drivers.namespace.net.proxy.sockets import (
     keep_alive,
@@ -161,12 +161,12 @@ class Proxy:
                 await self._exchange(client, link, connection, host, secure=port == HTTPS)
 
     async def _detect_host(self, connection: socket.socket, port: int) -> str | None:
-        read = {HTTPS: hello.parse_tls, HTTP: hello.parse_http}.get(port)
+        read = {HTTPS: host_detection.parse_tls, HTTP: host_detection.parse_http}.get(port)
         if read is None:
             return None
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_SILENT):
-                greeting = await peek(connection, read, hello.LONGEST)
+                greeting = await peek(connection, read, host_detection.LONGEST)
                 return greeting.host if greeting is not None else None
         return None
 

@@ -7,8 +7,8 @@ import re
 
 from sandyard.engine.building.model import FINALIZE, BuildFailedError, State
 from sandyard.engine.building.steps import ROOT, Executor, command_failed, exit_status
+from sandyard.engine.sandboxes.internal_sandboxes import InternalSandbox
 from sandyard.engine.sandboxes.model import LogLevel
-from sandyard.engine.sandboxes.workshop import InternalSandbox
 from sandyard.kit.errors import SandyardError
 
 SETTLED_S = 5.0

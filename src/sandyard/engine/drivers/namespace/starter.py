@@ -13,10 +13,10 @@ from typing import TypeVar, cast
 from sandyard.engine.contract import NetworkPolicy
 from sandyard.engine.drivers.namespace import policies
 from sandyard.engine.drivers.namespace.errors import from_os
+from sandyard.engine.drivers.namespace.exit_watcher import ExitWatcher, remove_run_directory
 from sandyard.engine.drivers.namespace.forker import ZygoteDiedError
 from sandyard.engine.drivers.namespace.host import Host
-from sandyard.engine.drivers.namespace.launch import DescriptorList, NetSlot, Plan
-from sandyard.engine.drivers.namespace.lives import ExitWatcher, remove_run_directory
+from sandyard.engine.drivers.namespace.launcher import DescriptorList, NetSlot, Plan
 from sandyard.engine.drivers.namespace.record import Life, Record
 from sandyard.kit.errors import SandyardError
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import h11
 
 from sandyard.engine.contract import HostRule, Outbound
-from sandyard.engine.drivers.namespace.net.proxy.dialling import RefusedError
-from sandyard.engine.drivers.namespace.net.proxy.hello import normalise_host
+from sandyard.engine.drivers.namespace.net.proxy.dialler import RefusedError
+from sandyard.engine.drivers.namespace.net.proxy.host_detection import normalise_host
 from sandyard.kit.errors import SandyardError
 from sandyard.kit.headers import HOP_BY_HOP
 

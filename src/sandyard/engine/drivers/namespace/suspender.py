@@ -24,11 +24,11 @@ from sandyard.engine.drivers.namespace.criu import probe, scan
 from sandyard.engine.drivers.namespace.criu.checkpoint import Criu, Frozen, RestoreTarget
 from sandyard.engine.drivers.namespace.criu.child import USED
 from sandyard.engine.drivers.namespace.errors import from_os
+from sandyard.engine.drivers.namespace.exit_watcher import ExitWatcher, remove_run_directory
 from sandyard.engine.drivers.namespace.host import Host
 from sandyard.engine.drivers.namespace.instance import UIDS_PER_SLOT
-from sandyard.engine.drivers.namespace.lives import ExitWatcher, remove_run_directory
 from sandyard.engine.drivers.namespace.record import Life, Record
-from sandyard.engine.drivers.namespace.starting import Starter
+from sandyard.engine.drivers.namespace.starter import Starter
 from sandyard.kit.errors import BusyError, ConflictError, SandyardError, UnsupportedError
 
 FOLDER = "suspended"

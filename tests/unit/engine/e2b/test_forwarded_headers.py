@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from sandyard.engine.certificates.authority import Authority
-from sandyard.engine.e2b.dataplane.forwarding import find_tls_server_name, make_forwarded_headers
+from sandyard.engine.e2b.dataplane.forwarded_headers import find_tls_server_name, make_forwarded_headers
 from sandyard.engine.e2b.dataplane.target import Target
 from sandyard.engine.sandboxes.model import Network
 from tests.unit.engine.e2b.support import Bench, answer_chunk, answer_head, read_request, reply, request, sandbox

@@ -10,10 +10,10 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from sandyard.engine.certificates import files, serving
+from sandyard.engine.certificates import files, server_certificates
 from sandyard.engine.certificates.authority import Authority
 from sandyard.engine.certificates.files import CertificateError
-from sandyard.engine.certificates.serving import CertificateFiles, resolve_public_domain, strip_port
+from sandyard.engine.certificates.server_certificates import CertificateFiles, resolve_public_domain, strip_port
 from sandyard.engine.settings import EngineSettings
 from sandyard.kit.errors import InvalidInputError
 from tests.unit.engine.certificates.handshake import shake
@@ -26,7 +26,7 @@ def names_of(certificate: x509.Certificate) -> list[str]:
 
 @pytest.mark.parametrize("domain", ["example.com", "sandyard.localhost", "localhost"])
 def test_the_engines_own_for_every_name_that_leads_to_it(tmp_path: Path, domain: str) -> None:
-    made = serving.load_public_certificate(EngineSettings(tls_port=443, domain=f"{domain}:3443"), tmp_path)
+    made = server_certificates.load_public_certificate(EngineSettings(tls_port=443, domain=f"{domain}:3443"), tmp_path)
     assert made.authority == tmp_path / domain / "ca.pem"
     trusted = made.authority.read_bytes()
     for name in (domain, f"api.{domain}", f"49983-iabc.{domain}", f"8000-iabc.{domain.upper()}"):
@@ -37,38 +37,41 @@ def test_the_engines_own_for_every_name_that_leads_to_it(tmp_path: Path, domain:
 
 def test_no_star_below_a_name_without_a_dot(tmp_path: Path) -> None:
     """OpenSSL takes none there, and rustls then refuses the whole certificate."""
-    issuer = serving.load_authority(tmp_path, "localhost")
-    context = serving.make_own_context(issuer, "localhost")
+    issuer = server_certificates.load_authority(tmp_path, "localhost")
+    context = server_certificates.make_own_context(issuer, "localhost")
     assert names_of(shake(context, issuer.pem, None)) == ["localhost"]
     assert names_of(shake(context, issuer.pem, "3000-iabc.localhost")) == ["3000-iabc.localhost"]
 
 
 def test_one_certificate_serves_all_names_below_a_domain(tmp_path: Path) -> None:
-    issuer = serving.load_authority(tmp_path, "example.com")
-    context = serving.make_own_context(issuer, "example.com")
+    issuer = server_certificates.load_authority(tmp_path, "example.com")
+    context = server_certificates.make_own_context(issuer, "example.com")
     shown = {shake(context, issuer.pem, f"3000-i{number}.example.com").serial_number for number in range(20)}
     assert len(shown) == 1
 
 
 @pytest.mark.parametrize("name", ["bank.example", "example.com.evil.test", "notexample.com"])
 def test_nothing_is_issued_for_other_names(tmp_path: Path, name: str) -> None:
-    issuer = serving.load_authority(tmp_path, "example.com")
+    issuer = server_certificates.load_authority(tmp_path, "example.com")
     with pytest.raises(ssl.SSLCertVerificationError, match="Hostname mismatch"):
-        shake(serving.make_own_context(issuer, "example.com"), issuer.pem, name)
+        shake(server_certificates.make_own_context(issuer, "example.com"), issuer.pem, name)
 
 
 def test_what_is_no_name_ends_the_handshake_alone(tmp_path: Path) -> None:
-    issuer = serving.load_authority(tmp_path, "example.com")
-    context = serving.make_own_context(issuer, "example.com")
+    issuer = server_certificates.load_authority(tmp_path, "example.com")
+    context = server_certificates.make_own_context(issuer, "example.com")
     with pytest.raises(ssl.SSLError, match="callback failed"):
         shake(context, issuer.pem, f"{'a' * 63}.b!c.example.com")
     shake(context, issuer.pem, "api.example.com")
 
 
 def test_each_domain_has_an_authority_of_its_own(tmp_path: Path) -> None:
-    first, second = serving.load_authority(tmp_path, "a.example"), serving.load_authority(tmp_path, "b.example")
+    first, second = (
+        server_certificates.load_authority(tmp_path, "a.example"),
+        server_certificates.load_authority(tmp_path, "b.example"),
+    )
     assert first.pem != second.pem
-    assert serving.load_authority(tmp_path, "a.example").pem == first.pem
+    assert server_certificates.load_authority(tmp_path, "a.example").pem == first.pem
 
 
 # files of somebody else ------------------------------------------------------------------------------------------------
@@ -92,7 +95,7 @@ def issuer(tmp_path: Path) -> Authority:
 
 @pytest.fixture
 def shown(tmp_path: Path, issuer: Authority, monkeypatch: pytest.MonkeyPatch) -> CertificateFiles:
-    monkeypatch.setattr(serving, "LOOK_S", -1.0)
+    monkeypatch.setattr(server_certificates, "LOOK_S", -1.0)
     renew(tmp_path, issuer, "one.example")
     return CertificateFiles(tmp_path / "cert.pem", tmp_path / "privkey.pem")
 

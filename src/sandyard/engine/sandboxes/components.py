@@ -9,20 +9,20 @@ from sandyard.engine.contract import Driver
 from sandyard.engine.sandboxes.calls import DriverCalls
 from sandyard.engine.sandboxes.capacity import Capacity
 from sandyard.engine.sandboxes.creation import Creation
+from sandyard.engine.sandboxes.internal_sandboxes import InternalSandboxes
 from sandyard.engine.sandboxes.ledger import Ledger
 from sandyard.engine.sandboxes.lifecycle import Lifecycle
 from sandyard.engine.sandboxes.logs import SandboxLogs
-from sandyard.engine.sandboxes.metrics import Sampler
 from sandyard.engine.sandboxes.model import Sandbox, Template
 from sandyard.engine.sandboxes.pool import Pool
-from sandyard.engine.sandboxes.reconcile import Reconciler
+from sandyard.engine.sandboxes.reconciler import Reconciler
 from sandyard.engine.sandboxes.recovery import Recovery, read_boot_id
 from sandyard.engine.sandboxes.registry import Registry
+from sandyard.engine.sandboxes.remover import SandboxRemover
 from sandyard.engine.sandboxes.repository import SandboxRepository
+from sandyard.engine.sandboxes.sampler import Sampler
 from sandyard.engine.sandboxes.snapshots import Snapshots
 from sandyard.engine.sandboxes.trust import EgressTrust
-from sandyard.engine.sandboxes.undertaker import SandboxRemover
-from sandyard.engine.sandboxes.workshop import InternalSandboxes
 from sandyard.engine.settings import EngineSettings
 from sandyard.engine.store.database import Database
 from sandyard.kit.clock import Clock, SystemClock

@@ -5,7 +5,7 @@ import gzip
 import httpx
 import pytest
 
-from sandyard.kit.shared_http import open_shared_client
+from sandyard.kit.http_clients import open_shared_client
 
 
 def client(encoding: str) -> httpx.AsyncClient:

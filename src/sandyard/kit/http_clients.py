@@ -1,14 +1,41 @@
-"""HTTP to user-supplied addresses, restricted by `Destinations`."""
+"""HTTP clients for untrusted servers and for several users, and the description of their failures."""
 
 from __future__ import annotations
 
 import ssl
+from http.cookiejar import DefaultCookiePolicy
+from typing import Any
 
 import httpx
 
-from sandyard.kit.cookies import discard_cookies
 from sandyard.kit.destinations import Destinations, is_proxied
 from sandyard.kit.paced_http import limit_responses, pace_reads
+
+_NO_SERVER = ("all connection attempts failed", "connection refused", "no route to host", "name or service not known")
+
+
+def open_shared_client(**options: Any) -> httpx.AsyncClient:
+    """Return a client that stores no cookies, follows no redirects, refuses compressed responses and does not trust servers (see
+    `limit_responses`). `options` are passed to httpx."""
+    client = httpx.AsyncClient(follow_redirects=False, event_hooks={"response": [refuse_encodings]}, **options)
+    return limit_responses(discard_cookies(client))
+
+
+def discard_cookies(client: httpx.AsyncClient) -> httpx.AsyncClient:
+    """Make the client ignore `Set-Cookie` and return it. A client shared by several users would otherwise send one user's cookie with
+    another user's request."""
+    client.cookies.jar.set_policy(DefaultCookiePolicy(allowed_domains=[]))
+    return client
+
+
+async def refuse_encodings(response: httpx.Response) -> None:
+    """Raise DecodingError for a compressed response before it is decoded, because a few bytes can turn into gigabytes. A hook for clients
+    that request uncompressed responses."""
+    if response.headers.get("content-encoding", "identity").strip().lower() != "identity":
+        # does not quote the header, which may repeat a secret
+        raise httpx.DecodingError(
+            "The response is compressed, although an uncompressed one was requested", request=response.request
+        )
 
 
 class GuardedTransport(httpx.AsyncBaseTransport):
@@ -70,3 +97,12 @@ class GuardedTransport(httpx.AsyncBaseTransport):
 
     def _verify(self) -> ssl.SSLContext | bool:
         return self._trust if self._trust is not None else True
+
+
+def describe_unreachable(name: str, url: str, error: Exception) -> str:
+    """Return why a server could not be reached. `name` is the server's display name. The library's message is kept only if it adds
+    something, for example about a certificate."""
+    words = str(error).strip().rstrip(".")
+    if isinstance(error, httpx.ConnectError) and (not words or any(one in words.lower() for one in _NO_SERVER)):
+        return f"{name} could not be reached: no server is listening at {url}."
+    return f"{name} could not be reached at {url}: {words or type(error).__name__}."

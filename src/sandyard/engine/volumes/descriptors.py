@@ -11,7 +11,7 @@ import os
 import stat
 from collections.abc import Iterator
 
-from sandyard.kit.opening import Resolve, open_within
+from sandyard.kit.openat2 import Resolve, open_within
 
 _RESOLVE = Resolve.NO_XDEV | Resolve.NO_MAGICLINKS | Resolve.IN_ROOT
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from sandyard.engine.contract import Condition, Handle
 from sandyard.engine.drivers.namespace import pause, policies, processes
+from sandyard.engine.drivers.namespace.exit_watcher import ExitWatcher, remove_run_directory
 from sandyard.engine.drivers.namespace.host import Host
-from sandyard.engine.drivers.namespace.lives import ExitWatcher, remove_run_directory
 from sandyard.engine.drivers.namespace.record import Life, Record, parse, parse_record
-from sandyard.engine.drivers.namespace.suspend import Suspender
+from sandyard.engine.drivers.namespace.suspender import Suspender
 from sandyard.kit.errors import SandyardError
 
 

@@ -13,13 +13,14 @@ from contextlib import asynccontextmanager
 from typing import Final
 
 from sandyard.engine.contract import Condition, Driver, Handle
-from sandyard.engine.sandboxes import guest, starting
+from sandyard.engine.sandboxes.agent import initialise_agent
 from sandyard.engine.sandboxes.calls import DriverCalls
 from sandyard.engine.sandboxes.ledger import Ledger
 from sandyard.engine.sandboxes.model import Intent, LogLevel, OnTimeout, PauseKind, State
 from sandyard.engine.sandboxes.registry import AUTOMATIC_BOOTS, Entry
+from sandyard.engine.sandboxes.remover import SandboxRemover, Spawn
+from sandyard.engine.sandboxes.start_command import run_start_command
 from sandyard.engine.sandboxes.trust import EgressTrust
-from sandyard.engine.sandboxes.undertaker import SandboxRemover, Spawn
 from sandyard.kit.errors import SandyardError
 from sandyard.kit.logging import get_logger
 
@@ -283,13 +284,13 @@ class Reconciler:
         )
         try:
             env = self._trust.env(record)
-            await guest.initialise_agent(self._calls, handle, record.template_id, env, record.defaults)
+            await initialise_agent(self._calls, handle, record.template_id, env, record.defaults)
         except SandyardError:
             await self._calls.run("stop", entry.id, self._driver.stop(handle))
             raise
         if record.start is not None:
             try:
-                await starting.run_start_command(self._calls, handle, record.start, self._start_patience_s)
+                await run_start_command(self._calls, handle, record.start, self._start_patience_s)
             except SandyardError as error:  # its files are available, so the client can look for the cause
                 self._ledger.logs.append(entry.id, LogLevel.WARN, f"After the boot: {error.message}")
         return handle

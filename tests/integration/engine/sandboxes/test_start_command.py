@@ -15,7 +15,7 @@ from sandyard.engine.drivers.fake.driver import FakeDriver
 from sandyard.engine.sandboxes.agent import Agent
 from sandyard.engine.sandboxes.model import CreateSandbox, Sandbox, Start, Template
 from sandyard.engine.sandboxes.service import Sandboxes
-from sandyard.engine.sandboxes.starting import NotReadyError
+from sandyard.engine.sandboxes.start_command import NotReadyError
 from sandyard.engine.settings import EngineSettings
 from sandyard.engine.store.database import Database
 from sandyard.kit.errors import UnreachableError
