@@ -181,7 +181,7 @@ class Stats:
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What this driver can do on this machine. `missing` gives the reason and the remedy for each thing it cannot do."""
+    """The features that this driver supports on this machine. `missing` gives the reason and the remedy for each thing it cannot do."""
 
     freeze: bool
     suspend: bool  # to disk

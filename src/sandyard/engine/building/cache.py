@@ -34,7 +34,7 @@ def start_key(before: str, start: str | None, ready: str | None) -> str:
 
 
 class LayerCache:
-    """In memory and in the database; holds at most `kept` layers."""
+    """Cached layers, in memory and in the database: at most `kept`."""
 
     def __init__(self, repository: BuildRepository, clock: Clock, kept: int) -> None:
         self._repository = repository

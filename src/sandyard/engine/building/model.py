@@ -75,7 +75,7 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What a step passes on to the next one in addition to files."""
+    """The state that a step passes on to the next one in addition to files."""
 
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
     user: str = "user"

@@ -1,4 +1,4 @@
-"""What each kind of step does in the sandbox of a build, and the state it passes on."""
+"""Runs the steps of a build in its sandbox. Each kind of step changes files, or the state that is passed on."""
 
 from __future__ import annotations
 

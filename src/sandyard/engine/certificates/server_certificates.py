@@ -41,7 +41,7 @@ class ServerCertificate:
 
 
 def load_public_certificate(settings: EngineSettings, folder: Path) -> ServerCertificate:
-    """Return the certificate that the settings ask for. Blocks; raises CertificateError."""
+    """Return the certificate that the settings select. Blocks; raises CertificateError."""
     if settings.tls_cert is not None:
         return ServerCertificate(CertificateFiles(settings.tls_cert, settings.tls_key).context, None)
     domain = strip_port(settings.domain)

@@ -31,7 +31,7 @@ class EngineProtocol(server.BoundedProtocol):
         self.scope["extensions"] |= {CLOSE: {"close": self.close}, DELIVERY: delivery, SLOW_BODY: slow}
 
     def _write_through(self) -> None:
-        """From now on each write is a system call, and data that the kernel does not accept at once pauses the writer."""
+        """Make each write a system call: data that the kernel does not accept at once pauses the writer."""
         # over TLS, uvloop pauses a writer when it reaches the limit, not when it exceeds it: with 0 it would never resume
         self.transport.set_write_buffer_limits(high=1 if self.scheme == "https" else 0)
 

@@ -1,4 +1,4 @@
-"""A dry run of an agent, in the process that agents are forked from.
+"""Warms up the agent's code, in the process that agents are forked from.
 
 CPython specialises the code it runs and fills caches on first use. By doing this once before the fork, a new agent's
 first command runs code that is already specialised, and writes to fewer pages that it shares with others.
@@ -25,7 +25,7 @@ Converse = Callable[[Connection], Coroutine[None, None, None]]
 
 
 class WarmupReaper:
-    """Replaces the reaper: waits for the processes of the rehearsal, and for no other child of this process."""
+    """Replaces the reaper: waits for the processes of the warm-up, and for no other child of this process."""
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop

@@ -161,7 +161,7 @@ def _fit(options: AdaptOptions) -> dict[str, Any]:
 
 
 def _keep(source: Path, target: Path, *, privileged: bool) -> None:
-    """Copy what the overlay wrote: what `fitting` created, and the directories that contain it. The source is on
+    """Copy what the overlay wrote: what `image_changes` created, and the directories that contain it. The source is on
     another file system."""
     status = source.lstat()
     if stat.S_ISLNK(status.st_mode):

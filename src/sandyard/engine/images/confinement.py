@@ -77,7 +77,7 @@ class ConfinementError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What one worker may do. `root`: the only directory it sees, None for an empty one; `attributes` of that mount.
+    """The permissions and limits of one worker. `root`: the only directory it sees, None for an empty one; `attributes` of that mount.
     `plain_ids`: it sees ids as the host does, instead of through an idmapped mount (which overlayfs does not support)."""
 
     program: bytes

@@ -31,7 +31,7 @@ from sandyard.kit.logging import get_logger
 
 log = get_logger(__name__)
 
-FORMAT = 1  # increase it when the output of `unpack` or `fitting` changes
+FORMAT = 1  # increase it when the output of `unpack` or `image_changes` changes
 FS, MANIFEST, PARTIAL, SPOOL = "fs", "layer.json", ".partial-", "spool"
 _SHORTEST_KEEP = 3600.0
 _PATIENCE = 300.0
@@ -39,7 +39,7 @@ _PATIENCE = 300.0
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What one image may use, and what must stay free on the disk."""
+    """The limits of one image, and the space that must stay free on the disk."""
 
     bytes: int
     entries: int

@@ -27,7 +27,7 @@ _WRITE_AT_ONCE = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Spool:
-    """Where layers are stored while they are unpacked. `most` limits the size of one layer, and `reserve` is left free."""
+    """The directory for layers while they are unpacked. `most` limits the size of one layer, and `reserve` is left free."""
 
     folder: Path
     most: int

@@ -24,7 +24,7 @@ PATIENCE_SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class ContextResources:
-    """What all contexts share."""
+    """Resources shared by all contexts."""
 
     connections: Path
     forks: ForkServer

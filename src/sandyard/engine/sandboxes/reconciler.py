@@ -90,7 +90,7 @@ class Reconciler:
 
     @asynccontextmanager
     async def on_failure(self, entry: Entry) -> AsyncIterator[None]:
-        """If the block fails, the sandbox's condition is unknown: determine it in the background, and before its next
+        """Recheck the sandbox if the block fails: its condition is then determined in the background, and before its next
         operation."""
         try:
             yield

@@ -1,4 +1,4 @@
-"""Removal of sandboxes: killed on request, or found absent. Every trace is removed, however long the driver takes. A
+"""Removes sandboxes: killed on request, or found absent. Every trace is removed, however long the driver takes. A
 sandbox whose processes ended by themselves keeps its files: `on_stopped` decides what happens next."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Take over a host: find out which of the engine's sandboxes still exist, and remove everything else."""
+"""Takes over a host: finds out which of the engine's sandboxes still exist, and removes everything else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The running sandboxes: detect that one has ended, find out why, and clean up."""
+"""Watches running sandboxes: detects that one has ended, finds out why, and cleans up."""
 
 from __future__ import annotations
 

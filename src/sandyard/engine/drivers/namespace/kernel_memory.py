@@ -63,7 +63,7 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Excess:
-    """What a sandbox holds beyond its share. `amount` is in bytes (netlink, sockets) or a count (locks, orphans)."""
+    """Kernel memory that a sandbox holds beyond its share. `amount` is in bytes (netlink, sockets) or a count (locks, orphans)."""
 
     sandbox: str
     kind: str

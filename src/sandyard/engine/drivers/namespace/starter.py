@@ -1,4 +1,4 @@
-"""Start a sandbox: what it needs is created concurrently where possible, and either everything or nothing exists at the
+"""Starts sandboxes: what one needs is created concurrently where possible, and either everything or nothing exists at the
 end."""
 
 from __future__ import annotations

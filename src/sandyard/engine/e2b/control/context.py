@@ -1,4 +1,4 @@
-"""What the routes share."""
+"""Services and helpers shared by the routes."""
 
 from __future__ import annotations
 

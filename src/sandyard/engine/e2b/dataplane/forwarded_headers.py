@@ -1,4 +1,4 @@
-"""What a server in a sandbox is told about the client behind the engine, and how the server is reached.
+"""The headers that describe a client to a server in a sandbox, and the TLS server name of that server.
 
 `Host` is the client's, or the one that the sandbox's owner set (`maskRequestHost`). `X-Forwarded-Host`, `-Proto` and
 `-For` describe how the client connected. Incoming ones are trusted only from programs on this machine: a proxy in

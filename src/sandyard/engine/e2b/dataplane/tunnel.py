@@ -45,7 +45,7 @@ class TunnelConnection:
 
 
 class TunnelGateway(Protocol):
-    """What the tunnel needs from the gateway."""
+    """The methods of the gateway that a tunnel calls."""
 
     async def open_tunnel(self, scope: Scope, tunnel: Tunnel) -> TunnelConnection | Page:
         """Return the connection that this request may use, or the response to send instead."""

@@ -58,7 +58,7 @@ class Upstream(asyncio.Protocol):
             self._transport.write(data)
 
     def write_through(self) -> None:
-        """Until this exchange is finished, each write is a system call."""
+        """Make each write a system call until this exchange is finished."""
         if self._transport is not None:
             self._transport.set_write_buffer_limits(high=0)
 

@@ -23,7 +23,7 @@ Chunk = tuple[str, bytes]  # "stdout", "stderr" or "pty", and the data
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """How a process ended, in the words of Go's os.ProcessState, as envd reports it."""
+    """The end of a process, in the format of Go's os.ProcessState, as envd reports it."""
 
     exit_code: int
     exited: bool

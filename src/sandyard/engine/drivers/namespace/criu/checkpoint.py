@@ -62,7 +62,7 @@ class Frozen:
 
 @dataclass(frozen=True, slots=True)
 class RestoreTarget:
-    """Where a sandbox is restored: everything as for a boot, but without processes."""
+    """The target of a restore: everything as for a boot, but without processes."""
 
     holder: int  # a process in the new mount, net, uts, ipc and cgroup namespaces; it may end once restore has returned
     root: Path  # where it sees the sandbox's root file system, with all mounts on it (proc may be missing)

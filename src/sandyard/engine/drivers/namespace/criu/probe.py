@@ -178,7 +178,7 @@ async def start(folder: Path, verb: str, freezer: Path, entry: str = f"from {__n
 
 
 def main(serve: Callable[[socket.socket], None] | None = None) -> None:
-    """In a separate process: start a sandbox (`live`) or empty namespaces for one (`hold`), and print its pid.
+    """Start a sandbox (`live`) or empty namespaces for one (`hold`) in a separate process, and print its pid.
 
     `serve` is what the sandbox does with its agent's listening socket; by default it counts the clients.
     """

@@ -1,4 +1,4 @@
-"""What a frozen sandbox consists of, as far as CRIU needs to know: read from /proc while nothing in it runs.
+"""Collects the facts about a frozen sandbox that CRIU needs. They are read from /proc while nothing in it runs.
 
 Everything is written to `sandbox.json` next to CRIU's images, because a restore needs the same information.
 """

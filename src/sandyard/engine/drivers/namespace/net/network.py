@@ -70,7 +70,7 @@ class Network:
 
     @property
     def missing(self) -> Mapping[str, str]:
-        """What does not work here, with the reason and the remedy. Available after `open`."""
+        """The features that do not work here, each with the reason and the remedy. Available after `open`."""
         return {**self._missing, **(self._uplink.missing if self._uplink else {})}
 
     @property

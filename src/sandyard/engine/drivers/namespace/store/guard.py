@@ -57,12 +57,12 @@ class Space:
 
     @property
     def ahead(self) -> int:
-        """What sandboxes can still write immediately."""
+        """The bytes that sandboxes can still write immediately."""
         return self.free - self.pending - _REST
 
     @property
     def wanted(self) -> int:
-        """How much should be ahead: sandboxes may fill it before the next check, or request all of it at once
+        """The bytes that should be ahead: sandboxes may fill them before the next check, or request all of them at once
         (fallocate)."""
         return min(max(self.growth // _PART_AHEAD, _LEAST_AHEAD), _MOST_AHEAD)
 

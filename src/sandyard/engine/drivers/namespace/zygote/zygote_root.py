@@ -1,4 +1,4 @@
-"""The root file system the zygote itself lives in: a tmpfs with binds of the few places it works on, and nothing else.
+"""The zygote's own root file system: a tmpfs with binds of the few places it works on, and nothing else.
 
 A private copy of all of the host's mounts would pin every one of them (a disk that can't be ejected, another engine's store that
 stays attached), and each sandbox would pay for copying them. Every fork starts from this instead:
@@ -77,7 +77,7 @@ _STACK = 128
 
 @dataclass(frozen=True, slots=True)
 class ZygoteRoot:
-    """What a child needs to know about where it was born."""
+    """The properties of the zygote's root file system that its children need."""
 
     rootless: bool
     hidden: tuple[tuple[str, str], ...]  # a name in /proc, and what is laid over it
