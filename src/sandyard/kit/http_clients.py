@@ -49,8 +49,8 @@ class GuardedTransport(httpx.AsyncBaseTransport):
         trust: ssl.SSLContext | None = None,
         reuse: bool = True,
     ) -> None:
-        """Create the transport. With `reuse` False, every request gets its own connection. Connections are pooled by address, and several names at one address
-        must not share a connection, because each connection was verified for its own name."""
+        """Create the transport. With `reuse` False, every request gets its own connection. Connections are pooled by address, and
+        several names at one address must not share a connection, because each connection was verified for its own name."""
         self._destinations = destinations
         self._trust = trust
         self._reuse = reuse
