@@ -17,9 +17,9 @@ from pathlib import Path
 import uvicorn
 import uvloop
 
-from sandyard.engine.building.registry import BuiltTemplates, CombinedTemplates
-from sandyard.engine.building.repository import BuildRepository
-from sandyard.engine.building.service import Builds
+from sandyard.engine.builds.registry import BuiltTemplates, CombinedTemplates
+from sandyard.engine.builds.repository import BuildRepository
+from sandyard.engine.builds.service import Builds
 from sandyard.engine.certificates import server_certificates as tls
 from sandyard.engine.certificates.authority import Authority
 from sandyard.engine.contract import Driver, PublicNames

@@ -19,7 +19,7 @@ from sandyard.engine.sandboxes.start_command import NotReadyError
 from sandyard.engine.settings import EngineSettings
 from sandyard.engine.store.database import Database
 from sandyard.kit.errors import UnreachableError
-from tests.unit.engine.sandboxes.yard import StaticTemplates
+from tests.unit.engine.sandboxes.harness import StaticTemplates
 
 PLAIN = Template(id="base0000000000000000", layers=(), aliases=("base",))
 SERVED = Template(

@@ -29,8 +29,8 @@ async def test_what_no_agent_says_ends_the_call(text: bytes) -> None:
 
 def test_many_lines_are_handed_on_in_small_pieces() -> None:
     few, many = b"x" * 100_000 + b"\n", b"\n" * 100_000
-    told = {"stdout": base64.b64encode(few).decode(), "stderr": base64.b64encode(many).decode()}
-    pieces = list(_split_output(told))
+    expected_settings = {"stdout": base64.b64encode(few).decode(), "stderr": base64.b64encode(many).decode()}
+    pieces = list(_split_output(expected_settings))
     assert pieces[0] == ("stdout", few)
     assert b"".join(piece for stream, piece in pieces if stream == "stderr") == many
     assert max(piece.count(b"\n") for _, piece in pieces) <= 512

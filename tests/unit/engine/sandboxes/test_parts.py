@@ -21,7 +21,7 @@ from sandyard.engine.settings import EngineSettings
 from sandyard.engine.store.database import Database
 from sandyard.kit.clock import ManualClock
 from sandyard.kit.errors import FullError, InvalidInputError, UnreachableError
-from tests.unit.engine.sandboxes.yard import Yard
+from tests.unit.engine.sandboxes.harness import SandboxesHarness
 
 
 def stats(cpu: float, memory: int = 1 << 20) -> Stats:
@@ -204,18 +204,18 @@ async def test_an_agent_may_answer_anything(answer: bytes) -> None:
 
 
 async def test_sampling_many_leaves_the_loop_free(tmp_path: Path) -> None:
-    yard = Yard(tmp_path, metrics_interval_s=5)
-    await yard.start()
+    harness = SandboxesHarness(tmp_path, metrics_interval_s=5)
+    await harness.start()
     for _ in range(200):
-        await yard.create(timeout_s=50_000)
-    await yard.clock.advance(1)
-    await yard.settle()
+        await harness.create(timeout_s=50_000)
+    await harness.clock.advance(1)
+    await harness.settle()
     for _ in range(3):
-        await yard.clock.advance(6)
-        await yard.settle()
-    counts = {len(await yard.service.metrics(one.id)) for one in yard.service.list().items}
+        await harness.clock.advance(6)
+        await harness.settle()
+    counts = {len(await harness.service.metrics(one.id)) for one in harness.service.list().items}
     assert min(counts) >= 2
-    await yard.stop()
+    await harness.stop()
 
 
 def test_settings_come_from_options_then_variables_then_defaults() -> None:

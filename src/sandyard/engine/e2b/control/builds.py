@@ -8,8 +8,8 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import JSONResponse
 
-from sandyard.engine.building.logs import at_least
-from sandyard.engine.building.model import Kind, LogLine, Recipe, Size, Step
+from sandyard.engine.builds.logs import at_least
+from sandyard.engine.builds.model import Kind, LogLine, Recipe, Size, Step
 from sandyard.engine.e2b.control import template_views, uploads
 from sandyard.engine.e2b.control.context import Context
 from sandyard.engine.e2b.control.wire import NewTemplate, StartBuild, TemplateStep

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sandyard.engine.building.service import Builds
+from sandyard.engine.builds.service import Builds
 from sandyard.engine.contract import Limits
 from sandyard.engine.sandboxes.model import Templates
 from sandyard.engine.sandboxes.service import Sandboxes

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Response
 from fastapi.responses import JSONResponse
 
-from sandyard.engine.building.model import Assignment, BuiltTemplate
-from sandyard.engine.building.service import checked_tag
+from sandyard.engine.builds.model import Assignment, BuiltTemplate
+from sandyard.engine.builds.service import checked_tag
 from sandyard.engine.e2b.control import template_views, views
 from sandyard.engine.e2b.control.context import Context
 from sandyard.engine.e2b.control.wire import AssignTags, RemoveTags

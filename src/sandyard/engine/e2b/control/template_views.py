@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sandyard.engine.building.model import Assignment, Build, BuiltTemplate, LogLine, Size, Status
+from sandyard.engine.builds.model import Assignment, Build, BuiltTemplate, LogLine, Size, Status
 from sandyard.engine.contract import Limits
 from sandyard.engine.e2b.control.views import ENVD_VERSION, View, format_time
 

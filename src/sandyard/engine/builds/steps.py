@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from shlex import quote
 
-from sandyard.engine.building.files import Archives, checked_hash
-from sandyard.engine.building.logs import BuildLog, Lines
-from sandyard.engine.building.model import BuildFailedError, Kind, State, Step
-from sandyard.engine.building.scripts import ADD_USER, COPY, MAKE_DIRECTORY, PATH_FILE
+from sandyard.engine.builds.files import Archives, checked_hash
+from sandyard.engine.builds.logs import BuildLog, Lines
+from sandyard.engine.builds.model import BuildFailedError, Kind, State, Step
+from sandyard.engine.builds.scripts import ADD_USER, COPY, MAKE_DIRECTORY, PATH_FILE
 from sandyard.engine.sandboxes.internal_sandboxes import InternalSandbox
 from sandyard.kit.errors import InvalidInputError, NoSpaceError, SandyardError
 from sandyard.kit.ids import random_id

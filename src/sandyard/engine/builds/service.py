@@ -7,13 +7,13 @@ import uuid
 from collections.abc import AsyncIterator, Iterable, Sequence
 from pathlib import Path
 
-from sandyard.engine.building.base import Bases
-from sandyard.engine.building.cache import LayerCache
-from sandyard.engine.building.files import Archives, checked_hash
-from sandyard.engine.building.model import DEFAULT_TAG, Assignment, Build, BuiltTemplate, LogLine, Recipe, Size, Status
-from sandyard.engine.building.queue import Queue
-from sandyard.engine.building.registry import BuiltTemplates
-from sandyard.engine.building.repository import BuildRepository
+from sandyard.engine.builds.base import Bases
+from sandyard.engine.builds.cache import LayerCache
+from sandyard.engine.builds.files import Archives, checked_hash
+from sandyard.engine.builds.model import DEFAULT_TAG, Assignment, Build, BuiltTemplate, LogLine, Recipe, Size, Status
+from sandyard.engine.builds.queue import Queue
+from sandyard.engine.builds.registry import BuiltTemplates
+from sandyard.engine.builds.repository import BuildRepository
 from sandyard.engine.images.service import Images
 from sandyard.engine.sandboxes.model import SnapshotQuery, Templates
 from sandyard.engine.sandboxes.service import Sandboxes

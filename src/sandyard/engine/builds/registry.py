@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sandyard.engine.building.model import DEFAULT_TAG, Assignment, Build, BuiltTemplate, Status, as_template
-from sandyard.engine.building.repository import BuildRepository
+from sandyard.engine.builds.model import DEFAULT_TAG, Assignment, Build, BuiltTemplate, Status, as_template
+from sandyard.engine.builds.repository import BuildRepository
 from sandyard.engine.sandboxes.model import Template, Templates
 from sandyard.kit.clock import Clock
 

@@ -11,8 +11,8 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 
-from sandyard.engine.building.model import Layer, State, Step
-from sandyard.engine.building.repository import BuildRepository
+from sandyard.engine.builds.model import Layer, State, Step
+from sandyard.engine.builds.repository import BuildRepository
 from sandyard.engine.contract import Layers
 from sandyard.kit.clock import Clock
 

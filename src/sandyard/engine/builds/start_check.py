@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import re
 
-from sandyard.engine.building.model import FINALIZE, BuildFailedError, State
-from sandyard.engine.building.steps import ROOT, Executor, command_failed, exit_status
+from sandyard.engine.builds.model import FINALIZE, BuildFailedError, State
+from sandyard.engine.builds.steps import ROOT, Executor, command_failed, exit_status
 from sandyard.engine.sandboxes.internal_sandboxes import InternalSandbox
 from sandyard.engine.sandboxes.model import LogLevel
 from sandyard.kit.errors import SandyardError

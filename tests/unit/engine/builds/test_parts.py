@@ -10,14 +10,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from sandyard.engine.building import files, steps
-from sandyard.engine.building.base import own_image
-from sandyard.engine.building.cache import base_key, step_key
-from sandyard.engine.building.files import Archives, TooLargeError
-from sandyard.engine.building.logs import Lines
-from sandyard.engine.building.model import Kind, State, Step
-from sandyard.engine.building.registry import CombinedTemplates
-from sandyard.engine.building.service import checked_tag
+from sandyard.engine.builds import files, steps
+from sandyard.engine.builds.base import own_image
+from sandyard.engine.builds.cache import base_key, step_key
+from sandyard.engine.builds.files import Archives, TooLargeError
+from sandyard.engine.builds.logs import Lines
+from sandyard.engine.builds.model import Kind, State, Step
+from sandyard.engine.builds.registry import CombinedTemplates
+from sandyard.engine.builds.service import checked_tag
 from sandyard.engine.sandboxes.model import Template
 from sandyard.engine.store.database import Database
 from sandyard.kit.errors import ForbiddenError, InvalidInputError, NoSpaceError

@@ -13,13 +13,13 @@ from dataclasses import replace
 from shlex import quote
 from typing import TypeVar
 
-from sandyard.engine.building import steps
-from sandyard.engine.building.base import Base, Bases
-from sandyard.engine.building.cache import LayerCache, start_key, step_key
-from sandyard.engine.building.files import Archives
-from sandyard.engine.building.logs import BuildLog
-from sandyard.engine.building.model import BASE, FINALIZE, Build, BuildFailedError, Layer, Recipe, Step
-from sandyard.engine.building.start_check import verify_start_command
+from sandyard.engine.builds import steps
+from sandyard.engine.builds.base import Base, Bases
+from sandyard.engine.builds.cache import LayerCache, start_key, step_key
+from sandyard.engine.builds.files import Archives
+from sandyard.engine.builds.logs import BuildLog
+from sandyard.engine.builds.model import BASE, FINALIZE, Build, BuildFailedError, Layer, Recipe, Step
+from sandyard.engine.builds.start_check import verify_start_command
 from sandyard.engine.sandboxes.internal_sandboxes import HoldSnapshots, InternalSandbox, InternalSandboxes
 from sandyard.engine.sandboxes.model import Start, Template
 from sandyard.kit.errors import SandyardError

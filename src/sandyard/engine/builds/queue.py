@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from sandyard.engine.building import steps
-from sandyard.engine.building.base import Bases
-from sandyard.engine.building.cache import LayerCache
-from sandyard.engine.building.files import Archives
-from sandyard.engine.building.logs import BuildLog
-from sandyard.engine.building.model import (
+from sandyard.engine.builds import steps
+from sandyard.engine.builds.base import Bases
+from sandyard.engine.builds.cache import LayerCache
+from sandyard.engine.builds.files import Archives
+from sandyard.engine.builds.logs import BuildLog
+from sandyard.engine.builds.model import (
     Build,
     BuildFailedError,
     BuiltTemplate,
@@ -21,9 +21,9 @@ from sandyard.engine.building.model import (
     Recipe,
     Status,
 )
-from sandyard.engine.building.registry import BuiltTemplates
-from sandyard.engine.building.repository import BuildRepository
-from sandyard.engine.building.worker import Worker
+from sandyard.engine.builds.registry import BuiltTemplates
+from sandyard.engine.builds.repository import BuildRepository
+from sandyard.engine.builds.worker import Worker
 from sandyard.engine.sandboxes.internal_sandboxes import InternalSandboxes
 from sandyard.engine.sandboxes.model import LogLevel
 from sandyard.engine.settings import EngineSettings

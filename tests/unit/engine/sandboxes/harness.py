@@ -18,7 +18,7 @@ from tests.unit.engine.sandboxes.double import DoubleDriver, Host
 BASE = Template(id="base0000000000000000", layers=("tpl:base",), aliases=("base",))
 
 
-def told(sandbox: Sandbox, env: dict[str, str] | None = None, user: str = "user") -> dict[str, object]:
+def expected_settings(sandbox: Sandbox, env: dict[str, str] | None = None, user: str = "user") -> dict[str, object]:
     """What a sandbox's agent knows after its `/init`."""
     identity = {"E2B_SANDBOX_ID": sandbox.id, "E2B_TEMPLATE_ID": sandbox.template_id}
     return {"envVars": {**identity, **(env or {})}, "defaultUser": user}
@@ -35,7 +35,7 @@ class StaticTemplates:
         return self.templates
 
 
-class Yard:
+class SandboxesHarness:
     def __init__(self, path: Path, *, freeze: bool = True, suspend: bool = False, **settings: Any) -> None:
         self.path = path
         self.host = Host()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from sandyard.engine.building.model import LogLine
-from sandyard.engine.building.repository import BuildRepository
+from sandyard.engine.builds.model import LogLine
+from sandyard.engine.builds.repository import BuildRepository
 from sandyard.engine.sandboxes.model import LogLevel
 from sandyard.kit.clock import Clock
 

@@ -6,8 +6,8 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from sandyard.engine.building.cache import base_key
-from sandyard.engine.building.model import Layer, Recipe, State
+from sandyard.engine.builds.cache import base_key
+from sandyard.engine.builds.model import Layer, Recipe, State
 from sandyard.engine.images.model import Report
 from sandyard.engine.images.service import Images
 from sandyard.engine.sandboxes.model import Start, Template

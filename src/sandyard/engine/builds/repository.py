@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from sandyard.engine.building.model import (
+from sandyard.engine.builds.model import (
     Assignment,
     Build,
     BuiltTemplate,

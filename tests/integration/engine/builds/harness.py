@@ -6,10 +6,10 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from sandyard.engine.building.model import Build, Kind, Layer, Recipe, Size, Status, Step
-from sandyard.engine.building.registry import BuiltTemplates, CombinedTemplates
-from sandyard.engine.building.repository import BuildRepository
-from sandyard.engine.building.service import Builds
+from sandyard.engine.builds.model import Build, Kind, Layer, Recipe, Size, Status, Step
+from sandyard.engine.builds.registry import BuiltTemplates, CombinedTemplates
+from sandyard.engine.builds.repository import BuildRepository
+from sandyard.engine.builds.service import Builds
 from sandyard.engine.drivers.fake.driver import FakeDriver
 from sandyard.engine.images.model import Image, RegistryAuth, Report
 from sandyard.engine.sandboxes.model import CreateSandbox, Sandbox, Template
@@ -18,7 +18,7 @@ from sandyard.engine.settings import EngineSettings
 from sandyard.engine.store.database import Database
 from sandyard.kit.clock import SystemClock
 from sandyard.kit.errors import NotFoundError
-from tests.unit.engine.sandboxes.yard import StaticTemplates
+from tests.unit.engine.sandboxes.harness import StaticTemplates
 
 BASE = Template(id="base0000000000000000", layers=(), aliases=("base",), env={"FROM_BASE": "yes"})
 
@@ -45,7 +45,7 @@ class OneImage:
         return Image((), "sha256:1", {"FROM_IMAGE": "yes"}, user="app", workdir="/app")
 
 
-class Workyard:
+class BuildsHarness:
     def __init__(self, path: Path, **settings: Any) -> None:
         self.path = path
         self.images = OneImage()
