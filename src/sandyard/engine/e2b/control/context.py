@@ -26,11 +26,6 @@ class Context:
     volumes: Volumes
 
 
-def short_id(value: str) -> str:
-    """Return a sandbox's id without the second half that old clients add: `id-clientid`."""
-    return value.partition("-")[0]
-
-
 def page_limit(value: int | None) -> int:
     if value is not None and not 1 <= value <= PAGE:
         raise InvalidInputError(f"limit is not valid: use a number from 1 to {PAGE}.")

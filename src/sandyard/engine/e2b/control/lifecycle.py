@@ -6,7 +6,7 @@ from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse
 
 from sandyard.engine.e2b.control import network, views
-from sandyard.engine.e2b.control.context import Context, short_id
+from sandyard.engine.e2b.control.context import Context
 from sandyard.engine.e2b.control.wire import (
     Connect,
     ConnectV2,
@@ -18,6 +18,7 @@ from sandyard.engine.e2b.control.wire import (
     Resume,
     Timeout,
 )
+from sandyard.engine.e2b.dataplane.target import short_id
 from sandyard.kit.errors import InvalidInputError
 
 REFRESH_LEAST = 15

@@ -8,7 +8,8 @@ from fastapi import APIRouter, Query
 from fastapi.responses import JSONResponse
 
 from sandyard.engine.e2b.control import views
-from sandyard.engine.e2b.control.context import Context, short_id
+from sandyard.engine.e2b.control.context import Context
+from sandyard.engine.e2b.dataplane.target import short_id
 from sandyard.engine.sandboxes.model import LogLevel, LogQuery
 from sandyard.kit.errors import InvalidInputError
 

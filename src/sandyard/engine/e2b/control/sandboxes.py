@@ -14,9 +14,10 @@ from fastapi.responses import JSONResponse
 from pydantic import ValidationError
 
 from sandyard.engine.e2b.control import errors, network, views
-from sandyard.engine.e2b.control.context import Context, page_limit, short_id
+from sandyard.engine.e2b.control.context import Context, page_limit
 from sandyard.engine.e2b.control.wire import NewSandbox
 from sandyard.engine.e2b.dataplane.asgi import App, Receive, Scope, Send, header, whole_body
+from sandyard.engine.e2b.dataplane.target import short_id
 from sandyard.engine.sandboxes.model import CreateSandbox, OnTimeout, Sandbox, SandboxQuery, State
 from sandyard.kit.errors import InvalidInputError, SandyardError
 

@@ -9,8 +9,9 @@ from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse
 
 from sandyard.engine.e2b.control import template_views, views
-from sandyard.engine.e2b.control.context import Context, page_limit, short_id
+from sandyard.engine.e2b.control.context import Context, page_limit
 from sandyard.engine.e2b.control.wire import TemplateUpdate
+from sandyard.engine.e2b.dataplane.target import short_id
 from sandyard.engine.sandboxes.model import SnapshotQuery
 from sandyard.kit.errors import ForbiddenError, InvalidInputError
 

@@ -1,7 +1,7 @@
-"""A small world of network namespaces: a host, an internet with servers, and ways to look from inside a sandbox.
+"""A topology of network namespaces: a host, an internet with servers, and ways to look from inside a sandbox.
 
-Nothing of it touches the machine's own network. The calling thread is moved into the world's "host", and threads it
-starts afterwards are there too; `close` moves it back, and the kernel takes the world apart.
+Nothing of it touches the machine's own network. The calling thread is moved into the topology's "host", and threads it
+starts afterwards are there too; `close` moves it back, and the kernel removes the rest.
 """
 
 from __future__ import annotations
@@ -282,7 +282,7 @@ class Internet:
             return short.to_wire()
 
 
-class World:
+class Topology:
     """See the module. `state` is a folder in which pins may be mounted; `close` unmounts what tests left there."""
 
     def __init__(self, state: Path) -> None:
