@@ -12,7 +12,7 @@ from tests.integration.engine.drivers.namespace.net.topology import Topology
 
 @pytest.fixture
 def topology(tmp_path: Path) -> Iterator[Topology]:
-    """A world to be root in."""
+    """A topology to be root in."""
     if os.geteuid() != 0:
         pytest.skip("needs root for network namespaces")
     made = Topology(tmp_path)
@@ -24,7 +24,7 @@ def topology(tmp_path: Path) -> Iterator[Topology]:
 
 @pytest.fixture
 async def network(topology: Topology) -> AsyncIterator[Network]:
-    """An open network with the default settings, a small pool, and the world's name server."""
+    """An open network with the default settings, a small pool, and the topology's name server."""
     made = Network("test", topology.state / "net", NetworkSettings(pool=2, resolv_conf=topology.resolv_conf))
     await made.open(())
     assert dict(made.missing) == {}

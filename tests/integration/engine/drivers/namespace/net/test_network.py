@@ -41,7 +41,7 @@ from pathlib import Path
 from sandyard.engine.contract import NetworkPolicy
 from sandyard.engine.drivers.namespace.net import Network, NetworkSettings
 sys.path.insert(0, {root!r})
-from tests.integration.engine.drivers.namespace.net.world import inside, resolve
+from tests.integration.engine.drivers.namespace.net.topology import inside, resolve
 
 async def main():
     network = Network("test", Path({state!r}), NetworkSettings(pool=3, resolv_conf=Path({resolv_conf!r})))

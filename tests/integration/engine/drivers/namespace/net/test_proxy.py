@@ -21,7 +21,7 @@ from sandyard.engine.drivers.namespace.net.netlink import Netlink
 from sandyard.engine.drivers.namespace.net.policy import read_policy
 from sandyard.engine.drivers.namespace.net.proxy import host_detection, listener
 from sandyard.kit.errors import NotFoundError, UnsupportedError
-from tests.integration.engine.drivers.namespace.net import topology as worlds
+from tests.integration.engine.drivers.namespace.net import topology as topologies
 from tests.integration.engine.drivers.namespace.net.topology import (
     HOST,
     LAN,
@@ -140,7 +140,7 @@ GET = "GET / HTTP/1.1\nHost: web.test\nConnection: close\n\n"
 
 @pytest.fixture
 async def yard(topology: Topology, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Yard]:
-    monkeypatch.setitem(worlds.ZONE, "plain.test", [("A", PLAIN)])
+    monkeypatch.setitem(topologies.ZONE, "plain.test", [("A", PLAIN)])
     public = Authority.load(tmp_path / "public")
     filling = Filling(Authority.load(tmp_path / "egress"))
     settings = NetworkSettings(pool=1, resolv_conf=topology.resolv_conf, egress_ca_file=public.certificate)
@@ -265,7 +265,7 @@ async def test_a_body_has_one_length(yard: Yard) -> None:
 
 
 async def test_a_host_that_cannot_prove_itself_gets_nothing(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(worlds.ZONE, "web.test", [("A", MIRROR)])
+    monkeypatch.setitem(topologies.ZONE, "web.test", [("A", MIRROR)])
     await yard.network.set_policy(0, RULES)
     answer = await yard.ask(GET)
     assert answer.startswith("HTTP/1.1 502 ")
@@ -321,7 +321,7 @@ async def test_rules_open_nothing(yard: Yard) -> None:
     assert yard.other.connections == 0
     # names that are allowed, and only they
     await yard.network.set_policy(0, NetworkPolicy(deny_out=(everything,), allow_out=("web.test",), rules=rules))
-    await inside(yard.slot.netns_path, lambda: worlds.resolve(str(yard.slot.dns), "web.test"))
+    await inside(yard.slot.netns_path, lambda: topologies.resolve(str(yard.slot.dns), "web.test"))
     assert (await yard.ask(GET)).startswith("HTTP/1.1 200 ")
     answer = await yard.ask("GET / HTTP/1.1\nHost: mirror.test\n\n", WEB, "mirror.test")
     assert answer.startswith("HTTP/1.1 502 ")

@@ -319,7 +319,7 @@ class Topology:
             enter_network_namespace(self._machine)
             raise
         self.resolv_conf = state / "resolv.conf"
-        self.resolv_conf.write_text(f"# the world's\nnameserver {RESOLVER}\n")
+        self.resolv_conf.write_text(f"# the topology's\nnameserver {RESOLVER}\n")
 
     def close(self) -> None:
         self.internet.close()
