@@ -22,8 +22,8 @@ from typing import Any
 import pytest
 
 from sandyard.engine.drivers.namespace import instance, kernel
-from sandyard.engine.images import adapt, child, confined
-from sandyard.engine.images.fitting import wishes_of
+from sandyard.engine.images import adapt, child, confinement
+from sandyard.engine.images.image_changes import make_adapt_options
 from sandyard.engine.images.unpack import Order
 from sandyard.engine.templates.trust import Trust
 from sandyard.kit.errors import InvalidInputError, SandyardError, UnsupportedError
@@ -33,9 +33,9 @@ from tests.images.made import entry, folder, rootfs, sha256, tar
 LAYER = tar(folder("d"), entry("d/f", "x"), entry("pipe", kind=tarfile.FIFOTYPE, mode=0o666))
 PASSWORD = "wonderland-in-the-environment"
 PLACES = {
-    "decompressor": ("sandyard.engine.images.stream", "_decompressed"),
+    "decompressor": ("sandyard.engine.images.stream", "_open_decompressed"),
     "parser": ("sandyard.engine.images.tree", "Tree.finish"),
-    "fitter": ("sandyard.engine.images.fitting", "fit"),
+    "fitter": ("sandyard.engine.images.image_changes", "adapt_image"),
     "indexer": ("sandyard.engine.images.stream", "forget_members"),
 }
 TAKE_OVER = """
@@ -78,19 +78,19 @@ class Place:
         (self.path / "blob").write_bytes(blob)
         order = Order(str(self.fs), 0, len(blob), sha256(blob), sha256(layer), 64 << 20, 1000, 0)
         with (self.path / "blob").open("rb") as source:
-            return await child.run("unpack", asdict(order), "The layer", source.fileno())
+            return await child.run_process("unpack", asdict(order), "The layer", source.fileno())
 
     async def fit(self) -> dict[str, Any]:
         await self.unpack(rootfs())
         work = self.path / "adapted"
         (work / "scratch").mkdir(parents=True)
-        order = adapt.order([str(self.fs)], [[]], work, wishes_of("", None, Trust()))
-        return await child.run("adapt", order, "The image")
+        order = adapt.make_order([str(self.fs)], [[]], work, make_adapt_options("", None, Trust()))
+        return await child.run_process("adapt", order, "The image")
 
     async def index(self) -> dict[str, Any]:
         (self.path / "archive").write_bytes(tar(entry("index.json", "{}")))
         with (self.path / "archive").open("rb") as source:
-            return await child.run("index", {}, "The archive", source.fileno())
+            return await child.run_process("index", {}, "The archive", source.fileno())
 
 
 @pytest.fixture
@@ -179,13 +179,13 @@ def _workers() -> list[int]:
 async def test_who_it_is_on_the_host(place: Place, stopped: int) -> None:
     status = _status(stopped)
     root = kernel.is_root()
-    mine = str(confined.FIRST_ID) if root else str(os.getuid())
+    mine = str(confinement.FIRST_ID) if root else str(os.getuid())
     assert status["Uid"] == [mine] * 4
     assert status["Groups"] == [] or not root
     assert status["NSpid"][-1] == "1"
     assert status["NoNewPrivs"] == ["1"] and status["Seccomp"] == ["2"]
     assert {int(status[name][0], 16) for name in ("CapInh", "CapAmb")} == {0}
-    kept = confined.MAKE_FILES if root else 0
+    kept = confinement.MAKE_FILES if root else 0
     assert {int(status[name][0], 16) for name in ("CapPrm", "CapEff", "CapBnd")} == {kept}
     if root:  # without, a process that can't be dumped shows this to root alone
         for kind in ("user", "mnt", "pid", "net", "ipc", "uts", "cgroup"):
@@ -220,4 +220,4 @@ async def test_without_confinement_nothing_is_read(place: Place) -> None:
 
 def test_its_ids_are_no_sandboxs() -> None:
     last = instance.FIRST_UID + instance.BLOCKS * instance.SLOTS_PER_BLOCK * instance.UIDS_PER_SLOT
-    assert last <= confined.FIRST_ID <= 2**31 - confined.IDS
+    assert last <= confinement.FIRST_ID <= 2**31 - confinement.IDS

@@ -122,13 +122,13 @@ async def test_it_can_be_stopped_and_booted_many_times(yard: Yard) -> None:
 
 async def test_exited_waits_for_the_end(yard: Yard) -> None:
     handle, agent = await yard.create()
-    waiting = asyncio.ensure_future(yard.driver.exited(handle))
+    waiting = asyncio.ensure_future(yard.driver.wait_for_exit(handle))
     await agent.run("true")
     assert not waiting.done()
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
     assert await yard.driver.condition(handle) is Condition.RUNNING
-    again = asyncio.ensure_future(yard.driver.exited(handle))
+    again = asyncio.ensure_future(yard.driver.wait_for_exit(handle))
     await asyncio.sleep(0)
     await yard.driver.kill(handle)
     assert await asyncio.wait_for(again, 10)

@@ -68,7 +68,7 @@ async def test_the_reason_of_an_end_is_told(yard: Yard, number: signal.Signals, 
     handle, agent = await yard.create()
     await agent.run("echo kept > file")
     os.kill(_pid(handle), number)
-    assert reason in await asyncio.wait_for(yard.driver.exited(handle), 10)
+    assert reason in await asyncio.wait_for(yard.driver.wait_for_exit(handle), 10)
     assert await yard.driver.condition(handle) is Condition.STOPPED
     booted = await yard.driver.boot(handle, yard.spec(handle.id))
     assert await yard.agent(booted).read("file") == "kept\n"
@@ -81,7 +81,7 @@ async def test_the_reason_of_an_end_is_waited_for(yard: Yard) -> None:
     os.kill(_pid(handle), signal.SIGKILL)
     await asyncio.sleep(0.5)
     os.kill(_zygote(yard), signal.SIGCONT)
-    assert "killed from outside" in await asyncio.wait_for(yard.driver.exited(handle), 10)
+    assert "killed from outside" in await asyncio.wait_for(yard.driver.wait_for_exit(handle), 10)
 
 
 async def test_nobody_inside_ends_the_agent(yard: Yard) -> None:
@@ -95,7 +95,7 @@ async def test_an_adopted_sandbox_is_watched_too(yard: Yard) -> None:
     handle, _ = await yard.create()
     await yard.open([handle])
     os.kill(_pid(handle), signal.SIGKILL)
-    assert await asyncio.wait_for(yard.driver.exited(handle), 10)
+    assert await asyncio.wait_for(yard.driver.wait_for_exit(handle), 10)
     assert await yard.driver.condition(handle) is Condition.STOPPED
 
 

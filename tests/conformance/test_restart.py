@@ -60,7 +60,7 @@ async def test_a_new_process_adopts_what_the_old_one_left(yard: Yard) -> None:
     assert again == {running.id: Condition.RUNNING, frozen.id: Condition.FROZEN, stopped.id: Condition.STOPPED}
     await yard.driver.thaw(frozen)
     assert await yard.agent(frozen).read("file") == "frost\n"
-    ended = asyncio.ensure_future(yard.driver.exited(running))
+    ended = asyncio.ensure_future(yard.driver.wait_for_exit(running))
     await yard.driver.kill(running)
     assert await asyncio.wait_for(ended, 10)
     booted = await yard.driver.boot(stopped, yard.spec(stopped.id))

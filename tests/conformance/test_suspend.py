@@ -88,7 +88,7 @@ async def test_it_goes_and_comes_again(yard: Yard) -> None:
         assert count > before
         await yard.driver.freeze(handle)
         handle = await yard.driver.suspend(handle)
-    ended = asyncio.ensure_future(yard.driver.exited(handle := await yard.driver.restore(handle)))
+    ended = asyncio.ensure_future(yard.driver.wait_for_exit(handle := await yard.driver.restore(handle)))
     await yard.driver.kill(handle)
     assert await asyncio.wait_for(ended, 10)
     assert yard.traces(handle.id) == []

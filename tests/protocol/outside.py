@@ -95,9 +95,9 @@ class Outside:
         there = links.Peer(self._cable, bytes.fromhex("020000000101"), namespace=home)
         with Netlink() as netlink:
             netlink.request(
-                links.up(links.LOOPBACK),
+                links.bring_up(links.LOOPBACK),
                 links.veth(here, there, 1500),
-                links.up(10),
+                links.bring_up(10),
                 links.add_address(10, IPv4Address(self.address), 30),
                 links.default_route(IPv4Address(self._host), 10),
             )
@@ -107,7 +107,7 @@ class Outside:
         os.close(home)
         with Netlink() as netlink:
             index = next(link.index for link in links.list_links(netlink) if link.name == self._cable)
-            netlink.request(links.up(index), links.add_address(index, IPv4Address(self._host), 30))
+            netlink.request(links.bring_up(index), links.add_address(index, IPv4Address(self._host), 30))
 
     def _serve(self, port: int, tls: ssl.SSLContext | None) -> None:
         outside = self

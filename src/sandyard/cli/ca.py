@@ -41,7 +41,7 @@ The private key next to it belongs to the engine only: copy ca.pem to other mach
 @click.option("--pem", is_flag=True, help="Print only the certificate.")
 def ca(data_dir: Path | None, domain: str | None, pem: bool) -> None:
     """Show the engine's certificate authority and how to trust it. Creates it if it does not exist."""
-    from sandyard.engine.certificates import serving  # noqa: PLC0415 - keeps --help fast
+    from sandyard.engine.certificates import server_certificates  # noqa: PLC0415 - keeps --help fast
 
     settings = EngineSettings.load(data_dir=data_dir, domain=domain)
     data = DataDir(settings.data_dir)
@@ -49,8 +49,8 @@ def ca(data_dir: Path | None, domain: str | None, pem: bool) -> None:
     if inside.is_dir() and not data.database.exists():  # data directory of `sandyard up`
         data = DataDir(inside)
     data.prepare()
-    name = serving.bare(settings.domain) if settings.domain is not None else _find_domain(data.tls)
-    authority = serving.authority(data.tls, name)
+    name = server_certificates.strip_port(settings.domain) if settings.domain is not None else _find_domain(data.tls)
+    authority = server_certificates.load_authority(data.tls, name)
     if pem:
         echo(authority.pem.decode(), nl=False)
         return
@@ -59,11 +59,11 @@ def ca(data_dir: Path | None, domain: str | None, pem: bool) -> None:
 
 def _find_domain(folder: Path) -> str:
     """Return the domain whose authority is in the folder. Raises ConflictError if there are several."""
-    from sandyard.engine.certificates import serving  # noqa: PLC0415 - keeps --help fast
+    from sandyard.engine.certificates import server_certificates  # noqa: PLC0415 - keeps --help fast
 
-    found = serving.domains_with_authority(folder)
+    found = server_certificates.domains_with_authority(folder)
     if len(found) > 1:
         raise ConflictError(
             f"The engine has certificate authorities for several domains. Choose one with --domain: {', '.join(found)}."
         )
-    return found[0] if found else serving.LOCAL
+    return found[0] if found else server_certificates.LOCAL

@@ -66,8 +66,8 @@ def _check_machine() -> Iterator[Finding]:
 
 
 def _check_sandboxes() -> Iterator[Finding]:
+    from sandyard.engine.drivers.capability_check import open_briefly  # noqa: PLC0415 - slow to load
     from sandyard.engine.drivers.namespace.net import probe  # noqa: PLC0415
-    from sandyard.engine.drivers.trial import open_briefly  # noqa: PLC0415 - slow to load
 
     with tempfile.TemporaryDirectory(prefix="sandyard-doctor-") as folder:
         try:

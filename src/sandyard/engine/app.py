@@ -17,10 +17,10 @@ from pathlib import Path
 import uvicorn
 import uvloop
 
-from sandyard.engine.building.registry import BuiltTemplates, WithBuilt
-from sandyard.engine.building.repository import BuildRepository
-from sandyard.engine.building.service import Builds
-from sandyard.engine.certificates import serving as tls
+from sandyard.engine.builds.registry import BuiltTemplates, CombinedTemplates
+from sandyard.engine.builds.repository import BuildRepository
+from sandyard.engine.builds.service import Builds
+from sandyard.engine.certificates import server_certificates as tls
 from sandyard.engine.certificates.authority import Authority
 from sandyard.engine.contract import Driver, PublicNames
 from sandyard.engine.drivers import load
@@ -140,11 +140,11 @@ async def _serve(
     secure = listeners.secure
     host, port = listeners.plain.getsockname()[:2]
     secure_port = secure.getsockname()[1] if secure is not None else None
-    shown = tls.shown(settings, data.tls) if secure is not None else None
-    domain = tls.domain_told(settings, port, secure_port)
-    inner = tls.shown_to_sandboxes(settings, data.tls, shown)
+    shown = tls.load_public_certificate(settings, data.tls) if secure is not None else None
+    domain = tls.resolve_public_domain(settings, port, secure_port)
+    inner = tls.load_sandbox_certificate(settings, data.tls, shown)
     names = _public_names(domain) if inner is not None else None
-    async with _opened(settings, data, domain, names, inner) as engine:
+    async with _open_components(settings, data, domain, names, inner) as engine:
         servers = [(_server(engine.gateway, access_log), listeners.plain)]
         redirect_port = None
         if secure is not None and shown is not None:
@@ -174,7 +174,7 @@ async def _serve(
             "engine_started", host=host, port=port, tls_port=secure_port, driver=engine.driver.name, data=str(data.path)
         )
         stop = asyncio.create_task(stopping.wait())
-        broken = asyncio.create_task(engine.driver.failed())
+        broken = asyncio.create_task(engine.driver.wait_for_failure())
         await asyncio.wait((*serving, stop, broken), return_when=asyncio.FIRST_COMPLETED)
         if broken.done():
             log.error("engine_broken", reason=broken.result())
@@ -205,8 +205,12 @@ def _public_names(domain: str | None) -> PublicNames | None:
 
 
 @contextlib.asynccontextmanager
-async def _opened(
-    settings: EngineSettings, data: DataDir, domain: str | None, names: PublicNames | None, inner: tls.Shown | None
+async def _open_components(
+    settings: EngineSettings,
+    data: DataDir,
+    domain: str | None,
+    names: PublicNames | None,
+    inner: tls.ServerCertificate | None,
 ) -> AsyncIterator[_Engine]:
     """Open all components behind the sockets in order, and close them in reverse order."""
     authority_pem = inner.authority.read_bytes() if inner is not None and inner.authority is not None else None
@@ -233,7 +237,7 @@ async def _opened(
         secrets = Secrets(database, data.secrets_key)
         authority = await asyncio.to_thread(Authority.load, data.egress)
         driver = load(settings, data.path, SecretsOutbound(secrets, authority), names)
-        images = Images(data.images, ImageOptions.of(settings, authority_pem))
+        images = Images(data.images, ImageOptions.from_settings(settings, authority_pem))
         await asyncio.to_thread(images.prepare)
         repository = BuildRepository(database)
         built = BuiltTemplates(repository, SystemClock())
@@ -241,11 +245,11 @@ async def _opened(
         sandboxes = Sandboxes(
             database,
             driver,
-            WithBuilt(templates, built),
+            CombinedTemplates(templates, built),
             settings,
             disks=(data.path,),
             egress_authority=authority.pem,
-            lacking=built.lacking,
+            explain_missing=built.explain_missing,
             make_ready=templates.make_ready,
         )
         builds = Builds(
@@ -262,7 +266,7 @@ async def _opened(
         volumes = Volumes(database, driver, settings, sandboxes)
         await volumes.open()
         stack.push_async_callback(volumes.close)
-        images.start(lambda layer: sandboxes.stands_on(layer) or builds.stands_on(layer))
+        images.start(lambda layer: sandboxes.uses_layer(layer) or builds.uses_layer(layer))
         stack.push_async_callback(images.close)
         await builds.open()
         stack.push_async_callback(builds.close)

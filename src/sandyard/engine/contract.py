@@ -60,7 +60,7 @@ class NetworkPolicy:
     deny_out: tuple[str, ...] = ()
     rules: tuple[HostRule, ...] = ()
 
-    def plain(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Return the policy as JSON-compatible values."""
         plain: dict[str, Any] = {
             "allow_internet": self.allow_internet,
@@ -72,8 +72,8 @@ class NetworkPolicy:
         return plain
 
     @classmethod
-    def read(cls, plain: Mapping[str, Any]) -> NetworkPolicy:
-        """Parse the output of `plain`, from this or an earlier engine version. Raises KeyError, TypeError or ValueError."""
+    def from_dict(cls, plain: Mapping[str, Any]) -> NetworkPolicy:
+        """Parse the output of `to_dict`, from this or an earlier engine version. Raises KeyError, TypeError or ValueError."""
         rules = (
             HostRule(str(host), tuple((str(name), str(value)) for name, value in headers))
             for host, headers in plain.get("rules", ())
@@ -181,7 +181,7 @@ class Stats:
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What this driver can do on this machine. `missing` gives the reason and the remedy for each thing it cannot do."""
+    """The features that this driver supports on this machine. `missing` gives the reason and the remedy for each thing it cannot do."""
 
     freeze: bool
     suspend: bool  # to disk
@@ -216,7 +216,7 @@ class Driver(Protocol):
         memory, because every create calls it."""
         ...
 
-    async def failed(self) -> str:
+    async def wait_for_failure(self) -> str:
         """Wait until the driver has failed for good and only a new engine process can recover. Return the reason.
         Cancellable."""
         ...
@@ -232,7 +232,7 @@ class Driver(Protocol):
 
     async def condition(self, handle: Handle) -> Condition: ...
 
-    async def exited(self, handle: Handle) -> str:
+    async def wait_for_exit(self, handle: Handle) -> str:
         """Wait until a running or frozen sandbox has ended for any reason. Return the reason. Cancellable."""
         ...
 

@@ -184,7 +184,7 @@ class EngineSettings(Settings):
 
     @field_validator("tls_host", "tls_cert", "tls_key", "redirect_port")
     @classmethod
-    def _fitting(cls, value: Any, info: ValidationInfo) -> Any:
+    def _require_tls(cls, value: Any, info: ValidationInfo) -> Any:
         if value not in (None, 0) and info.data.get("tls_port") is None:
             raise ValueError("requires tls_port")
         if value is not None and info.field_name == "tls_key" and info.data.get("tls_cert") is None:

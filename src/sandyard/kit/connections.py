@@ -21,7 +21,7 @@ _BYTES_ACKED = 120
 
 
 class Connection(Protocol):
-    """What the limits need to know about a connection."""
+    """The properties of a connection that the limits depend on."""
 
     client: tuple[str, int] | None
     authenticated: bool

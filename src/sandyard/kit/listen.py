@@ -43,7 +43,7 @@ def listen(host: str, port: int, kind_of: str = "") -> socket.socket:
     return listener
 
 
-def inherited() -> socket.socket | None:
+def take_inherited_socket() -> socket.socket | None:
     """Return the listening socket that the parent process opened for this one, whose user may not bind the port. None if there is none."""
     text = os.environ.pop(INHERITED, None)
     if text is None:

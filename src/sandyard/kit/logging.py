@@ -63,7 +63,7 @@ def get_logger(name: str) -> Logger:
     return Logger(logging.getLogger(name))
 
 
-def bound(**fields: Any) -> AbstractContextManager[None]:
+def bind_fields(**fields: Any) -> AbstractContextManager[None]:
     """Add these fields to every event until the end of the block, here and in tasks started here."""
     made: AbstractContextManager[None] = _structlog("contextvars").bound_contextvars(**fields)
     return made
@@ -115,7 +115,7 @@ def _render_plain(_: Any, __: str, entry: Fields) -> str:
     """`2026-01-31T10:00:00.123Z info sandbox_created sandbox=i… ms=2.1`"""
     trace = entry.pop("exception", None)
     words = [entry.pop("time"), entry.pop("level"), _one_line(str(entry.pop("event")))]
-    words += [f"{key}={_quoted(value)}" for key, value in entry.items()]
+    words += [f"{key}={_quote(value)}" for key, value in entry.items()]
     return " ".join(words) if trace is None else " ".join(words) + "\n" + trace
 
 
@@ -133,7 +133,7 @@ def _one_line(text: str) -> str:
     return text if text.isprintable() else text.encode("unicode_escape").decode("ascii")
 
 
-def _quoted(value: Any) -> str:
+def _quote(value: Any) -> str:
     text = _one_line(f"{value:.3f}" if isinstance(value, float) else str(value))
     return json.dumps(text, ensure_ascii=False) if not text or " " in text or '"' in text or "=" in text else text
 

@@ -42,7 +42,7 @@ class Settings(BaseModel):
             raise InvalidInputError(f"The setting {name!r} is not valid: {wrong['msg']}.") from None
 
 
-def anchored(environ: Mapping[str, str], *kinds: type[Settings]) -> dict[str, str]:
+def make_paths_absolute(environ: Mapping[str, str], *kinds: type[Settings]) -> dict[str, str]:
     """Return `environ` with absolute paths, for a process that starts in another directory."""
     found = dict(environ)
     for kind in kinds:

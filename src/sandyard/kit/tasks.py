@@ -37,7 +37,7 @@ async def end_tasks(*tasks: asyncio.Task[Any]) -> None:
 
 
 @contextlib.contextmanager
-def heeded() -> Iterator[None]:
+def propagate_cancellation() -> Iterator[None]:
     """Wrap calls into libraries: if one swallows a cancellation or treats it as an error, the block still ends with CancelledError.
     `asyncio.wait_for` of Python 3.11 swallows a cancellation that arrives together with the result."""
     task = asyncio.current_task()
@@ -53,7 +53,7 @@ def heeded() -> Iterator[None]:
         raise asyncio.CancelledError
 
 
-async def uninterrupted(work: Awaitable[T]) -> T:
+async def run_uninterrupted(work: Awaitable[T]) -> T:
     """Return the result of `work`. Cancellation is delayed until it has ended, because a thread, for example, cannot be stopped."""
     task = asyncio.ensure_future(work)
     try:
@@ -76,7 +76,7 @@ class TaskSet:
     def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Run in the background. A failure is logged."""
         task = self._start(work)
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._on_end)
         return task
 
     async def finish(self, work: Coroutine[Any, Any, T]) -> T:
@@ -86,7 +86,7 @@ class TaskSet:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
             if not task.done():
-                task.add_done_callback(self._ended)
+                task.add_done_callback(self._on_end)
             raise
         finally:
             if task.done():
@@ -112,7 +112,7 @@ class TaskSet:
             task.cancel()
         return task
 
-    def _ended(self, task: asyncio.Task[Any]) -> None:
+    def _on_end(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if task.cancelled():
             return

@@ -20,7 +20,7 @@ import uvloop
 from sandyard.kit.connections import CONNECTIONS
 from sandyard.kit.errors import ConflictError, SandyardError
 from sandyard.kit.folder import OwnedFolder
-from sandyard.kit.listen import inherited, is_loopback, listen, raise_file_limit
+from sandyard.kit.listen import is_loopback, listen, raise_file_limit, take_inherited_socket
 from sandyard.kit.logging import configure, get_logger
 from sandyard.kit.secret import Secret
 from sandyard.kit.server import BoundedProtocol, Server, local_url
@@ -128,7 +128,7 @@ def run(
     CONNECTIONS.configure(settings.max_connections, settings.max_connections_per_address)
     os.umask(0o077)  # files are private to the platform's user
     sys.setswitchinterval(SWITCH_SECONDS)
-    listener = inherited() or listen(settings.host, settings.port)
+    listener = take_inherited_socket() or listen(settings.host, settings.port)
     folder = OwnedFolder(settings.data_dir, "platform")
     try:
         if parse_url(settings.database).get_backend_name() == "sqlite":

@@ -16,7 +16,7 @@ from sandyard.cli.doctor_platform import PATIENCE_SECONDS
 from sandyard.cli.findings import Finding
 from sandyard.cli.main import cli
 from sandyard.engine.contract import Capabilities
-from sandyard.engine.drivers import trial
+from sandyard.engine.drivers import capability_check
 from sandyard.kit.errors import ForbiddenError
 from tests.unit.cli.server import Reply, Request, serving
 
@@ -30,7 +30,7 @@ def examine(monkeypatch: pytest.MonkeyPatch, able: Capabilities | Exception) -> 
             raise able
         return able
 
-    monkeypatch.setattr(trial, "open_briefly", open_briefly)
+    monkeypatch.setattr(capability_check, "open_briefly", open_briefly)
     result = CliRunner().invoke(cli, ["doctor"])
     return result.exit_code, result.output
 
@@ -113,7 +113,7 @@ def test_nobody_waits_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
             assert await asyncio.to_thread(one.wait, PATIENCE_SECONDS)
         return ABLE
 
-    monkeypatch.setattr(trial, "open_briefly", open_briefly)
+    monkeypatch.setattr(capability_check, "open_briefly", open_briefly)
     monkeypatch.setattr(
         doctor_platform, "_database", lambda settings: asked["database"].set() or Finding("d", True, "")
     )
@@ -128,7 +128,7 @@ def test_nobody_waits_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_little_is_loaded_to_look() -> None:
     """What takes long is importing: the whole engine and SQLAlchemy, for questions that need neither."""
     program = (
-        "import sys; from sandyard.cli import doctor, doctor_platform; import sandyard.engine.drivers.trial\n"
+        "import sys; from sandyard.cli import doctor, doctor_platform; import sandyard.engine.drivers.capability_check\n"
         "findings = list(doctor_platform.platform())\n"
         "print([name for name in ('sqlalchemy', 'fastapi', 'uvicorn') if name in sys.modules])"
     )

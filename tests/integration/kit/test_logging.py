@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from sandyard.kit.logging import bound, configure, get_logger
+from sandyard.kit.logging import bind_fields, configure, get_logger
 from sandyard.kit.secret import Secret
 
 
@@ -60,7 +60,7 @@ async def test_what_is_bound_goes_along() -> None:
     log = get_logger("x")
 
     async def work(name: str) -> None:
-        with bound(request=name):
+        with bind_fields(request=name):
             await asyncio.sleep(0)
             log.info("step_done", own=name)
             await asyncio.create_task(inner(name))
@@ -78,7 +78,7 @@ async def test_what_is_bound_goes_along() -> None:
 def test_an_events_own_fields_win() -> None:
     stream = io.StringIO()
     configure(stream=stream)
-    with bound(sandbox="outer", request="r1"):
+    with bind_fields(sandbox="outer", request="r1"):
         get_logger("x").info("sandbox_seen", sandbox="inner")
     assert stream.getvalue().endswith(" info sandbox_seen sandbox=inner request=r1\n")
 

@@ -20,7 +20,7 @@ from sandyard.engine.settings import EngineSettings
 from sandyard.engine.templates import node
 from sandyard.kit.errors import SandyardError
 from sandyard.kit.python import SAFE_FOLDER, python_command, python_environment
-from sandyard.kit.settings import anchored
+from sandyard.kit.settings import make_paths_absolute
 from sandyard.platform.settings import PlatformSettings
 
 SOURCE = Path(sandyard.__file__).parent
@@ -68,7 +68,7 @@ def test_the_command_and_its_environment(hostile: Path) -> None:
 
 async def test_the_processes_that_read_images(hostile: Path) -> None:
     with pytest.raises(SandyardError):
-        await images.run("unpack", {}, "The image")
+        await images.run_process("unpack", {}, "The image")
 
 
 def test_what_installs_node(hostile: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,7 +105,7 @@ def test_what_up_starts(hostile: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_paths_are_made_absolute_before_the_directory_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     given = {"SANDYARD_IMAGES_DIRS": "one, /two", "SANDYARD_TLS_CERT": "c.pem", "SSL_CERT_FILE": "ca", "OTHER": "x"}
-    assert anchored(given, EngineSettings, PlatformSettings) == {
+    assert make_paths_absolute(given, EngineSettings, PlatformSettings) == {
         "SANDYARD_IMAGES_DIRS": f"{tmp_path}/one,/two",
         "SANDYARD_TLS_CERT": f"{tmp_path}/c.pem",
         "SSL_CERT_FILE": f"{tmp_path}/ca",

@@ -11,9 +11,8 @@ import pytest
 
 from sandyard.kit import paced_http
 from sandyard.kit.destinations import Destinations
-from sandyard.kit.guarded_http import GuardedTransport
+from sandyard.kit.http_clients import GuardedTransport, open_shared_client
 from sandyard.kit.paced_http import INTERIM_RESPONSES, READ_BYTES
-from sandyard.kit.shared_http import open_shared_client
 
 INTERIM = b"HTTP/1.1 103 \r\n\r\n"
 ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"

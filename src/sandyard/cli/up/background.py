@@ -16,7 +16,7 @@ from sandyard.cli.up.state import default_data_dir
 from sandyard.engine.settings import EngineSettings
 from sandyard.kit.python import SAFE_FOLDER, python_command, python_environment
 from sandyard.kit.secret import Secret
-from sandyard.kit.settings import anchored
+from sandyard.kit.settings import make_paths_absolute
 from sandyard.platform.settings import PlatformSettings
 
 STOP_SECONDS = 2 * lifeline.STOP_SECONDS + 5
@@ -98,7 +98,7 @@ class Background:
         except OSError as error:
             raise CommandError(f"Cannot use the data directory {self.data_dir}: {error.strerror}.") from None
         self._begin = os.fstat(log).st_size
-        environment = python_environment(anchored(os.environ, EngineSettings, PlatformSettings))
+        environment = python_environment(make_paths_absolute(os.environ, EngineSettings, PlatformSettings))
         environment["SANDYARD_DATA_DIR"] = str(self.data_dir)
         environment.pop("SANDYARD_NEW_ADMIN_TOKEN", None)
         if new_token:

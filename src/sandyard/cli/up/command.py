@@ -22,7 +22,7 @@ from sandyard.cli.up.state import State, default_data_dir
 from sandyard.cli.up.supervisor import supervise
 from sandyard.engine.settings import EngineSettings
 from sandyard.kit.python import python_command, python_environment
-from sandyard.kit.settings import anchored
+from sandyard.kit.settings import make_paths_absolute
 from sandyard.platform.settings import PlatformSettings
 
 LOOPBACK = "127.0.0.1"
@@ -146,7 +146,7 @@ def children(plan: Plan, state: State) -> list[Child]:
         state.give_platform_to(plan.user)
     elif os.geteuid() == 0:
         state.take_platform_back()
-    given = python_environment(anchored(os.environ, EngineSettings, PlatformSettings))
+    given = python_environment(make_paths_absolute(os.environ, EngineSettings, PlatformSettings))
     common = {name: value for name, value in given.items() if name not in {"SANDYARD_TOKEN", "SANDYARD_API_KEYS"}}
     if plan.log_level is not None:
         common["SANDYARD_LOG_LEVEL"] = plan.log_level

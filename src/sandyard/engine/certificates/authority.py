@@ -26,7 +26,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from sandyard.engine.certificates import files
-from sandyard.engine.certificates.files import CERTIFICATE, CertificateError, Key, held
+from sandyard.engine.certificates.files import CERTIFICATE, CertificateError, Key, lock_folder
 from sandyard.kit.clock import Clock, SystemClock
 
 LIFE = dt.timedelta(days=3650)
@@ -61,13 +61,13 @@ class Authority:
         other names.
         """
         clock = clock or SystemClock()
-        with held(folder):
+        with lock_folder(folder):
             key = files.read_key(folder) or files.make_key(folder)
             certificate = files.read_certificate(folder, key)
             if certificate is None or certificate.not_valid_after_utc < _now(clock) + LEAF_LIFE:
                 certificate = _root(key, within, _now(clock))
                 files.write(folder / CERTIFICATE, certificate.public_bytes(serialization.Encoding.PEM), 0o644)
-        if _constraints(certificate) != _permitted(within):
+        if _constraints(certificate) != _make_name_constraints(within):
             raise CertificateError(
                 f"The authority in {folder} was created for other names. Delete the folder to create a new one."
             )
@@ -137,7 +137,7 @@ def _root(key: Key, within: Sequence[str] | None, now: dt.datetime) -> x509.Cert
         .add_extension(_key_usage(signs_certificates=True), critical=True)
         .add_extension(identifier, critical=False)
     )
-    if (permitted := _permitted(within)) is not None:
+    if (permitted := _make_name_constraints(within)) is not None:
         builder = builder.add_extension(permitted, critical=True)
     return builder.sign(key, hashes.SHA256())
 
@@ -151,7 +151,7 @@ def _name(common: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common)])
 
 
-def _permitted(within: Sequence[str] | None) -> x509.NameConstraints | None:
+def _make_name_constraints(within: Sequence[str] | None) -> x509.NameConstraints | None:
     if within is None:
         return None
     trees: list[x509.GeneralName] = []

@@ -30,7 +30,7 @@ class CertificateError(SandyardError):
 
 
 @contextlib.contextmanager
-def held(folder: Path) -> Iterator[None]:
+def lock_folder(folder: Path) -> Iterator[None]:
     """Create the folder with access for its owner only, and lock it against other processes while the block runs."""
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from sandyard.engine.certificates.serving import LOCAL
+from sandyard.engine.certificates.server_certificates import LOCAL
 from sandyard.engine.e2b.dataplane import pages
 from sandyard.engine.e2b.dataplane.asgi import Receive, Scope, Send, discard_body, header
 
@@ -23,7 +23,7 @@ class Redirect:
         await discard_body(receive)
         name = (header(scope["headers"], b"host") or "").partition(":")[0].lower().removesuffix(".")
         if not self._serves(name):
-            await pages.answer(pages.plain(404, f"Unknown host name. Use a name below {self._domain}."), scope, send)
+            await pages.send_page(pages.plain(404, f"Unknown host name. Use a name below {self._domain}."), scope, send)
             return
         query = b"?" + scope["query_string"] if scope["query_string"] else b""
         # 308: a client that follows it repeats the request with its method and its body

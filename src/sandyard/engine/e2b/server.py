@@ -24,14 +24,14 @@ class EngineProtocol(server.BoundedProtocol):
         super().on_message_begin()
         delivery: dict[object, object] = {
             "begin": self._write_through,
-            "settled": self._settled,
+            "settled": self._wait_until_sent,
             "end": self._write_behind,
         }
         slow: dict[object, object] = {"allow": partial(self.allow_slow_body, self.scope)}
         self.scope["extensions"] |= {CLOSE: {"close": self.close}, DELIVERY: delivery, SLOW_BODY: slow}
 
     def _write_through(self) -> None:
-        """From now on each write is a system call, and data that the kernel does not accept at once pauses the writer."""
+        """Make each write a system call: data that the kernel does not accept at once pauses the writer."""
         # over TLS, uvloop pauses a writer when it reaches the limit, not when it exceeds it: with 0 it would never resume
         self.transport.set_write_buffer_limits(high=1 if self.scheme == "https" else 0)
 
@@ -39,7 +39,7 @@ class EngineProtocol(server.BoundedProtocol):
         if not self.transport.is_closing():
             self.transport.set_write_buffer_limits(high=HIGH_WATER_LIMIT)
 
-    async def _settled(self) -> bool:
+    async def _wait_until_sent(self) -> bool:
         while self.flow.write_paused and not self.transport.is_closing():
             await self.flow.drain()
         return not self.transport.is_closing()

@@ -24,9 +24,9 @@ from sandyard.engine.guest.process.registry import Registry
 from sandyard.engine.guest.process.service import ProcessService
 from sandyard.engine.guest.process.spawn import FileLimits, raise_file_limit, same_file_limit
 from sandyard.engine.guest.reaper import Reaper, Waiter
-from sandyard.engine.guest.rehearsal import OwnChildren, rehearse
 from sandyard.engine.guest.sandbox import Sandbox
 from sandyard.engine.guest.server import Server
+from sandyard.engine.guest.warmup import WarmupReaper, warm_up
 
 _GRACE = 2.0
 _ROUNDS = 12
@@ -41,8 +41,8 @@ def prepare() -> None:
     try:
         # A root other than "/", so that every account is the caller's.
         sandbox = Sandbox(GuestConfig(root="/usr/.."))
-        server = build(loop, sandbox, OwnChildren(loop), same_file_limit())
-        loop.run(rehearse(loop, server.converse, _ROUNDS))
+        server = build(loop, sandbox, WarmupReaper(loop), same_file_limit())
+        loop.run(warm_up(loop, server.converse, _ROUNDS))
     finally:
         loop.close()
         os.fchdir(here)
@@ -68,25 +68,25 @@ def serve(listen_socket: socket.socket, config: GuestConfig) -> NoReturn:
     server = build(loop, sandbox, Reaper(loop, stop.set), raise_file_limit())
     server.listen(loop, listen_socket)
     if config.warm_up:
-        loop.call_later(_WARM_UP_DELAY, lambda: loop.create_task(rehearse(loop, server.converse, 1)))
+        loop.call_later(_WARM_UP_DELAY, lambda: loop.create_task(warm_up(loop, server.converse, 1)))
     gc.freeze()
     gc.set_threshold(10_000, 20, 20)  # there are few reference cycles, so collecting less often is cheaper
     try:
-        loop.run(_until(stop))
+        loop.run(_serve_until(stop))
     except BaseException:  # in any case, this process must not continue as its parent
         sys.excepthook(*sys.exc_info())
         os._exit(1)
     os._exit(0)
 
 
-async def _until(stop: asyncio.Event) -> None:
+async def _serve_until(stop: asyncio.Event) -> None:
     """Serve until asked to stop, then end all processes. As pid 1, ask all processes to end, give them a moment, and
     end them with the agent; otherwise the agent immediately ends what it has started."""
     await stop.wait()
     number = signal.SIGTERM if os.getpid() == 1 else signal.SIGKILL
     _signal_all(number)
     for _ in range(int(_GRACE * 50)):
-        if not _others():
+        if not _list_other_processes():
             return
         await asyncio.sleep(0.02)
         if number == signal.SIGKILL:
@@ -94,12 +94,12 @@ async def _until(stop: asyncio.Event) -> None:
 
 
 def _signal_all(number: int) -> None:
-    for pid in _others():
+    for pid in _list_other_processes():
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)
 
 
-def _others() -> list[int]:
+def _list_other_processes() -> list[int]:
     """Return all other processes: of the whole namespace as pid 1, otherwise the agent's children."""
     with contextlib.suppress(OSError):
         if os.getpid() == 1:

@@ -49,7 +49,7 @@ _OPEN_HOW = struct.Struct("QQQ")
 _NETWORK_FILESYSTEMS = frozenset({0x6969, 0xFF534D42, 0x517B, 0xFE534D42, 0x65735546})  # nfs, cifs, smb, smb2, fuse
 
 
-def _checked(result: int, path: str | None = None) -> int:
+def _check_result(result: int, path: str | None = None) -> int:
     if result < 0:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code), path)
@@ -70,7 +70,7 @@ def open_no_magic(path: str, flags: int, mode: int = 0) -> int:
     result = _libc.syscall(_SYS_OPENAT2, _AT_FDCWD, encoded, how, len(how))
     if result < 0 and ctypes.get_errno() == errno.ENOSYS:
         return os.open(path, flags | os.O_CLOEXEC, mode)
-    return _checked(result, path)
+    return _check_result(result, path)
 
 
 def signalfd(signals: list[int]) -> int:
@@ -80,7 +80,7 @@ def signalfd(signals: list[int]) -> int:
         mask |= 1 << (number - 1)
     # sigset_t is 128 bytes in glibc and musl; the kernel's part comes first.
     raw = mask.to_bytes(8, sys.byteorder) + bytes(120)
-    return _checked(_libc.signalfd(-1, raw, _SFD_NONBLOCK | _SFD_CLOEXEC))
+    return _check_result(_libc.signalfd(-1, raw, _SFD_NONBLOCK | _SFD_CLOEXEC))
 
 
 def siginfo(record: bytes) -> tuple[int, int]:
@@ -90,29 +90,29 @@ def siginfo(record: bytes) -> tuple[int, int]:
 
 
 def inotify_init() -> int:
-    return _checked(_libc.inotify_init1(_IN_NONBLOCK | _IN_CLOEXEC))
+    return _check_result(_libc.inotify_init1(_IN_NONBLOCK | _IN_CLOEXEC))
 
 
 def inotify_add_watch(fd: int, path: str, mask: int) -> int:
-    return _checked(_libc.inotify_add_watch(fd, os.fsencode(path), ctypes.c_uint32(mask)), path)
+    return _check_result(_libc.inotify_add_watch(fd, os.fsencode(path), ctypes.c_uint32(mask)), path)
 
 
 def inotify_rm_watch(fd: int, watch: int) -> None:
-    _checked(_libc.inotify_rm_watch(fd, watch))
+    _check_result(_libc.inotify_rm_watch(fd, watch))
 
 
 def on_network_filesystem(path: str) -> bool:
     raw = ctypes.create_string_buffer(256)
-    _checked(_libc.statfs(os.fsencode(path), raw), path)
+    _check_result(_libc.statfs(os.fsencode(path), raw), path)
     kind: Any = ctypes.c_long.from_buffer(raw).value
     return int(kind) & 0xFFFFFFFF in _NETWORK_FILESYSTEMS
 
 
 def become_subreaper() -> None:
     """Make orphans below this process its children, as pid 1 does."""
-    _checked(_libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0))
+    _check_result(_libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0))
 
 
 def set_undumpable() -> None:
     """Prevent processes without capabilities from tracing this process or reading its /proc directory."""
-    _checked(_libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0))
+    _check_result(_libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0))

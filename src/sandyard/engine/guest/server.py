@@ -84,7 +84,7 @@ class Server:
                     return
                 exchange = Exchange(conn, request)
                 await self._handle(exchange)
-                await exchange.settle()
+                await exchange.wait_until_confirmed()
                 if not exchange.keep_alive or not await request.body.drain():
                     return
         except PeerGoneError:
@@ -171,7 +171,7 @@ async def _answer(exchange: Exchange, status: int, message: str) -> None:
     """Send envd's error body, or close the connection if a partial response was already sent."""
     if exchange.started:
         raise PeerGoneError
-    await exchange.reply_json(status, {"code": status, "message": protojson.printable(message)})
+    await exchange.reply_json(status, {"code": status, "message": protojson.make_printable(message)})
 
 
 async def _refuse(conn: Connection, error: HttpError) -> None:

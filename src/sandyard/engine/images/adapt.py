@@ -1,8 +1,8 @@
 """`python -m sandyard.engine.images.adapt`: create the layer that turns a stack of image layers into a sandbox root.
 
 The kernel combines the layers as it will in a sandbox: an overlay in a mount namespace of this process alone, whose
-writable part is a tmpfs. A confined worker with the overlay as its root makes the changes (`fitting.py`,
-`confined.py`), so that links resolve as they do in a sandbox. The writable part of the overlay then becomes the layer.
+writable part is a tmpfs. A confined worker with the overlay as its root makes the changes (`image_changes.py`,
+`confinement.py`), so that links resolve as they do in a sandbox. The writable part of the overlay then becomes the layer.
 """
 
 from __future__ import annotations
@@ -17,18 +17,20 @@ from pathlib import Path
 from typing import Any
 
 from sandyard.engine.drivers.namespace import kernel, seccomp
-from sandyard.engine.images import confined
-from sandyard.engine.images.beneath import open_plainly
-from sandyard.engine.images.fitting import Owned, Wishes, fit, wishes_from
+from sandyard.engine.images import confinement
+from sandyard.engine.images.image_changes import AdaptOptions, DirectoryAttributes, adapt_image, parse_adapt_options
 from sandyard.engine.images.stream import LayerError
-from sandyard.engine.images.worker import answer, check, outcome_of, settle
+from sandyard.engine.images.worker import check_outcome, collect_outcome, report_outcome, start_worker
+from sandyard.kit.openat2 import open_without_links
 
 _MEMORY = 1 << 30
 _SCRATCH_BYTES = 256 << 20
 _SCRATCH = f"mode=755,size={_SCRATCH_BYTES}"
 
 
-def order(layers: Sequence[str], implied: Sequence[Sequence[str]], work: Path, wishes: Wishes) -> dict[str, Any]:
+def make_order(
+    layers: Sequence[str], implied: Sequence[Sequence[str]], work: Path, options: AdaptOptions
+) -> dict[str, Any]:
     """Return the order for this process. `layers` are topmost first, with the implied directories of each. `work`
     contains an empty directory `scratch`; the layer is created as `fs` in it."""
     return {
@@ -36,16 +38,16 @@ def order(layers: Sequence[str], implied: Sequence[Sequence[str]], work: Path, w
         "implied": [list(one) for one in implied],
         "target": str(work / "fs"),
         "scratch": str(work / "scratch"),
-        "wishes": asdict(wishes),
+        "options": asdict(options),
     }
 
 
 def adapt(given: Mapping[str, Any]) -> dict[str, Any]:
     """Create the layer. Raises LayerError."""
-    wishes = wishes_from(given["wishes"])
+    options = parse_adapt_options(given["options"])
     scratch = given["scratch"]
     try:
-        _be_alone(privileged=wishes.privileged)
+        _enter_namespaces(privileged=options.privileged)
         layers = [
             os.open(path, os.O_PATH | os.O_DIRECTORY) for path in given["layers"]
         ]  # in these mounts, not the old ones
@@ -54,18 +56,18 @@ def adapt(given: Mapping[str, Any]) -> dict[str, Any]:
         for name in ("upper", "work", "root", "none"):
             Path(name).mkdir(mode=0o755)
         lower = ":".join([*(f"/proc/self/fd/{fd}" for fd in layers), "none"])
-        kind = "" if wishes.privileged else ",userxattr"
+        kind = "" if options.privileged else ",userxattr"
         data = f"lowerdir={lower},upperdir=upper,workdir=work,index=off,xino=off{kind}"
         kernel.mount("sandyard", "root", "overlay", kernel.MS_NODEV, data)
     except OSError as error:
         raise LayerError(f"cannot be assembled on this machine: {error.strerror}") from None
-    folders = tuple(_described(layers, given["implied"], privileged=wishes.privileged))
-    outcome = _in_root("root", replace(wishes, folders=folders))
-    _keep(Path("upper"), Path(given["target"]), privileged=wishes.privileged)
+    folders = tuple(_find_implied_directories(layers, given["implied"], privileged=options.privileged))
+    outcome = _in_root("root", replace(options, folders=folders))
+    _keep(Path("upper"), Path(given["target"]), privileged=options.privileged)
     return outcome
 
 
-def _be_alone(*, privileged: bool) -> None:
+def _enter_namespaces(*, privileged: bool) -> None:
     if privileged:
         kernel.unshare(kernel.CLONE_NEWNS)
     else:
@@ -76,7 +78,9 @@ def _be_alone(*, privileged: bool) -> None:
     kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
 
 
-def _described(layers: Sequence[int], implied: Sequence[Sequence[str]], *, privileged: bool) -> Iterator[Owned]:
+def _find_implied_directories(
+    layers: Sequence[int], implied: Sequence[Sequence[str]], *, privileged: bool
+) -> Iterator[DirectoryAttributes]:
     """Yield directories that a layer has entries in but does not describe: they must keep the mode of a lower layer
     instead of a default one. Raises LayerError if such a directory is a link in a lower layer, because the entries
     would be unreachable."""
@@ -96,7 +100,7 @@ def _described(layers: Sequence[int], implied: Sequence[Sequence[str]], *, privi
             if path not in names:
                 if guessed:
                     mode = stat.S_IMODE(found.st_mode)
-                    yield Owned(f"/{path}", mode, found.st_uid, found.st_gid, found.st_mtime_ns)
+                    yield DirectoryAttributes(f"/{path}", mode, found.st_uid, found.st_gid, found.st_mtime_ns)
                 break
             guessed = True
             if _is_opaque(layer, path, privileged=privileged):
@@ -106,7 +110,7 @@ def _described(layers: Sequence[int], implied: Sequence[Sequence[str]], *, privi
 def _look(layer: int, path: str) -> os.stat_result | None:
     folder, _, name = path.rpartition("/")
     try:
-        parent = open_plainly(layer, folder, os.O_PATH | os.O_DIRECTORY)
+        parent = open_without_links(layer, folder, os.O_PATH | os.O_DIRECTORY)
         try:
             return os.stat(name, dir_fd=parent, follow_symlinks=False)
         finally:
@@ -116,7 +120,7 @@ def _look(layer: int, path: str) -> os.stat_result | None:
 
 
 def _is_opaque(layer: int, path: str, *, privileged: bool) -> bool:
-    fd = open_plainly(layer, path, os.O_RDONLY | os.O_DIRECTORY)
+    fd = open_without_links(layer, path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         return os.getxattr(fd, f"{'trusted' if privileged else 'user'}.overlay.opaque") == b"y"
     except OSError:
@@ -125,29 +129,31 @@ def _is_opaque(layer: int, path: str, *, privileged: bool) -> bool:
         os.close(fd)
 
 
-def _in_root(root: str, wishes: Wishes) -> dict[str, Any]:
-    """Run `fit` in a worker whose root is the image, and return its outcome. Ids are not mapped, because overlayfs has
+def _in_root(root: str, options: AdaptOptions) -> dict[str, Any]:
+    """Run `adapt_image` in a worker whose root is the image, and return its outcome. Ids are not mapped, because overlayfs has
     no idmapped mounts."""
-    rules = confined.Rules(
+    rules = confinement.Rules(
         seccomp.program(),
         _MEMORY,
         file_bytes=_SCRATCH_BYTES,
-        capabilities=confined.CHANGE_FILES,
+        capabilities=confinement.CHANGE_FILES,
         root=root,
         attributes=kernel.MOUNT_ATTR_NOSUID | kernel.MOUNT_ATTR_NODEV,
         plain_ids=True,
     )
-    worker = confined.Confinement(privileged=wishes.privileged).start(lambda: outcome_of(lambda: _fit(wishes)), rules)
-    (outcome,) = confined.outcomes([worker], {}, lambda: None)
-    check(outcome)
+    worker = confinement.Confinement(privileged=options.privileged).start(
+        lambda: collect_outcome(lambda: _fit(options)), rules
+    )
+    (outcome,) = confinement.outcomes([worker], {}, lambda: None)
+    check_outcome(outcome)
     user = outcome.get("user")
     return {"user": None if user is None else str(user)}
 
 
-def _fit(wishes: Wishes) -> dict[str, Any]:
+def _fit(options: AdaptOptions) -> dict[str, Any]:
     os.umask(0o022)
     try:
-        return {"user": fit(wishes)}
+        return {"user": adapt_image(options)}
     except LayerError:
         raise
     except Exception as error:
@@ -155,7 +161,7 @@ def _fit(wishes: Wishes) -> dict[str, Any]:
 
 
 def _keep(source: Path, target: Path, *, privileged: bool) -> None:
-    """Copy what the overlay wrote: what `fitting` created, and the directories that contain it. The source is on
+    """Copy what the overlay wrote: what `image_changes` created, and the directories that contain it. The source is on
     another file system."""
     status = source.lstat()
     if stat.S_ISLNK(status.st_mode):
@@ -180,8 +186,8 @@ def _keep(source: Path, target: Path, *, privileged: bool) -> None:
 
 
 def main() -> None:
-    given = settle(_MEMORY)
-    answer(lambda: adapt(given), str(Path(given["target"]).parent))
+    given = start_worker(_MEMORY)
+    report_outcome(lambda: adapt(given), str(Path(given["target"]).parent))
 
 
 if __name__ == "__main__":

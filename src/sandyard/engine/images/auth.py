@@ -38,7 +38,7 @@ class Challenge:
     parameters: dict[str, str]
 
 
-def challenges(header: str) -> list[Challenge]:
+def parse_challenges(header: str) -> list[Challenge]:
     """Return all challenges of a header; malformed ones are skipped."""
     found: list[Challenge] = []
     rest = header[:_LONGEST_HEADER]
@@ -64,12 +64,12 @@ class Authority:
         self._lock = asyncio.Lock()
         self.header: str | None = None
 
-    async def answer(self, challenge: str, refused: str | None) -> str | None:
+    async def answer_challenge(self, challenge: str, refused: str | None) -> str | None:
         """Return the header to try next after a 401 for the one in `refused`, or None if there is no better one."""
         async with self._lock:
             if self.header != refused:  # another task has already replaced it
                 return self.header
-            self.header = await self._answer(challenges(challenge), refused)
+            self.header = await self._answer(parse_challenges(challenge), refused)
             return self.header
 
     async def _answer(self, offered: list[Challenge], refused: str | None) -> str | None:

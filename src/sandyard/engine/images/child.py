@@ -16,7 +16,7 @@ _ENVIRONMENT = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PYTHONHOME", "PYTH
 _ERRORS: Mapping[str, type[SandyardError]] = {"full": NoSpaceError, "unconfined": UnsupportedError}
 
 
-async def run(module: str, order: Mapping[str, Any], what: str, source: int | None = None) -> dict[str, Any]:
+async def run_process(module: str, order: Mapping[str, Any], what: str, source: int | None = None) -> dict[str, Any]:
     """Run `python -m sandyard.engine.images.<module>` with descriptor `source` as its input and return its result. It
     gets nothing of the engine's environment except the path of Python. Raises InvalidInputError, NoSpaceError, or
     UnsupportedError if it cannot be confined, with a message that starts with `what`. If cancelled, the process is

@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.asymmetric import padding, rsa
 
 from sandyard.engine.images.auth import Login
 from sandyard.engine.images.model import AwsAuth, GcpAuth, PasswordAuth, RegistryAuth
-from sandyard.engine.images.web import Answer, Web
+from sandyard.engine.images.web import Web, WebResponse
 from sandyard.kit import bounded_json
 from sandyard.kit.errors import ForbiddenError, InvalidInputError, SandyardError
 from sandyard.kit.secret import Secret
@@ -140,15 +140,15 @@ def _claim(auth: GcpAuth, server: str) -> str:
         "https://www.googleapis.com/auth/devstorage.read_only https://www.googleapis.com/auth/cloud-platform.read-only"
     )
     body = {"iss": email, "scope": scope, "aud": server, "iat": now, "exp": now + 600}
-    text = f"{_encoded(json.dumps(head).encode())}.{_encoded(json.dumps(body).encode())}"
-    return f"{text}.{_encoded(key.sign(text.encode(), padding.PKCS1v15(), hashes.SHA256()))}"
+    text = f"{_encode_base64url(json.dumps(head).encode())}.{_encode_base64url(json.dumps(body).encode())}"
+    return f"{text}.{_encode_base64url(key.sign(text.encode(), padding.PKCS1v15(), hashes.SHA256()))}"
 
 
-def _encoded(raw: bytes) -> str:
+def _encode_base64url(raw: bytes) -> str:
     return base64.urlsafe_b64encode(raw).rstrip(b"=").decode()
 
 
-def _document(answer: Answer) -> dict[str, object]:
+def _document(answer: WebResponse) -> dict[str, object]:
     try:
         document = bounded_json.parse(answer.body, largest=_LARGEST, values=_VALUES)
     except ValueError:

@@ -94,7 +94,7 @@ def choose(document: Mapping[str, Any], what: str) -> Descriptor:
     )
 
 
-def named(document: Mapping[str, Any], name: str | None, what: str) -> Descriptor:
+def select_manifest(document: Mapping[str, Any], name: str | None, what: str) -> Descriptor:
     """Return the entry of a layout's index with that tag, or the only one. NotFoundError lists the existing tags."""
     entries = [entry for entry in document.get("manifests", ()) if isinstance(entry, dict)]
     tags = [(entry.get("annotations") or {}).get("org.opencontainers.image.ref.name") for entry in entries]

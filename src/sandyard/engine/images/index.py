@@ -9,9 +9,9 @@ import tarfile
 from typing import Any, cast
 
 from sandyard.engine.drivers.namespace import seccomp
-from sandyard.engine.images import confined
+from sandyard.engine.images import confinement
 from sandyard.engine.images.stream import LayerError, forget_members
-from sandyard.engine.images.worker import answer, check, outcome_of, settle
+from sandyard.engine.images.worker import check_outcome, collect_outcome, report_outcome, start_worker
 
 _MEMORY = 1 << 30
 _MOST_MEMBERS = 10_000
@@ -20,10 +20,10 @@ _LONGEST_HEADER = 4 << 20
 
 def index(archive: int) -> dict[str, Any]:
     """Return the positions. Blocks; raises LayerError, ConfinementError."""
-    rules = confined.Rules(seccomp.files_program(), _MEMORY)
-    worker = confined.Confinement().start(lambda: outcome_of(lambda: _members(archive)), rules, keep=(archive,))
-    (outcome,) = confined.outcomes([worker], {}, lambda: None)
-    check(outcome)
+    rules = confinement.Rules(seccomp.files_program(), _MEMORY)
+    worker = confinement.Confinement().start(lambda: collect_outcome(lambda: _members(archive)), rules, keep=(archive,))
+    (outcome,) = confinement.outcomes([worker], {}, lambda: None)
+    check_outcome(outcome)
     return {"members": outcome.get("members")}
 
 
@@ -76,8 +76,8 @@ def _members(fd: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    settle(_MEMORY)
-    answer(lambda: index(0))
+    start_worker(_MEMORY)
+    report_outcome(lambda: index(0))
 
 
 if __name__ == "__main__":

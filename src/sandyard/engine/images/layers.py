@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from sandyard.engine.images import adapt, child
-from sandyard.engine.images.fitting import Wishes
+from sandyard.engine.images.image_changes import AdaptOptions
 from sandyard.engine.images.source import Blob, Source
 from sandyard.engine.images.unpack import Order
 from sandyard.engine.templates.folder import remove_tree
@@ -31,7 +31,7 @@ from sandyard.kit.logging import get_logger
 
 log = get_logger(__name__)
 
-FORMAT = 1  # increase it when the output of `unpack` or `fitting` changes
+FORMAT = 1  # increase it when the output of `unpack` or `image_changes` changes
 FS, MANIFEST, PARTIAL, SPOOL = "fs", "layer.json", ".partial-", "spool"
 _SHORTEST_KEEP = 3600.0
 _PATIENCE = 300.0
@@ -39,7 +39,7 @@ _PATIENCE = 300.0
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What one image may use, and what must stay free on the disk."""
+    """The limits of one image, and the space that must stay free on the disk."""
 
     bytes: int
     entries: int
@@ -88,7 +88,7 @@ class LayerFolder:
     async def ensure(self, diff_id: str, blob: Blob, source: Source, budget: Budget, what: str) -> Layer:
         """Return the layer with this content, fetched and unpacked if needed. Tasks that need the same layer wait for
         each other."""
-        async with self._alone(diff_id):
+        async with self._lock_key(diff_id):
             place = self._layers / f"{diff_id.removeprefix('sha256:')}.{FORMAT}"
             if (known := _read(place)) is not None:
                 return known
@@ -106,30 +106,30 @@ class LayerFolder:
                     budget.entries,
                     budget.reserve,
                 )
-                found = _checked(await child.run("unpack", asdict(order), what, content.fd), what)
+                found = _validate_report(await child.run_process("unpack", asdict(order), what, content.fd), what)
                 (work / MANIFEST).write_text(json.dumps(found))
                 work.rename(place)
             layer = _read(place)
             assert layer is not None
             return layer
 
-    async def adapt(self, layers: Sequence[Layer], wishes: Wishes, what: str) -> tuple[str, str | None]:
+    async def adapt(self, layers: Sequence[Layer], options: AdaptOptions, what: str) -> tuple[str, str | None]:
         """Return the layer that adapts these layers (topmost first) to sandboxes, and the name of the user their author
         set."""
         names = [Path(layer.path).parent.name for layer in layers]
-        parts = json.dumps([FORMAT, names, wishes.user, wishes.path, wishes.trust.digest, wishes.privileged])
+        parts = json.dumps([FORMAT, names, options.user, options.path, options.trust.digest, options.privileged])
         key = hashlib.sha256(parts.encode()).hexdigest()[:32]
         place = self._adapted / key
-        async with self._alone(key):
+        async with self._lock_key(key):
             if not place.exists():
                 async with self._partial(self._adapted) as work:
                     scratch = work / "scratch"
                     scratch.mkdir()
                     implied = [layer.implied for layer in layers]
-                    order = adapt.order([layer.path for layer in layers], implied, work, wishes)
+                    order = adapt.make_order([layer.path for layer in layers], implied, work, options)
                     try:
                         async with asyncio.timeout(_PATIENCE):
-                            found = await child.run("adapt", order, what)
+                            found = await child.run_process("adapt", order, what)
                     except TimeoutError:
                         raise InvalidInputError(
                             f"{what} could not be adapted within {_PATIENCE:.0f} seconds."
@@ -140,16 +140,16 @@ class LayerFolder:
             _touch(place)
             return str(place / FS), json.loads((place / MANIFEST).read_text())["user"]
 
-    async def collect(self, stands_on: Callable[[str], bool]) -> int:
+    async def collect(self, uses_layer: Callable[[str], bool]) -> int:
         """Remove layers that nothing uses and that were not requested for a while. Return how many were removed."""
         now, gone = time.time(), 0
         for folder in (self._adapted, self._layers):
             for place in [entry for entry in folder.iterdir() if not entry.name.startswith(".")]:
-                async with self._alone(
+                async with self._lock_key(
                     place.name.partition(".")[0] if folder == self._adapted else f"sha256:{place.stem}"
                 ):
                     with contextlib.suppress(FileNotFoundError):
-                        if now - (place / MANIFEST).stat().st_mtime < self._keep_s or stands_on(str(place / FS)):
+                        if now - (place / MANIFEST).stat().st_mtime < self._keep_s or uses_layer(str(place / FS)):
                             continue
                         trash = folder / f"{PARTIAL}{uuid.uuid4().hex}"
                         place.rename(trash)
@@ -160,7 +160,7 @@ class LayerFolder:
         return gone
 
     @contextlib.asynccontextmanager
-    async def _alone(self, key: str) -> AsyncIterator[None]:
+    async def _lock_key(self, key: str) -> AsyncIterator[None]:
         lock = self._locks.setdefault(key, _Lock())
         lock.wanted += 1
         try:
@@ -182,7 +182,7 @@ class LayerFolder:
                 await asyncio.shield(asyncio.to_thread(shutil.rmtree, work, ignore_errors=True))
 
 
-def _checked(found: Mapping[str, Any], what: str) -> dict[str, Any]:
+def _validate_report(found: Mapping[str, Any], what: str) -> dict[str, Any]:
     """Validate the report about a layer, because the reporting process may have been taken over by hostile data."""
     try:
         numbers = {name: found[name] for name in ("entries", "bytes", "devices", "strangers")}

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any, cast
 
 from sandyard.engine.images import child, documents
-from sandyard.engine.images.beneath import open_beneath, open_plainly
 from sandyard.engine.images.reference import DIGEST, Local, parse
-from sandyard.engine.images.source import Blob, Content, Found
+from sandyard.engine.images.source import Blob, Content, SourceImage
 from sandyard.kit import bounded_json
 from sandyard.kit.errors import ForbiddenError, InvalidInputError, NotFoundError, UnsupportedError
+from sandyard.kit.openat2 import open_beneath, open_without_links
 
 _GZIP = b"\x1f\x8b"
 
@@ -73,7 +73,7 @@ class Layout:
     def __init__(self, fd: int, reference: Local) -> None:
         self._fd, self._reference = fd, reference
 
-    async def find(self) -> Found:
+    async def find(self) -> SourceImage:
         return await asyncio.to_thread(_find_in_layout, self._read, self._reference)
 
     def _read(self, path: str) -> bytes:
@@ -89,7 +89,7 @@ class Layout:
 
     def _open(self, path: str) -> int:
         try:
-            fd = open_plainly(self._fd, path, os.O_RDONLY | os.O_NONBLOCK)
+            fd = open_without_links(self._fd, path, os.O_RDONLY | os.O_NONBLOCK)
         except OSError as error:
             raise NotFoundError(f"The layout {self._reference.path} has no file {path}: {error.strerror}.") from None
         if not stat.S_ISREG(os.fstat(fd).st_mode):
@@ -113,11 +113,11 @@ class Archive:
         self._fd, self._reference = fd, reference
         self._members: dict[str, tuple[int, int]] = {}
 
-    async def find(self) -> Found:
+    async def find(self) -> SourceImage:
         path = self._reference.path
         if _is_compressed(self._fd):
             raise UnsupportedError(f"The archive {path} is compressed. Decompress it first: gunzip {path}")
-        found = await child.run("index", {}, f"The archive {path}", self._fd)
+        found = await child.run_process("index", {}, f"The archive {path}", self._fd)
         end = os.fstat(self._fd).st_size
         members = found["members"] if isinstance(found["members"], dict) else {}
         places = {name: _place_of(value, end) for name, value in members.items()}
@@ -141,7 +141,7 @@ class Archive:
     async def fetch(self, blob: Blob) -> AsyncIterator[Content]:
         yield Content(self._fd, *self._place(blob.name))
 
-    def _find_saved(self, read: Any, reference: Local) -> Found:
+    def _find_saved(self, read: Any, reference: Local) -> SourceImage:
         try:
             entries = bounded_json.parse(read("manifest.json"), largest=documents.LARGEST, values=documents.MOST_VALUES)
             images = [(list(one.get("RepoTags") or ()), one["Config"], list(one["Layers"])) for one in entries]
@@ -163,7 +163,7 @@ class Archive:
             )
         content = read(config)
         blobs = tuple(Blob(layer, self._place(layer)[1], None) for layer in layers)
-        return Found(documents.digest_of(content), content, blobs)
+        return SourceImage(documents.digest_of(content), content, blobs)
 
 
 def _full(name: Any) -> str:
@@ -173,17 +173,19 @@ def _full(name: Any) -> str:
     return str(name)
 
 
-def _find_in_layout(read: Any, reference: Local) -> Found:
+def _find_in_layout(read: Any, reference: Local) -> SourceImage:
     what = str(reference)
-    chosen = documents.named(documents.parse_json(read("index.json"), f"The index of {what}"), reference.name, what)
-    content = _checked(read, chosen.digest, what)
+    chosen = documents.select_manifest(
+        documents.parse_json(read("index.json"), f"The index of {what}"), reference.name, what
+    )
+    content = _read_verified(read, chosen.digest, what)
     document = documents.parse_json(content, f"The manifest of {what}")
     if documents.is_index(document):
-        content = _checked(read, documents.choose(document, what).digest, what)
+        content = _read_verified(read, documents.choose(document, what).digest, what)
     manifest = documents.read_manifest(content, what)
-    config = _checked(read, manifest.config.digest, what)
+    config = _read_verified(read, manifest.config.digest, what)
     layers = tuple(Blob(_blob(layer.digest), layer.size, layer.digest) for layer in manifest.layers)
-    return Found(manifest.digest, config, layers)
+    return SourceImage(manifest.digest, config, layers)
 
 
 def _blob(digest: str) -> str:
@@ -191,7 +193,7 @@ def _blob(digest: str) -> str:
     return f"blobs/sha256/{digest.removeprefix('sha256:')}"
 
 
-def _checked(read: Any, digest: str, what: str) -> bytes:
+def _read_verified(read: Any, digest: str, what: str) -> bytes:
     content = cast("bytes", read(_blob(digest)))
     if documents.digest_of(content) != digest:
         raise InvalidInputError(f"{what} is damaged: {digest} does not match its content.")

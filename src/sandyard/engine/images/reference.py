@@ -34,7 +34,7 @@ class Remote:
     digest: str | None
 
     @property
-    def wanted(self) -> str:
+    def version(self) -> str:
         return self.digest or self.tag
 
     def __str__(self) -> str:

@@ -17,7 +17,7 @@ from sandyard.engine.images import documents
 from sandyard.engine.images.auth import Authority, Login
 from sandyard.engine.images.documents import Descriptor
 from sandyard.engine.images.reference import Remote
-from sandyard.engine.images.source import Blob, Content, Found
+from sandyard.engine.images.source import Blob, Content, SourceImage
 from sandyard.engine.images.web import TransientError, Web
 from sandyard.kit.errors import ForbiddenError, InvalidInputError, NoSpaceError, NotFoundError, UnreachableError
 from sandyard.kit.pacing import take_turn
@@ -27,7 +27,7 @@ _WRITE_AT_ONCE = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Spool:
-    """Where layers are stored while they are unpacked. `most` limits the size of one layer, and `reserve` is left free."""
+    """The directory for layers while they are unpacked. `most` limits the size of one layer, and `reserve` is left free."""
 
     folder: Path
     most: int
@@ -52,12 +52,12 @@ class Registry:
         self._remote = remote
         self._spool = spool
         self._with_login = False
-        self._authority = Authority(web, remote.repository, self._remembered(login))
+        self._authority = Authority(web, remote.repository, self._remember_login(login))
         place = httpx.URL(f"//{remote.host}")
-        scheme = "http" if web.reach.plain(place.host, place.port) else "https"
+        scheme = "http" if web.policy.allows_plain_http(place.host, place.port) else "https"
         self._base = f"{scheme}://{remote.host}/v2/{remote.repository}"
 
-    def _remembered(self, login: Callable[[], Awaitable[Login | None]]) -> Callable[[], Awaitable[Login | None]]:
+    def _remember_login(self, login: Callable[[], Awaitable[Login | None]]) -> Callable[[], Awaitable[Login | None]]:
         known: list[Login | None] = []
 
         async def ask() -> Login | None:
@@ -68,9 +68,9 @@ class Registry:
 
         return ask
 
-    async def find(self) -> Found:
+    async def find(self) -> SourceImage:
         what = str(self._remote)
-        content = await self._manifest(self._remote.wanted)
+        content = await self._manifest(self._remote.version)
         if self._remote.digest and documents.digest_of(content) != self._remote.digest:
             raise InvalidInputError(f"The registry's response for {what} does not match that digest.")
         document = documents.parse_json(content, f"The manifest of {what}")
@@ -82,7 +82,7 @@ class Registry:
         manifest = documents.read_manifest(content, what)
         config = await self._config(manifest.config)
         layers = tuple(Blob(layer.digest, layer.size, layer.digest) for layer in manifest.layers)
-        return Found(manifest.digest, config, layers)
+        return SourceImage(manifest.digest, config, layers)
 
     async def _manifest(self, wanted: str) -> bytes:
         return await self._document(f"{self._base}/manifests/{wanted}", {"Accept": ", ".join(documents.ACCEPTED)})
@@ -103,7 +103,7 @@ class Registry:
             answer = await self._web.ask(url, {**headers, **_authorization(sent)}, documents.LARGEST)
             if answer.status != 401:
                 break
-            if await self._authority.answer(answer.headers.get("www-authenticate", ""), sent) in (None, sent):
+            if await self._authority.answer_challenge(answer.headers.get("www-authenticate", ""), sent) in (None, sent):
                 break
         self._check(answer.status)
         return answer.body
@@ -123,7 +123,9 @@ class Registry:
                 async with self._web.open(f"{self._base}/blobs/{blob.name}", _authorization(sent)) as response:
                     if response.status_code == 401 and refusals < 2:  # tokens last minutes, but layers may take longer
                         refusals += 1
-                        if await self._authority.answer(response.headers.get("www-authenticate", ""), sent) not in (
+                        if await self._authority.answer_challenge(
+                            response.headers.get("www-authenticate", ""), sent
+                        ) not in (
                             None,
                             sent,
                         ):
@@ -132,12 +134,12 @@ class Registry:
                     await self._write(blob, response, fd)
                     return
             except httpx.TransportError as error:
-                await self._web.endure(
+                await self._web.wait_before_retry(
                     TransientError(f"The connection to the registry {self._remote.host} was lost: {str(error)[:200]}."),
                     attempt,
                 )
             except TransientError as error:
-                await self._web.endure(error, attempt)
+                await self._web.wait_before_retry(error, attempt)
             attempt += 1
 
     async def _write(self, blob: Blob, response: httpx.Response, fd: int) -> None:

@@ -13,12 +13,12 @@ from sandyard.engine.images import documents, local, reference
 from sandyard.engine.images.auth import Login
 from sandyard.engine.images.clouds import Clouds, login_of
 from sandyard.engine.images.documents import Config
-from sandyard.engine.images.fitting import wishes_of
+from sandyard.engine.images.image_changes import make_adapt_options
 from sandyard.engine.images.layers import Budget, Layer, LayerFolder
 from sandyard.engine.images.model import Image, RegistryAuth, Report
-from sandyard.engine.images.reach import Reach
 from sandyard.engine.images.registry import Registry, Spool
-from sandyard.engine.images.source import Found, Source
+from sandyard.engine.images.registry_access import RegistryPolicy
+from sandyard.engine.images.source import Source, SourceImage
 from sandyard.engine.images.web import Web
 from sandyard.engine.settings import EngineSettings
 from sandyard.engine.templates.trust import Trust, read_trust
@@ -36,7 +36,7 @@ class Options:
     """The engine's settings about images."""
 
     dirs: tuple[Path, ...] = ()
-    reach: Reach = field(default_factory=Reach)
+    policy: RegistryPolicy = field(default_factory=RegistryPolicy)
     max_bytes: int = 16 << 30
     max_files: int = 1_000_000
     reserve_bytes: int = 2 << 30
@@ -46,14 +46,14 @@ class Options:
     clouds: Clouds = field(default_factory=Clouds)
 
     @classmethod
-    def of(cls, settings: EngineSettings, authority: bytes | None = None) -> Options:
+    def from_settings(cls, settings: EngineSettings, authority: bytes | None = None) -> Options:
         hosts = [
             frozenset(name.lower() for name in names)
             for names in (settings.images_registries, settings.images_insecure)
         ]
         return cls(
             dirs=settings.images_dirs,
-            reach=Reach(hosts[0], hosts[1], private=settings.lan == "allow"),
+            policy=RegistryPolicy(hosts[0], hosts[1], private=settings.lan == "allow"),
             max_bytes=settings.images_max_mb << 20,
             max_files=settings.images_max_files,
             reserve_bytes=settings.disk_reserve_mb << 20,
@@ -76,10 +76,10 @@ class Images:
         """Create the folders. Blocks briefly, longer if incomplete leftovers have to be removed."""
         self._folder.prepare()
 
-    def start(self, stands_on: Callable[[str], bool]) -> None:
-        """Start removing unused layers in the background. `stands_on` returns whether a sandbox, snapshot or template
+    def start(self, uses_layer: Callable[[str], bool]) -> None:
+        """Start removing unused layers in the background. `uses_layer` returns whether a sandbox, snapshot or template
         needs one."""
-        self._tidying = asyncio.get_running_loop().create_task(self._tidy(stands_on))
+        self._tidying = asyncio.get_running_loop().create_task(self._tidy(uses_layer))
 
     async def close(self) -> None:
         if self._tidying is not None:
@@ -106,8 +106,8 @@ class Images:
             raise InvalidInputError(f"The image {what} is empty: none of its layers contains a file.")
         trust = await asyncio.to_thread(read_trust) if self._options.carry_host_trust else Trust()
         trust = trust.with_authorities(self._options.authorities)
-        wishes = wishes_of(config.user, config.env.get("PATH"), trust)
-        adapted, user = await self._folder.adapt(stack, wishes, f"The image {what}")
+        options = make_adapt_options(config.user, config.env.get("PATH"), trust)
+        adapted, user = await self._folder.adapt(stack, options, f"The image {what}")
         report(f"{what} is ready: {found.digest}")
         log.info("image_resolved", image=what, digest=found.digest, layers=len(stack))
         return Image(
@@ -118,9 +118,9 @@ class Images:
             workdir=config.workdir,
         )
 
-    async def collect(self, stands_on: Callable[[str], bool]) -> int:
+    async def collect(self, uses_layer: Callable[[str], bool]) -> int:
         """Remove unused layers once. Return how many were removed."""
-        return await self._folder.collect(stands_on)
+        return await self._folder.collect(uses_layer)
 
     @contextlib.asynccontextmanager
     async def _source(
@@ -133,7 +133,7 @@ class Images:
             finally:
                 os.close(fd)
             return
-        async with await asyncio.to_thread(Web, self._options.reach) as web:  # reads the system's trust store
+        async with await asyncio.to_thread(Web, self._options.policy) as web:  # reads the system's trust store
 
             async def login() -> Login | None:
                 return None if auth is None else await login_of(auth, web, self._options.clouds)
@@ -141,7 +141,9 @@ class Images:
             spool = Spool(self._folder.spool, self._options.max_bytes, self._options.reserve_bytes)
             yield Registry(web, wanted, login, spool)
 
-    async def _layers(self, found: Found, config: Config, source: Source, what: str, report: Report) -> list[Layer]:
+    async def _layers(
+        self, found: SourceImage, config: Config, source: Source, what: str, report: Report
+    ) -> list[Layer]:
         """Return all layers, lowest first."""
         compressed = sum(blob.size for blob in found.layers)
         if compressed > self._options.max_bytes:
@@ -161,7 +163,7 @@ class Images:
                 layer = await self._folder.ensure(diff_id, blob, source, budget, title)
                 left_bytes, left_files = left_bytes - layer.bytes, left_files - layer.entries
                 report(
-                    f"Layer {number + 1} of {count}: {layer.entries} entries, {layer.bytes >> 20} MiB{_oddities(layer)}"
+                    f"Layer {number + 1} of {count}: {layer.entries} entries, {layer.bytes >> 20} MiB{_describe_skipped(layer)}"
                 )
                 return layer
 
@@ -176,11 +178,11 @@ class Images:
             )
         return [task.result() for task in tasks]
 
-    async def _tidy(self, stands_on: Callable[[str], bool]) -> None:
+    async def _tidy(self, uses_layer: Callable[[str], bool]) -> None:
         while True:
             await asyncio.sleep(_TIDY_EVERY_S)
             try:
-                await self.collect(stands_on)
+                await self.collect(uses_layer)
             except OSError as error:
                 log.warning("image_layers_not_collected", reason=str(error))
 
@@ -197,7 +199,7 @@ def _stack(layers: Sequence[Layer]) -> list[Layer]:
     return list(stack.values())
 
 
-def _oddities(layer: Layer) -> str:
+def _describe_skipped(layer: Layer) -> str:
     said = [f"{layer.devices} device nodes skipped"] if layer.devices else []
     if layer.strangers:
         said.append(f"{layer.strangers} owners above id 65535 mapped to nobody")

@@ -17,7 +17,7 @@ class Blob:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class SourceImage:
     """One selected and verified image: its configuration matches the digest in its manifest. Layers are lowest first."""
 
     digest: str
@@ -35,7 +35,7 @@ class Content:
 
 
 class Source(Protocol):
-    async def find(self) -> Found:
+    async def find(self) -> SourceImage:
         """Find the image. Raises NotFoundError, ForbiddenError, UnsupportedError, UnreachableError or InvalidInputError."""
         ...
 

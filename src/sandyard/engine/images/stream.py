@@ -66,7 +66,7 @@ class Slice(io.RawIOBase):
 
 def decompress(source: Slice) -> Iterator[bytes]:
     """Yield the decompressed data in chunks of at most CHUNK bytes. Raises LayerError."""
-    plain = _decompressed(source)
+    plain = _open_decompressed(source)
     while True:
         try:
             data = plain.read(CHUNK)
@@ -130,7 +130,7 @@ def forget_members(tar: tarfile.TarFile) -> None:
     cast("Any", tar).members = []
 
 
-def _decompressed(source: Slice) -> _Readable:
+def _open_decompressed(source: Slice) -> _Readable:
     """Detect the compression from the first bytes, because other information about a layer may be wrong."""
     start = source.start(6)
     if start.startswith(_GZIP):

@@ -20,8 +20,8 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from sandyard.engine.images.beneath import open_in_root
 from sandyard.engine.images.stream import LayerError
+from sandyard.kit.openat2 import open_in_root
 
 NOBODY, HIGHEST_ID = 65534, 65535
 DEEPEST = 128
@@ -90,7 +90,7 @@ class Tree:
         return os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=parent)
 
     def finish_file(self, fd: int, meta: Meta) -> None:
-        meta = self._owned(meta)
+        meta = self._adjust_owner(meta)
         if self._privileged:
             os.fchown(fd, meta.uid, meta.gid)
         os.fchmod(fd, meta.mode)
@@ -101,7 +101,7 @@ class Tree:
         parent, name = self._parent(path)
         self._clear(parent, name)
         os.symlink(target, name, dir_fd=parent)
-        meta = self._owned(meta)
+        meta = self._adjust_owner(meta)
         if self._privileged:
             os.chown(name, meta.uid, meta.gid, dir_fd=parent, follow_symlinks=False)
         os.utime(name, ns=(meta.mtime, meta.mtime), dir_fd=parent, follow_symlinks=False)
@@ -129,7 +129,7 @@ class Tree:
         parent, name = self._parent(path)
         self._clear(parent, name)
         os.mkfifo(name, 0o600, dir_fd=parent)
-        meta = self._owned(meta)
+        meta = self._adjust_owner(meta)
         if self._privileged:
             os.chown(name, meta.uid, meta.gid, dir_fd=parent, follow_symlinks=False)
         os.chmod(name, meta.mode, dir_fd=parent)  # just created, and not a link
@@ -165,7 +165,7 @@ class Tree:
         """Apply the metadata of directories."""
         self._forget()
         for path, described in self._folders.items():
-            meta = self._owned(described)
+            meta = self._adjust_owner(described)
             try:
                 fd = open_in_root(self._root, path, _FOLDER)
             except (FileNotFoundError, NotADirectoryError):  # replaced by a later entry
@@ -243,7 +243,7 @@ class Tree:
         finally:
             os.close(fd)
 
-    def _owned(self, meta: Meta) -> Meta:
+    def _adjust_owner(self, meta: Meta) -> Meta:
         """Return the metadata with ids that exist in a sandbox and, without root, with modes that compensate for the
         missing owner."""
         ids = [one if 0 <= one <= HIGHEST_ID else NOBODY for one in (meta.uid, meta.gid)]
@@ -259,13 +259,13 @@ class Tree:
 
     def _set_xattrs(self, fd: int, meta: Meta) -> None:
         for name, value in meta.xattrs:
-            kept = _kept(name, value)
+            kept = _filter_attribute(name, value)
             if kept is not None:
                 with contextlib.suppress(OSError):  # without root, or not supported by the file system
                     os.setxattr(fd, name, kept)
 
 
-def _kept(name: str, value: bytes) -> bytes | None:
+def _filter_attribute(name: str, value: bytes) -> bytes | None:
     if name == _CAPABILITY and len(value) >= 20:
         magic = struct.unpack_from("<I", value)[0]
         if magic & 0xFF00_0000 in (_CAP_2, _CAP_3):  # version 3 belongs to one user namespace, which is not ours

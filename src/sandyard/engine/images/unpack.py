@@ -4,7 +4,7 @@ The order is a JSON object in the descriptor given as the argument, the layer's 
 a JSON object on standard output: what was found, or `{"error": …}`. The process ends with its parent and has little
 memory. When it is killed, the parent removes the directory.
 
-It does not parse the layer itself. One confined worker (`confined.py`) decompresses, and another reads the tar and
+It does not parse the layer itself. One confined worker (`confinement.py`) decompresses, and another reads the tar and
 writes the tree. The bytes between them pass through here, where they are counted and hashed: a layer is stored under
 its digest for all images, and no bug in a parser may put something else there.
 """
@@ -24,10 +24,10 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from sandyard.engine.drivers.namespace import seccomp
-from sandyard.engine.images import confined, zstd
+from sandyard.engine.images import confinement, zstd
 from sandyard.engine.images.stream import CHUNK, LayerError, NoRoomError, Slice, Stream, decompress, forget_members
 from sandyard.engine.images.tree import DEEPEST, Meta, Tree
-from sandyard.engine.images.worker import answer, check, outcome_of, settle
+from sandyard.engine.images.worker import check_outcome, collect_outcome, report_outcome, start_worker
 
 _MEMORY = 1 << 30
 _DONE = b"+"
@@ -55,23 +55,23 @@ def unpack(order: Order, source: int) -> dict[str, Any]:
     with contextlib.suppress(zstd.ZstdError):
         zstd.load()
     root = os.open(order.target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    confinement = confined.Confinement()
+    confiner = confinement.Confinement()
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     (plain, plain_in), (tar, tar_in) = _pipe(), _pipe()
     program = seccomp.files_program()
     workers = [
-        confinement.start(
-            lambda: outcome_of(lambda: _decompress(order, source, plain_in)),
-            confined.Rules(program, _MEMORY),
+        confiner.start(
+            lambda: collect_outcome(lambda: _decompress(order, source, plain_in)),
+            confinement.Rules(program, _MEMORY),
             keep=(source, plain_in),
         ),
-        confinement.start(
-            lambda: outcome_of(lambda: _write_tree(order, tar, theirs if confinement.privileged else None)),
-            confined.Rules(
+        confiner.start(
+            lambda: collect_outcome(lambda: _write_tree(order, tar, theirs if confiner.privileged else None)),
+            confinement.Rules(
                 program,
                 _MEMORY,
                 file_bytes=order.most_bytes,
-                capabilities=confined.MAKE_FILES if confinement.privileged else confined.NO_CAPABILITY,
+                capabilities=confinement.MAKE_FILES if confiner.privileged else confinement.NO_CAPABILITY,
                 root=order.target,
             ),
             keep=(tar, theirs.fileno()),
@@ -81,13 +81,13 @@ def unpack(order: Order, source: int) -> dict[str, Any]:
         os.close(fd)
     flow = _Flow(plain, tar_in, order.most_bytes)
     flow.start()
-    outcomes = confined.outcomes(
+    outcomes = confinement.outcomes(
         workers, {ours.fileno(): lambda: _mark_opaque(ours, root)}, lambda: _check_reserve(root, order)
     )
     flow.join()
     flow.check()
     for outcome in outcomes:
-        check(outcome)
+        check_outcome(outcome)
     if flow.digest != order.diff_id:
         raise LayerError("does not have the content that the image's configuration specifies (its digest differs)")
     os.close(root)
@@ -339,8 +339,8 @@ def _write(fd: int, data: bytes) -> None:
 
 
 def main() -> None:
-    order = Order(**settle(_MEMORY))
-    answer(lambda: unpack(order, 0), order.target)
+    order = Order(**start_worker(_MEMORY))
+    report_outcome(lambda: unpack(order, 0), order.target)
 
 
 if __name__ == "__main__":

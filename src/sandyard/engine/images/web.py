@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 import httpx
 
-from sandyard.engine.images.reach import CONNECT_S, READ_S, Doors, Reach
+from sandyard.engine.images.registry_access import CONNECT_S, READ_S, RegistryPolicy, RegistryTransport
 from sandyard.kit.errors import BusyError, InvalidInputError, UnreachableError
+from sandyard.kit.http_clients import open_shared_client
 from sandyard.kit.pacing import take_turn
-from sandyard.kit.shared_http import open_shared_client
 
 _REDIRECTS = 5
 _ATTEMPTS = 4
@@ -23,7 +23,7 @@ _AGENT = "sandyard"
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class WebResponse:
     status: int
     headers: Mapping[str, str]  # lower-case names
     body: bytes
@@ -40,11 +40,11 @@ class TransientError(Exception):
 class Web:
     """Open it with `async with`. Stores no credentials: the caller passes them with each request."""
 
-    def __init__(self, reach: Reach, *, pause: float = 0.5) -> None:
-        self.reach = reach
+    def __init__(self, policy: RegistryPolicy, *, pause: float = 0.5) -> None:
+        self.policy = policy
         self._pause = pause
         timeout = httpx.Timeout(READ_S, connect=CONNECT_S)
-        self._client = open_shared_client(transport=Doors(reach), timeout=timeout, trust_env=False)
+        self._client = open_shared_client(transport=RegistryTransport(policy), timeout=timeout, trust_env=False)
 
     async def __aenter__(self) -> Web:
         return self
@@ -54,18 +54,18 @@ class Web:
 
     async def ask(
         self, url: str, headers: Mapping[str, str], most: int, *, method: str = "GET", content: bytes | None = None
-    ) -> Answer:
+    ) -> WebResponse:
         """Return the whole response. Raises UnreachableError, BusyError, ForbiddenError, and InvalidInputError if it is
         longer than `most`."""
         for attempt in range(_ATTEMPTS):
             try:
                 async with self.open(url, headers, method=method, content=content) as response:
-                    return Answer(response.status_code, dict(response.headers), await _read(response, most, url))
+                    return WebResponse(response.status_code, dict(response.headers), await _read(response, most, url))
             except TransientError as error:
-                await self.endure(error, attempt)
+                await self.wait_before_retry(error, attempt)
         raise AssertionError
 
-    async def endure(self, error: TransientError, attempt: int) -> None:
+    async def wait_before_retry(self, error: TransientError, attempt: int) -> None:
         """Wait until the next attempt, or raise if there were too many."""
         if attempt + 1 >= _ATTEMPTS:
             raise (BusyError if error.busy else UnreachableError)(str(error)) from None
@@ -76,7 +76,7 @@ class Web:
         self, url: str, headers: Mapping[str, str], *, method: str = "GET", content: bytes | None = None
     ) -> AsyncIterator[httpx.Response]:
         """Make one attempt and yield a response whose body is not read yet. Raises TransientError."""
-        place, sent = self._parsed(url), dict(headers)
+        place, sent = self._parse_url(url), dict(headers)
         host = place.host
         try:
             for _ in range(_REDIRECTS + 1):
@@ -100,7 +100,7 @@ class Web:
                         return
                 finally:
                     await response.aclose()
-                new = self._parsed(str(place.join(target)))
+                new = self._parse_url(str(place.join(target)))
                 if (new.scheme, new.host, new.port) != (place.scheme, place.host, place.port):
                     sent.pop("Authorization", None)  # for good, even if a later redirect leads back
                 place = new
@@ -110,14 +110,14 @@ class Web:
             ) from None
         raise InvalidInputError(f"Too many redirects from {host}.")
 
-    def _parsed(self, url: str) -> httpx.URL:
+    def _parse_url(self, url: str) -> httpx.URL:
         try:
             place = httpx.URL(url)
         except httpx.InvalidURL:
             raise InvalidInputError("A registry redirected to an invalid address.") from None
         if place.userinfo or not place.host or place.scheme not in ("http", "https"):
             raise InvalidInputError("A registry redirected to an unsupported address.")
-        if place.scheme == "http" and not self.reach.plain(place.host, place.port):
+        if place.scheme == "http" and not self.policy.allows_plain_http(place.host, place.port):
             named = f"{place.host}:{place.port}" if place.port else place.host
             raise InvalidInputError(
                 f"The host {named} would be contacted without encryption, which is allowed only on this machine and for hosts that the "

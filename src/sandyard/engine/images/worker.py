@@ -1,5 +1,5 @@
 """Common code of the processes that unpack images: their order, their limits, their response. Workers read the image
-data (`confined.py`).
+data (`confinement.py`).
 
 Standard library only, because one is started for every layer.
 """
@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from sandyard.engine.images.confined import ConfinementError
+from sandyard.engine.images.confinement import ConfinementError
 from sandyard.engine.images.stream import LayerError, NoRoomError
 
 _PR_SET_PDEATHSIG, _SIGKILL = 1, 9
@@ -23,7 +23,7 @@ _LONGEST_ERROR = 2000
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def settle(memory: int) -> dict[str, Any]:
+def start_worker(memory: int) -> dict[str, Any]:
     """Read the order, end with the parent, and limit resource usage. The engine's umask does not affect an image."""
     fd = int(sys.argv[1])
     order: dict[str, Any] = json.loads(os.pread(fd, os.fstat(fd).st_size, 0))
@@ -39,7 +39,7 @@ def settle(memory: int) -> dict[str, Any]:
     return order
 
 
-def answer(work: Callable[[], Mapping[str, Any]], written: str | None = None) -> None:
+def report_outcome(work: Callable[[], Mapping[str, Any]], written: str | None = None) -> None:
     """Report the outcome. The file system of `written` is synced to disk by then."""
     try:
         outcome = dict(work())
@@ -52,7 +52,7 @@ def answer(work: Callable[[], Mapping[str, Any]], written: str | None = None) ->
     sys.stdout.write(json.dumps(outcome))
 
 
-def outcome_of(work: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
+def collect_outcome(work: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
     """Return a worker's report: what it found, or `error` and its `kind`."""
     try:
         return dict(work())
@@ -60,7 +60,7 @@ def outcome_of(work: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
         return _failure(error)
 
 
-def check(outcome: Mapping[str, Any]) -> None:
+def check_outcome(outcome: Mapping[str, Any]) -> None:
     """Raise the LayerError that a worker reported."""
     if "error" in outcome:
         kind = NoRoomError if outcome.get("kind") == "full" else LayerError

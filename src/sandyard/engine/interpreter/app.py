@@ -12,7 +12,7 @@ from typing import Any
 from sandyard.engine.interpreter import http, outputs, specs
 from sandyard.engine.interpreter.context import Context
 from sandyard.engine.interpreter.contexts import BadDirectoryError, Contexts, FullError, NoContextError
-from sandyard.engine.interpreter.http import Answer, BadRequestError, Lines, Request
+from sandyard.engine.interpreter.http import BadRequestError, Lines, Request, Response
 from sandyard.engine.interpreter.kernel import KernelError
 from sandyard.engine.interpreter.processes import ForkServer
 
@@ -26,7 +26,7 @@ class App:
         self._contexts = contexts
         self.ready = False
 
-    async def handle(self, request: Request) -> Answer | Lines:
+    async def handle(self, request: Request) -> Response | Lines:
         try:
             return await self._route(request)
         except NoContextError as error:
@@ -40,26 +40,26 @@ class App:
         except KernelError as error:
             raise BadRequestError(str(error), 500) from error
 
-    async def _route(self, request: Request) -> Answer | Lines:
+    async def _route(self, request: Request) -> Response | Lines:
         match (request.method, *request.path.strip("/").split("/")):
             case ("OPTIONS", *_):
-                return Answer(204)
+                return Response(204)
             case ("GET", "health"):
-                return Answer(200, "OK") if self.ready else Answer(503, "The interpreter is starting.", text=True)
+                return Response(200, "OK") if self.ready else Response(503, "The interpreter is starting.", text=True)
             case ("POST", "execute"):
                 return self._execute(request)
             case (method, "contexts", *rest):
-                return Answer(200, await self._context(method, rest, request))
+                return Response(200, await self._context(method, rest, request))
             case _:
                 raise _unknown(request)
 
     async def _context(self, method: str, rest: list[str], request: Request) -> Any:
         match (method, *rest):
             case ("GET",):
-                return [context.described for context in self._contexts.list()]
+                return [context.description for context in self._contexts.list()]
             case ("POST",):
                 body = request.json()
-                return (await self._contexts.create(_text(body, "language"), _text(body, "cwd"))).described
+                return (await self._contexts.create(_text(body, "language"), _text(body, "cwd"))).description
             case ("DELETE", context_id):
                 self._contexts.remove(context_id)
             case ("POST", context_id, "restart"):

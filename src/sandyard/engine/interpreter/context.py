@@ -23,8 +23,8 @@ PATIENCE_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """What all contexts share."""
+class ContextResources:
+    """Resources shared by all contexts."""
 
     connections: Path
     forks: ForkServer
@@ -34,7 +34,7 @@ class Place:
 class Context:
     """A kernel starts with the first execution, or with `warm`. Executions run one at a time, in order."""
 
-    def __init__(self, language: str, spec: Spec, cwd: str, place: Place) -> None:
+    def __init__(self, language: str, spec: Spec, cwd: str, place: ContextResources) -> None:
         self.id = str(uuid.uuid4())
         self.language = language
         self.cwd = cwd
@@ -46,7 +46,7 @@ class Context:
         self._running: _Execution | None = None
 
     @property
-    def described(self) -> dict[str, str]:
+    def description(self) -> dict[str, str]:
         return {"id": self.id, "language": self.language, "cwd": self.cwd}
 
     async def warm(self) -> None:
@@ -97,14 +97,14 @@ class Context:
             wishes = {"env": fresh, "env_once": dict(once)} if fresh or once else {}
             if back := {name: now[name] for name in once if name in now}:
                 wishes["env_back"] = back
-            return [kernel.request(content, {"sandyard": wishes} if wishes else None, execution.heard)]
+            return [kernel.request(content, {"sandyard": wishes} if wishes else None, execution.handle_message)]
         language = self._spec.language
-        before = environment.setting(language, {**fresh, **once})
-        after = environment.unsetting(language, once, now)
+        before = environment.make_set_code(language, {**fresh, **once})
+        after = environment.make_unset_code(language, once, now)
         requests = []
         if before:
             requests.append(kernel.request(messages.execute(before, silent=True), None, _ignore))
-        requests.append(kernel.request(content, None, execution.heard))
+        requests.append(kernel.request(content, None, execution.handle_message))
         if after:
             requests.append(kernel.request(messages.execute(after, silent=True), None, _ignore))
         return requests
@@ -112,13 +112,13 @@ class Context:
     async def _ready_kernel(self) -> Kernel:
         if self._kernel is None or not self._kernel.alive:
             variables = self._place.sandbox.variables()
-            kernel = Kernel(self._spec, self._place.connections, lambda: self._died(kernel))
+            kernel = Kernel(self._spec, self._place.connections, lambda: self._on_kernel_exit(kernel))
             await kernel.start(self._place.forks, self.cwd, environment.of_kernels(variables))
             # other kernels get all variables as code, because Java programs look for properties instead of variables
             self._kernel, self._known = kernel, dict(variables) if self._spec.forked else {}
         return self._kernel
 
-    def _died(self, kernel: Kernel) -> None:
+    def _on_kernel_exit(self, kernel: Kernel) -> None:
         if self._kernel is kernel:
             self._kernel = None
             if self._running is not None:
@@ -138,7 +138,7 @@ class _Execution:
         self._idle = self._failed = False
         self._reply: Mapping[str, Any] | None = None
 
-    def heard(self, channel: str, message: Message) -> None:
+    def handle_message(self, channel: str, message: Message) -> None:
         if channel == "iopub" and message.kind == "status":
             self._idle |= message.content.get("execution_state") == "idle"
         elif channel == "shell" and message.kind == "execute_reply":
@@ -151,7 +151,7 @@ class _Execution:
             self._queue.put_nowait(event)
         if self._idle and self._reply is not None:  # both are needed, in either order
             if self._reply.get("status") != "ok" and not self._failed:
-                self._queue.put_nowait(_refused(self._reply))
+                self._queue.put_nowait(_make_refusal(self._reply))
             self._end()
 
     def fail(self, name: str, value: str) -> None:
@@ -178,7 +178,7 @@ class _Execution:
             self._queue.put_nowait(None)
 
 
-def _refused(reply: Mapping[str, Any]) -> Event:
+def _make_refusal(reply: Mapping[str, Any]) -> Event:
     if reply.get("status") == "error":
         return outputs.error_of(reply)
     return outputs.failure("KeyboardInterrupt", "The execution was interrupted")

@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 
 from sandyard.engine.interpreter import environment, specs
-from sandyard.engine.interpreter.context import Context, Place
+from sandyard.engine.interpreter.context import Context, ContextResources
 from sandyard.engine.interpreter.kernel import KernelError
 from sandyard.engine.interpreter.processes import ForkServer
 
@@ -31,7 +31,7 @@ class BadDirectoryError(ValueError):
 
 class Contexts:
     def __init__(self, folder: Path, forks: ForkServer, sandbox: environment.Sandbox | None = None) -> None:
-        self._place = Place(folder, forks, sandbox or environment.Sandbox())
+        self._place = ContextResources(folder, forks, sandbox or environment.Sandbox())
         self._contexts: dict[str, Context] = {}
         self._defaults: dict[str, Context] = {}
 
@@ -84,7 +84,7 @@ class Contexts:
     def _add(self, language: str, cwd: str) -> Context:
         if len(self._contexts) >= MOST:  # anyone who reaches the port may create them, and each is a process
             raise FullError(f"This sandbox already has {MOST} contexts, which is the limit. Remove one first.")
-        spec = specs.find(language, specs.installed())
+        spec = specs.find(language, specs.list_installed())
         context = Context(language, spec, cwd, self._place)
         self._contexts[context.id] = context
         return context

@@ -41,14 +41,14 @@ def of_kernels(variables: Mapping[str, str]) -> dict[str, str]:
     return {"HOME": "/root", "USER": "root", "LOGNAME": "root", "SHELL": "/bin/bash", **kept, **variables}
 
 
-def setting(language: str, variables: Mapping[str, str]) -> str:
+def make_set_code(language: str, variables: Mapping[str, str]) -> str:
     """Return code that sets variables in a foreign kernel; empty for an unknown language."""
     if (speech := _SPEECH.get(language.lower())) is None:
         return ""
     return "\n".join(speech[0](name, value) for name, value in variables.items() if _NAME.fullmatch(name))
 
 
-def unsetting(language: str, names: Iterable[str], kept: Mapping[str, str]) -> str:
+def make_unset_code(language: str, names: Iterable[str], kept: Mapping[str, str]) -> str:
     """Return code that reverts variables that were set for one execution: to the sandbox's own value, otherwise unset."""
     if (speech := _SPEECH.get(language.lower())) is None:
         return ""

@@ -45,7 +45,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Response:
     """A response. `content` is text, or a value that is written as JSON."""
 
     status: int
@@ -56,15 +56,15 @@ class Answer:
 
 T = TypeVar("T")
 Lines = AsyncGenerator[dict[str, Any], None]
-Handler = Callable[[Request], Coroutine[Any, Any, Answer | Lines]]
+Handler = Callable[[Request], Coroutine[Any, Any, Response | Lines]]
 
 
 async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, handle: Handler) -> None:
     """Handle one request and close the connection. A connection that ends earlier means that the client is gone."""
     try:
         request = await _read(reader, writer)
-        answer = await _unless_gone(reader, handle(request))
-        if isinstance(answer, Answer):
+        answer = await _run_unless_gone(reader, handle(request))
+        if isinstance(answer, Response):
             _write(writer, answer)
         else:
             await _stream(reader, writer, answer)
@@ -73,7 +73,7 @@ async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, h
         pass
     except BadRequestError as error:
         with contextlib.suppress(ConnectionError):
-            _write(writer, Answer(error.status, str(error), text=True, language=error.language))
+            _write(writer, Response(error.status, str(error), text=True, language=error.language))
             await writer.drain()
     finally:
         writer.close()
@@ -122,7 +122,7 @@ async def _body(reader: asyncio.StreamReader, headers: dict[str, str]) -> bytes:
         await reader.readexactly(2)
 
 
-def _write(writer: asyncio.StreamWriter, answer: Answer) -> None:
+def _write(writer: asyncio.StreamWriter, answer: Response) -> None:
     body = b"" if answer.status == 204 else str(answer.content).encode() if answer.text else _json(answer.content)
     kind = "text/plain; charset=utf-8" if answer.text else "application/json"
     told = f"{MISSING_LANGUAGE}: {answer.language}\r\n" if answer.language else ""
@@ -132,7 +132,7 @@ def _write(writer: asyncio.StreamWriter, answer: Answer) -> None:
 async def _stream(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, lines: Lines) -> None:
     """Send one JSON object per line as they arrive. Stops if the client disconnects."""
     async with contextlib.aclosing(lines):
-        line = await _unless_gone(
+        line = await _run_unless_gone(
             reader, anext(lines, None)
         )  # a failure before the first line can still be reported with a status
         writer.write(_head(200, "application/x-ndjson", "transfer-encoding: chunked"))
@@ -140,11 +140,11 @@ async def _stream(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, li
             data = _json(line) + b"\n"
             writer.write(b"%x\r\n%b\r\n" % (len(data), data))
             await writer.drain()
-            line = await _unless_gone(reader, anext(lines, None))
+            line = await _run_unless_gone(reader, anext(lines, None))
         writer.write(b"0\r\n\r\n")
 
 
-async def _unless_gone(reader: asyncio.StreamReader, work: Awaitable[T]) -> T:
+async def _run_unless_gone(reader: asyncio.StreamReader, work: Awaitable[T]) -> T:
     """Return the work's result. If the client closes its connection first, cancel the work and raise ClientGoneError."""
     task = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(reader.read())

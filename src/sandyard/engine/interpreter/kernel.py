@@ -56,7 +56,7 @@ class Kernel:
                 else:
                     argv = [part.replace("{connection_file}", str(self._file)) for part in self.spec.argv]
                     pid = await spawn(argv, cwd, environment)
-                self._process = Process(pid, self._ended)
+                self._process = Process(pid, self._on_process_exit)
                 await asyncio.gather(*map(self._connect, CHANNELS))
                 await self._greet()
                 self._require_process()  # it may have ended right after responding, and the end is reported only once
@@ -145,7 +145,7 @@ class Kernel:
         if not self.alive:
             raise KernelError("it ended while it was starting")
 
-    def _ended(self) -> None:
+    def _on_process_exit(self) -> None:
         self._clean_up()
         self._on_end()
 

@@ -64,13 +64,13 @@ def result(data: Mapping[str, Any], *, is_main: bool) -> Event:
         if field is None:
             extra[mime] = value
         elif value is not None:
-            event[field] = _unquoted(value) if field == "text" and isinstance(value, str) else value
+            event[field] = _strip_quotes(value) if field == "text" and isinstance(value, str) else value
     if extra:
         event["extra"] = extra
     return event
 
 
-def _unquoted(text: str) -> str:
+def _strip_quotes(text: str) -> str:
     """Return the value of a quoted string, because the text of a string result is the string itself."""
     return text[1:-1] if len(text) > 1 and text[0] in "'\"" and text[-1] == text[0] else text
 

@@ -28,9 +28,9 @@ class Process:
             self._fd = os.pidfd_open(pid)
         except ProcessLookupError:
             self._fd = -1
-            self._loop.call_soon(self._ended)
+            self._loop.call_soon(self._on_exit)
             return
-        self._loop.add_reader(self._fd, self._ended)
+        self._loop.add_reader(self._fd, self._on_exit)
 
     def interrupt(self) -> None:
         self._signal(signal.SIGINT)
@@ -43,7 +43,7 @@ class Process:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, number)
 
-    def _ended(self) -> None:
+    def _on_exit(self) -> None:
         if self._fd >= 0:
             self._loop.remove_reader(self._fd)
             os.close(self._fd)
@@ -79,7 +79,7 @@ class ForkServer:
 
     async def start(self) -> None:
         async with self._turn:
-            await self._running()
+            await self._ensure_running()
 
     async def fork(self, kernel: str, connection_file: Path, cwd: str, env: Mapping[str, str]) -> int:
         """Return the pid of a new kernel. Raises OSError if the fork server cannot be started. If the caller is
@@ -96,7 +96,7 @@ class ForkServer:
     async def _ask(self, line: bytes) -> int:
         async with self._turn:
             for _ in range(2):  # it may just have been killed
-                process = await self._running()
+                process = await self._ensure_running()
                 with contextlib.suppress(ConnectionError, ValueError):
                     assert process.stdin is not None
                     assert process.stdout is not None
@@ -106,7 +106,7 @@ class ForkServer:
                 self._process = None
         raise OSError("the fork server does not respond")
 
-    async def _running(self) -> asyncio.subprocess.Process:
+    async def _ensure_running(self) -> asyncio.subprocess.Process:
         if self._process is not None and self._process.returncode is None:
             return self._process
         pipe = asyncio.subprocess.PIPE

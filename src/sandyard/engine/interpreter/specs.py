@@ -44,7 +44,7 @@ def folders() -> list[Path]:
     return [*given, *fixed, Path("/usr/local/share/jupyter"), Path("/usr/share/jupyter")]
 
 
-def installed(places: list[Path] | None = None) -> list[Spec]:
+def list_installed(places: list[Path] | None = None) -> list[Spec]:
     """Return the installed kernels. Reads them each time, because a user may have installed one. Unreadable ones are
     skipped."""
     found: dict[str, Spec] = {}

@@ -1,4 +1,5 @@
-"""The engine's own client for one sandbox's agent: runs commands in the sandbox and writes files to it.
+"""The engine's own client for one sandbox's agent: sends it its settings, runs commands in the sandbox and
+writes files to it.
 
 The agent runs next to hostile code: everything it sends is read with size limits, and is trusted only as far as it
 affects its own sandbox.
@@ -21,7 +22,8 @@ from urllib.parse import urlencode
 import httptools
 
 from sandyard.engine.contract import AGENT_PORT, Handle
-from sandyard.engine.sandboxes.calls import Calls
+from sandyard.engine.sandboxes.calls import DriverCalls
+from sandyard.engine.sandboxes.model import Defaults
 from sandyard.kit import bounded_json
 from sandyard.kit.errors import NoSpaceError, UnreachableError
 from sandyard.kit.pacing import take_turn
@@ -33,6 +35,7 @@ _ENVELOPE = struct.Struct(">BI")
 _END = 2
 _MESSAGE_LIMIT, _MESSAGE_VALUES = 4 << 20, 1000
 _ANSWER_LIMIT = 64 << 10
+_SETTINGS_ANSWER_LIMIT = 64 * 1024  # the agent runs next to hostile code, so its response is read with a limit
 _SILENT_LIMIT = 64 << 10  # bytes that may arrive without any output in them
 _READ = 64 << 10
 _LINES = 512  # maximum number of lines per chunk of output
@@ -42,7 +45,7 @@ _NOTHING: Mapping[str, str] = MappingProxyType({})
 class Agent:
     """Client for a sandbox's agent. Raises UnreachableError if the agent misbehaves or the sandbox ends."""
 
-    def __init__(self, calls: Calls, handle: Handle) -> None:
+    def __init__(self, calls: DriverCalls, handle: Handle) -> None:
         self._calls = calls
         self._handle = handle
 
@@ -63,7 +66,7 @@ class Agent:
             async for event in events:
                 data, end = event.get("data"), event.get("end")
                 if isinstance(data, dict) and output is not None:
-                    for stream, piece in _pieces(data):
+                    for stream, piece in _split_output(data):
                         await take_turn()
                         output(stream, piece)
                 elif isinstance(end, dict):
@@ -226,7 +229,7 @@ def _raise_for(end: Mapping[str, Any]) -> None:
     raise UnreachableError(f"The sandbox could not run a command: {str(error.get('message'))[:500]}")
 
 
-def _pieces(data: Mapping[str, Any]) -> Iterator[tuple[str, bytes]]:
+def _split_output(data: Mapping[str, Any]) -> Iterator[tuple[str, bytes]]:
     """Yield a command's output by stream, in chunks of a few lines: readers pay for each line, however short it is."""
     for stream in ("stdout", "stderr"):
         text = data.get(stream)
@@ -243,3 +246,50 @@ def _pieces(data: Mapping[str, Any]) -> Iterator[tuple[str, bytes]]:
 def _exit_code(end: Mapping[str, Any]) -> int:
     code = end.get("exitCode", 0)
     return code if isinstance(code, int) else -1
+
+
+async def initialise_agent(
+    calls: DriverCalls, handle: Handle, template_id: str, env: Mapping[str, str], defaults: Defaults
+) -> None:
+    """Send the agent of a new sandbox its identity, environment variables, user and working directory."""
+    identity = {"E2B_SANDBOX_ID": handle.id, "E2B_TEMPLATE_ID": template_id}
+
+    async def tell() -> None:
+        await send_settings(await calls.driver.connect(handle, AGENT_PORT), {**identity, **env}, defaults)
+
+    await calls.run("init", handle.id, tell())
+
+
+async def send_settings(connection: socket.socket, env: Mapping[str, str], defaults: Defaults) -> None:
+    """Send `POST /init` on a connected socket and close it. Raises UnreachableError if the agent does not accept it."""
+    body = {"envVars": dict(env), "defaultUser": defaults.user}
+    if defaults.workdir is not None:
+        body["defaultWorkdir"] = defaults.workdir
+    content = json.dumps(body).encode()
+    head = (
+        "POST /init HTTP/1.1\r\nHost: sandbox\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(content)}\r\nConnection: close\r\n\r\n"
+    )
+    loop = asyncio.get_running_loop()
+    with connection:
+        try:
+            await loop.sock_sendall(connection, head.encode("ascii") + content)
+            status = await _read_status(connection)
+        except OSError as error:
+            raise UnreachableError(f"Could not send the agent its settings: {error}.") from error
+    if not 200 <= status < 300:
+        raise UnreachableError(f"The agent rejected its settings with status {status}.")
+
+
+async def _read_status(connection: socket.socket) -> int:
+    loop = asyncio.get_running_loop()
+    answer = b""
+    while b"\r\n\r\n" not in answer:
+        received = await loop.sock_recv(connection, 4096)
+        answer += received
+        if not received or len(answer) > _SETTINGS_ANSWER_LIMIT:
+            break
+    words = answer.split(b"\r\n", 1)[0].split(b" ")
+    if len(words) < 2 or not words[0].startswith(b"HTTP/1.") or not words[1].isdigit():
+        raise UnreachableError("The agent sent no valid HTTP response to its settings.")
+    return int(words[1])

@@ -17,7 +17,7 @@ log = get_logger(__name__)
 _HARMLESS = frozenset({"condition", "stats", "connect", "init"})  # they never change the sandbox, whenever they end
 
 
-class Calls:
+class DriverCalls:
     """Runs each driver call as a separate task, so that it can be abandoned or cancelled by others."""
 
     def __init__(self, driver: Driver, deadline: Callable[[str], float]) -> None:
@@ -62,9 +62,9 @@ class Calls:
             raise StuckError(
                 f"The driver {self.driver.name!r} did not complete {verb!r} for {subject} within {deadline:g} s."
             )
-        return _answer(verb, subject, task)
+        return _get_result(verb, subject, task)
 
-    async def rest(self, subject: str) -> None:
+    async def wait_for_abandoned(self, subject: str) -> None:
         """Wait for abandoned calls for this sandbox, because the driver may still be running them. Raises StuckError if
         they do not end."""
         late = [task for task, (verb, whose) in self._late.items() if whose == subject and verb not in _HARMLESS]
@@ -100,9 +100,9 @@ class Calls:
         task.cancel()
         late = asyncio.ensure_future(follow())
         self._late[late] = (verb, subject)
-        late.add_done_callback(self._followed)
+        late.add_done_callback(self._on_late_end)
 
-    def _followed(self, late: asyncio.Task[None]) -> None:
+    def _on_late_end(self, late: asyncio.Task[None]) -> None:
         verb, subject = self._late.pop(late)
         if verb not in _HARMLESS:
             self.on_late(subject)
@@ -110,7 +110,7 @@ class Calls:
             log.error("late_answer_not_undone", exc=late.exception())
 
 
-def _answer(verb: str, subject: str, task: asyncio.Task[T]) -> T:
+def _get_result(verb: str, subject: str, task: asyncio.Task[T]) -> T:
     if task.cancelled():
         raise no_such_sandbox(subject)
     error = task.exception()

@@ -68,7 +68,7 @@ class Capacity:
             raise FullError(self._full)
         self._place()
 
-    def trouble(self) -> str | None:
+    def find_shortage(self) -> str | None:
         """Return why nothing new fits, regardless of the number of running sandboxes, or None."""
         try:
             self.check(0, counted=False)

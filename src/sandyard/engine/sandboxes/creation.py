@@ -12,18 +12,19 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sandyard.engine.contract import Handle, Layers, Limits, Mount, NetworkPolicy, Spec
-from sandyard.engine.sandboxes import guest, starting
-from sandyard.engine.sandboxes.calls import Calls
+from sandyard.engine.sandboxes.agent import initialise_agent
+from sandyard.engine.sandboxes.calls import DriverCalls
 from sandyard.engine.sandboxes.capacity import Capacity
 from sandyard.engine.sandboxes.ledger import Ledger
 from sandyard.engine.sandboxes.lifecycle import Lifecycle
-from sandyard.engine.sandboxes.metrics import Sampler
-from sandyard.engine.sandboxes.model import CreateSandbox, Forked, Sandbox, Snapshot, State, Template, mounts_of
+from sandyard.engine.sandboxes.model import CreateSandbox, ForkResult, Sandbox, Snapshot, State, Template, mounts_of
 from sandyard.engine.sandboxes.pool import Pool, new_sandbox_id
 from sandyard.engine.sandboxes.registry import Entry
+from sandyard.engine.sandboxes.remover import SandboxRemover
+from sandyard.engine.sandboxes.sampler import Sampler
 from sandyard.engine.sandboxes.snapshots import DEFAULT_TAG, Snapshots, new_snapshot_id
+from sandyard.engine.sandboxes.start_command import run_start_command
 from sandyard.engine.sandboxes.trust import EgressTrust
-from sandyard.engine.sandboxes.undertaker import Undertaker
 from sandyard.engine.settings import EngineSettings
 from sandyard.kit.errors import ConflictError, FullError, SandyardError
 from sandyard.kit.ids import random_secret
@@ -33,7 +34,7 @@ _DEFAULT_POLICY = NetworkPolicy()
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class UnrecordedSandbox:
     """A sandbox of the driver without a record. `ready` means that its agent has the template's settings and the start
     command is running."""
 
@@ -46,10 +47,10 @@ class Creation:
         self,
         *,
         ledger: Ledger,
-        calls: Calls,
+        calls: DriverCalls,
         capacity: Capacity,
         sampler: Sampler,
-        undertaker: Undertaker,
+        remover: SandboxRemover,
         lifecycle: Lifecycle,
         pool: Pool,
         snapshots: Snapshots,
@@ -60,7 +61,7 @@ class Creation:
         self._calls = calls
         self._capacity = capacity
         self._sampler = sampler
-        self._undertaker = undertaker
+        self._remover = remover
         self._lifecycle = lifecycle
         self._pool = pool
         self._snapshots = snapshots
@@ -89,7 +90,7 @@ class Creation:
         handle = self._pool.claim(template, own)
         if handle is None:
             return None
-        return self._record(self._described_by(request, template, own, handle), "The sandbox was created")
+        return self._record(self._make_record(request, template, own, handle), "The sandbox was created")
 
     async def create(
         self, request: CreateSandbox, template: Template, key: tuple[str, str, bytes] | None = None
@@ -100,11 +101,11 @@ class Creation:
         with self._room(template.snapshots):
             mounts = mounts_of(request.volume_mounts)
             made = await self._make(template, limits, request.network.policy, mounts, poolable=limits == own)
-            record = self._described_by(request, template, limits, made.handle)
+            record = self._make_record(request, template, limits, made.handle)
             told = made.ready and not request.env
             return await self._begin(record, "The sandbox was created", told=told, started=made.ready, key=key)
 
-    def _described_by(self, request: CreateSandbox, template: Template, limits: Limits, handle: Handle) -> Sandbox:
+    def _make_record(self, request: CreateSandbox, template: Template, limits: Limits, handle: Handle) -> Sandbox:
         now = self._ledger.clock.now()
         return Sandbox(
             id=handle.id,
@@ -135,10 +136,10 @@ class Creation:
             extra=request.extra,
         )
 
-    async def fork(self, entry: Entry, count: int, timeout_s: float) -> list[Forked]:
+    async def fork(self, entry: Entry, count: int, timeout_s: float) -> list[ForkResult]:
         """Create copies of a running sandbox, all from the same instant."""
         async with AsyncExitStack() as held:
-            await held.enter_async_context(self._lifecycle.held(entry))
+            await held.enter_async_context(self._lifecycle.hold(entry))
             parent = entry.record
             if not parent.running:
                 raise ConflictError(f"Sandbox '{entry.id}' is paused and cannot be forked; resume it first")
@@ -146,15 +147,15 @@ class Creation:
                 return [await self._outcome(self._fork(parent, timeout_s))]
             # the copies use a hidden snapshot that is deleted with the last of them
             snapshot_id = new_snapshot_id()
-            with self._held((*parent.snapshots, snapshot_id)):
+            with self._hold_snapshots((*parent.snapshots, snapshot_id)):
                 snapshot = await self.capture(entry, snapshot_id, hidden=True)
                 await held.aclose()  # unlock the parent
-                forks = (self._outcome(self._stand_on(parent, snapshot, timeout_s)) for _ in range(count))
+                forks = (self._outcome(self._fork_from_snapshot(parent, snapshot, timeout_s)) for _ in range(count))
                 return list(await asyncio.gather(*forks))
 
     async def snapshot(self, entry: Entry, name: str | None, tag: str) -> Snapshot:
-        async with self._lifecycle.held(entry):
-            with self._held(entry.record.snapshots):
+        async with self._lifecycle.hold(entry):
+            with self._hold_snapshots(entry.record.snapshots):
                 return await self.capture(entry, new_snapshot_id(), name=name, tag=tag)
 
     async def capture(
@@ -178,12 +179,12 @@ class Creation:
         try:
             call = driver.snapshot(parent.handle, snapshot_id)
             layers = await self._calls.run("snapshot", entry.id, call, if_late=drop)
-            return self._snapshots.add(self._described(parent, snapshot_id, layers, name, tag), hidden=hidden)
+            return self._snapshots.add(self._make_snapshot(parent, snapshot_id, layers, name, tag), hidden=hidden)
         except BaseException:
             self._snapshots.discard(snapshot_id)
             raise
 
-    def _described(self, parent: Sandbox, snapshot_id: str, layers: Layers, name: str | None, tag: str) -> Snapshot:
+    def _make_snapshot(self, parent: Sandbox, snapshot_id: str, layers: Layers, name: str | None, tag: str) -> Snapshot:
         return Snapshot(
             id=snapshot_id,
             sandbox_id=parent.id,
@@ -205,7 +206,7 @@ class Creation:
             handle = await self._ask("fork", parent.id, lambda: self._calls.driver.fork(parent.handle, child.spec))
             return await self._begin(replace(child, handle=handle), f"The sandbox was forked from {parent.id}")
 
-    async def _stand_on(self, parent: Sandbox, snapshot: Snapshot, timeout_s: float) -> Sandbox:
+    async def _fork_from_snapshot(self, parent: Sandbox, snapshot: Snapshot, timeout_s: float) -> Sandbox:
         used = (*snapshot.snapshots, snapshot.id)
         with self._room(used):
             child = replace(self._child(parent, timeout_s), layers=snapshot.layers, snapshots=used)
@@ -223,8 +224,8 @@ class Creation:
             started_at=now,
             ends_at=now + timeout_s,
             timeout_s=timeout_s,
-            access_token=_renewed(parent.access_token),
-            traffic_token=_renewed(parent.traffic_token),
+            access_token=_renew_token(parent.access_token),
+            traffic_token=_renew_token(parent.traffic_token),
             memory_lost=None,
             intent=None,
         )
@@ -237,28 +238,28 @@ class Creation:
         mounts: tuple[Mount, ...] = (),
         *,
         poolable: bool,
-    ) -> Made:
+    ) -> UnrecordedSandbox:
         if poolable and policy == _DEFAULT_POLICY and not mounts:
             handle = self._pool.claim(template, limits)
             if handle is not None:
-                return Made(handle, ready=True)
+                return UnrecordedSandbox(handle, ready=True)
 
         async def make() -> Handle:
             spec = Spec(new_sandbox_id(), template.layers, limits, policy, mounts)
             return await self._ask("create", spec.id, lambda: self._calls.driver.create(spec))
 
         try:
-            return Made(await self._pool.create(make), ready=False)
+            return UnrecordedSandbox(await self._pool.create(make), ready=False)
         except FullError:
             if not await self._pool.give_back():
                 raise
-            return Made(
+            return UnrecordedSandbox(
                 await self._pool.create(make), ready=False
             )  # giving back the pooled sandboxes has freed resources
 
     async def _ask(self, verb: str, subject: str, call: Callable[[], Coroutine[Any, Any, Handle]]) -> Handle:
         async def discard(handle: Handle) -> None:
-            self._undertaker.discard(handle)
+            self._remover.discard(handle)
 
         async with self._at_once:
             return await self._calls.run(verb, subject, call(), if_late=discard)
@@ -277,14 +278,14 @@ class Creation:
         try:
             if not told:
                 env = self._trust.env(record)
-                await guest.initialise(self._calls, record.handle, record.template_id, env, record.defaults)
+                await initialise_agent(self._calls, record.handle, record.template_id, env, record.defaults)
                 await self._trust.install(record)
                 if record.start is not None and not started:
-                    await starting.start(self._calls, record.handle, record.start, self._settings.start_patience_s)
+                    await run_start_command(self._calls, record.handle, record.start, self._settings.start_patience_s)
                 now = self._ledger.clock.now()
                 record = replace(record, created_at=now, started_at=now, ends_at=now + record.timeout_s)
         except BaseException:
-            self._undertaker.discard(record.handle)
+            self._remover.discard(record.handle)
             raise
         return self._record(record, event, key)
 
@@ -293,28 +294,28 @@ class Creation:
         try:
             entry = self._ledger.insert(record, event, key=key)
         except BaseException:
-            self._undertaker.discard(record.handle)
+            self._remover.discard(record.handle)
             raise
-        self._undertaker.watch(entry)
-        self._sampler.soon(entry)
+        self._remover.watch(entry)
+        self._sampler.sample_soon(entry)
         return entry.record
 
     @asynccontextmanager
-    async def unlisted(self, template: Template, limits: Limits) -> AsyncIterator[Handle]:
+    async def create_unrecorded(self, template: Template, limits: Limits) -> AsyncIterator[Handle]:
         """Yield a running sandbox without a record. It is removed when the context ends."""
         with self._room(template.snapshots):
             handle = (await self._make(template, limits, _DEFAULT_POLICY, poolable=False)).handle
             try:
-                await guest.initialise(self._calls, handle, template.id, template.env, template.defaults)
+                await initialise_agent(self._calls, handle, template.id, template.env, template.defaults)
                 yield handle
             finally:
-                await asyncio.shield(asyncio.ensure_future(self._undertaker.end(handle)))
+                await asyncio.shield(asyncio.ensure_future(self._remover.remove_unrecorded(handle)))
 
-    async def _outcome(self, call: Coroutine[Any, Any, Sandbox]) -> Forked:
+    async def _outcome(self, call: Coroutine[Any, Any, Sandbox]) -> ForkResult:
         try:
-            return Forked(sandbox=await call)
+            return ForkResult(sandbox=await call)
         except SandyardError as error:
-            return Forked(error=error)
+            return ForkResult(error=error)
 
     @contextmanager
     def _room(self, snapshots: tuple[str, ...]) -> Iterator[None]:
@@ -322,15 +323,15 @@ class Creation:
         self._capacity.check(self._ledger.registry.running + self.under_way)
         self.under_way += 1
         try:
-            with self._held(snapshots):
+            with self._hold_snapshots(snapshots):
                 yield
         finally:
             self.under_way -= 1
 
-    def _held(self, snapshots: tuple[str, ...]) -> AbstractContextManager[None]:
+    def _hold_snapshots(self, snapshots: tuple[str, ...]) -> AbstractContextManager[None]:
         """Keep these snapshots' files while something without a record is being created from them."""
-        return self._snapshots.holding(snapshots)
+        return self._snapshots.hold(snapshots)
 
 
-def _renewed(token: Secret | None) -> Secret | None:
+def _renew_token(token: Secret | None) -> Secret | None:
     return None if token is None else random_secret()

@@ -114,7 +114,7 @@ class Ledger:
         if entry.watch is not None:
             entry.watch.cancel()
         log.info("sandbox_removed", sandbox=entry.id, what=event)
-        self.interrupted(entry.id, reason)
+        self.notify_interrupted(entry.id, reason)
 
     def catch_up(self) -> None:
         """Write what could not be written while the disk was full."""
@@ -128,7 +128,7 @@ class Ledger:
             self.logs.append(sandbox_id, level, event)
             self.logs.end(sandbox_id)
 
-    def interrupted(self, sandbox_id: str, reason: str) -> None:
+    def notify_interrupted(self, sandbox_id: str, reason: str) -> None:
         for listener in self._listeners:
             listener(sandbox_id, reason)
 

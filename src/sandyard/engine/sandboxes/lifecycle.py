@@ -12,16 +12,16 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from sandyard.engine.contract import Driver
-from sandyard.engine.sandboxes.calls import Calls
+from sandyard.engine.sandboxes.calls import DriverCalls
 from sandyard.engine.sandboxes.capacity import Capacity
 from sandyard.engine.sandboxes.errors import no_such_sandbox
 from sandyard.engine.sandboxes.ledger import Ledger
-from sandyard.engine.sandboxes.metrics import Sampler
 from sandyard.engine.sandboxes.model import Intent, LogLevel, LogQuery, Network, OnTimeout, PauseKind, Sandbox, State
-from sandyard.engine.sandboxes.reconcile import Reconciler
+from sandyard.engine.sandboxes.reconciler import Reconciler
 from sandyard.engine.sandboxes.registry import Entry
+from sandyard.engine.sandboxes.remover import SandboxRemover
+from sandyard.engine.sandboxes.sampler import Sampler
 from sandyard.engine.sandboxes.trust import EgressTrust
-from sandyard.engine.sandboxes.undertaker import Undertaker
 from sandyard.kit.errors import ConflictError, SandyardError, UnsupportedError
 from sandyard.kit.logging import get_logger
 
@@ -38,10 +38,10 @@ class Lifecycle:
         self,
         *,
         ledger: Ledger,
-        calls: Calls,
+        calls: DriverCalls,
         capacity: Capacity,
         sampler: Sampler,
-        undertaker: Undertaker,
+        remover: SandboxRemover,
         reconciler: Reconciler,
         trust: EgressTrust,
     ) -> None:
@@ -49,7 +49,7 @@ class Lifecycle:
         self._calls = calls
         self._capacity = capacity
         self._sampler = sampler
-        self._undertaker = undertaker
+        self._remover = remover
         self._reconciler = reconciler
         self._trust = trust
         self._automatic = asyncio.Semaphore(AUTOMATIC_AT_ONCE)
@@ -63,7 +63,7 @@ class Lifecycle:
         return self._ledger.clock.now()
 
     @asynccontextmanager
-    async def held(self, entry: Entry, *, changing: bool = False) -> AsyncIterator[None]:
+    async def hold(self, entry: Entry, *, changing: bool = False) -> AsyncIterator[None]:
         """Hold this sandbox exclusively. Raises NotFoundError if it was removed while waiting, and StuckError if its
         condition cannot be determined. With `changing`, traffic waits until the block ends."""
         async with entry.lock:
@@ -83,7 +83,7 @@ class Lifecycle:
                     entry.changing = None
 
     async def pause(self, entry: Entry, *, memory: bool) -> Sandbox:
-        async with self.held(entry, changing=True):
+        async with self.hold(entry, changing=True):
             if not entry.record.running:
                 raise ConflictError(f"Error pausing sandbox - sandbox '{entry.id}' is already paused")
             return await self._pause(entry, memory=memory, why="on request")
@@ -112,7 +112,7 @@ class Lifecycle:
                 memory_lost=lost,
                 intent=None,
             )
-        self._ledger.interrupted(entry.id, "paused")
+        self._ledger.notify_interrupted(entry.id, "paused")
         if entry.series is not None:
             entry.series.restart()
         return record
@@ -120,7 +120,7 @@ class Lifecycle:
     async def stop(self, entry: Entry) -> None:
         """Stop the processes for good. The intent stays until the caller has recorded the outcome."""
         self._ledger.change(entry, intent=Intent.STOP)
-        self._undertaker.unwatch(entry)
+        self._remover.unwatch(entry)
         async with self._reconciler.on_failure(entry):
             handle = await self._calls.run("stop", entry.id, self._driver.stop(entry.record.handle))
             self._ledger.change(entry, handle=handle)
@@ -128,20 +128,20 @@ class Lifecycle:
     async def connect(self, entry: Entry, timeout_s: float, *, memory: bool) -> tuple[Sandbox, bool]:
         if entry.record.running and entry.changing is None and not entry.suspect:
             return self.extend(entry, timeout_s), False
-        async with self.held(entry, changing=True):
+        async with self.hold(entry, changing=True):
             if entry.record.running:
                 return self.extend(entry, timeout_s), False
             return await self._resume(entry, timeout_s, memory=memory, why="on request"), True
 
     async def resume(self, entry: Entry, timeout_s: float, *, auto_pause: bool | None, memory: bool) -> Sandbox:
-        async with self.held(entry, changing=True):
+        async with self.hold(entry, changing=True):
             if entry.record.running:
                 raise ConflictError(f"Sandbox {entry.id} is already running")
             return await self._resume(entry, timeout_s, memory=memory, why="on request", auto_pause=auto_pause)
 
     async def wake(self, entry: Entry, timeout_s: float) -> None:
         """Resume the sandbox because of incoming traffic, unless it was resumed in the meantime."""
-        async with self.held(entry, changing=True):
+        async with self.hold(entry, changing=True):
             if not entry.record.running:
                 await self._resume(entry, timeout_s, memory=True, why="by traffic")
 
@@ -180,8 +180,8 @@ class Lifecycle:
                 intent=None,
             )
         if entry.watch is None:
-            self._undertaker.watch(entry)
-        self._sampler.soon(entry)
+            self._remover.watch(entry)
+        self._sampler.sample_soon(entry)
         return record
 
     def extend(self, entry: Entry, timeout_s: float, *, may_shorten: bool = False) -> Sandbox:
@@ -192,7 +192,7 @@ class Lifecycle:
         return self._ledger.change(entry, ends_at=ends_at, timeout_s=timeout_s)
 
     async def set_network(self, entry: Entry, network: Network) -> Sandbox:
-        async with self.held(entry):
+        async with self.hold(entry):
             if not entry.record.running:
                 raise ConflictError(f"Sandbox '{entry.id}' is paused; resume it to change its network")
             before = entry.record.network
@@ -232,25 +232,25 @@ class Lifecycle:
                 fields["port"] = str(one.port)
             self._ledger.logs.append(entry.id, LogLevel.WARN, message, **fields)
 
-    async def due(self, entry: Entry) -> None:
+    async def handle_timer(self, entry: Entry) -> None:
         """Handle an expired timer: kill or pause the sandbox, or move its memory to disk. Never raises; failures are
         retried."""
         try:
             async with self._automatic:
-                await self._due(entry)
+                await self._handle_timer(entry)
         except SandyardError as error:
             if entry.gone is None:
                 delay = RETRY_S if entry.record.running else self._ledger.suspend_after_s or RETRY_S
                 self._ledger.rearm(entry, self._now + delay)
                 log.warning("sandbox_expiry_failed", sandbox=entry.id, reason=error.message, retry_s=delay)
 
-    async def _due(self, entry: Entry) -> None:
+    async def _handle_timer(self, entry: Entry) -> None:
         if entry.gone is not None:
             return
         if self._overdue(entry) and entry.record.on_timeout is OnTimeout.KILL:
-            await self._undertaker.kill(entry, "The sandbox was killed: its timeout was reached")
+            await self._remover.kill(entry, "The sandbox was killed: its timeout was reached")
             return
-        async with self.held(entry, changing=True):
+        async with self.hold(entry, changing=True):
             if self._overdue(entry):
                 await self._auto_pause(entry)
             elif entry.record.pause_kind is PauseKind.MEMORY and self._ledger.suspend_after_s is not None:
@@ -267,7 +267,7 @@ class Lifecycle:
         await self._pause(entry, memory=memory, why="its timeout was reached", lost=lost)
 
     async def _suspend(self, entry: Entry) -> None:
-        self._undertaker.unwatch(entry)
+        self._remover.unwatch(entry)
         async with self._reconciler.on_failure(entry):
             handle = await self._calls.run("suspend", entry.id, self._driver.suspend(entry.record.handle))
             self._ledger.change(

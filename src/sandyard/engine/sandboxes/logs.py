@@ -58,7 +58,7 @@ class SandboxLogs:
         )
         return [LogEntry(at, _LEVELS[level], message, json.loads(fields)) for at, level, message, fields in rows]
 
-    def known(self, sandbox_id: str) -> bool:
+    def has_entries(self, sandbox_id: str) -> bool:
         return bool(self._database.query("SELECT 1 FROM logs WHERE sandbox_id = ? LIMIT 1", (sandbox_id,)))
 
     def end(self, sandbox_id: str) -> None:

@@ -26,7 +26,7 @@ class State(enum.StrEnum):
 
 
 class PauseKind(enum.StrEnum):
-    """Where a paused sandbox's memory is."""
+    """The location of a paused sandbox's memory."""
 
     MEMORY = "memory"  # frozen in RAM: resume continues the same processes; lost on a reboot of the machine
     DISK = "disk"  # on disk: resume continues the same processes, even after a reboot
@@ -166,7 +166,7 @@ class Page(Generic[T]):
 
 
 @dataclass(frozen=True, slots=True)
-class Forked:
+class ForkResult:
     """The outcome of one fork: exactly one of the two fields is set."""
 
     sandbox: Sandbox | None = None
@@ -219,7 +219,7 @@ class TemplateStatus(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """What a name resolves to. Limits that are None use the engine's defaults."""
+    """A template: the result of resolving a name. Limits that are None use the engine's defaults."""
 
     id: str
     layers: Layers

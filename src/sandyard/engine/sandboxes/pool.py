@@ -9,11 +9,12 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from sandyard.engine.contract import Handle, Layers, Limits, NetworkPolicy, Spec
-from sandyard.engine.sandboxes import guest, starting
-from sandyard.engine.sandboxes.calls import Calls
+from sandyard.engine.sandboxes.agent import initialise_agent
+from sandyard.engine.sandboxes.calls import DriverCalls
 from sandyard.engine.sandboxes.capacity import Capacity
 from sandyard.engine.sandboxes.model import Defaults, Start, Template
-from sandyard.engine.sandboxes.undertaker import Undertaker
+from sandyard.engine.sandboxes.remover import SandboxRemover
+from sandyard.engine.sandboxes.start_command import run_start_command
 from sandyard.kit.clock import Clock
 from sandyard.kit.errors import SandyardError
 from sandyard.kit.ids import random_id
@@ -33,7 +34,7 @@ def new_sandbox_id() -> str:
 
 
 @dataclass(slots=True)
-class Shelf:
+class TemplatePool:
     """The pooled sandboxes of one template, with its own limits and the default network policy."""
 
     template: Template
@@ -46,7 +47,7 @@ class Shelf:
     watches: dict[str, asyncio.Task[None]] = field(default_factory=dict)
 
 
-ShelfKey = tuple[str, Layers, frozenset[tuple[str, str]], Defaults, Start | None, Limits]
+PoolKey = tuple[str, Layers, frozenset[tuple[str, str]], Defaults, Start | None, Limits]
 
 
 class Pool:
@@ -54,8 +55,8 @@ class Pool:
 
     def __init__(
         self,
-        calls: Calls,
-        undertaker: Undertaker,
+        calls: DriverCalls,
+        remover: SandboxRemover,
         capacity: Capacity,
         clock: Clock,
         *,
@@ -67,7 +68,7 @@ class Pool:
         room: int,
     ) -> None:
         self._calls = calls
-        self._undertaker = undertaker
+        self._remover = remover
         self._capacity = capacity
         self._clock = clock
         self._size = size
@@ -76,7 +77,7 @@ class Pool:
         self._start_patience_s = start_patience_s
         self._taken = taken  # number of sandboxes that already count
         self._room = room  # maximum number of sandboxes, including pooled ones
-        self._shelves: dict[ShelfKey, Shelf] = {}
+        self._pools: dict[PoolKey, TemplatePool] = {}
         self._wanted = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -86,39 +87,39 @@ class Pool:
 
     @property
     def ready(self) -> int:
-        return sum(len(shelf.ready) for shelf in self._shelves.values())
+        return sum(len(pool.ready) for pool in self._pools.values())
 
     @property
     def snapshots(self) -> set[str]:
         """Return the snapshots that pooled sandboxes are based on."""
-        return {used for shelf in self._shelves.values() for used in shelf.template.snapshots}
+        return {used for pool in self._pools.values() for used in pool.template.snapshots}
 
     def claim(self, template: Template, limits: Limits) -> Handle | None:
-        """Return a pooled sandbox, now owned by the caller, or None. Starts a shelf for a template that has none, but
+        """Return a pooled sandbox, now owned by the caller, or None. Starts a pool for a template that has none, but
         not for a client's snapshot: there may be any number of them, and each may be deleted at any time."""
-        if self._most(template) == 0 or not template.lasting:
+        if self._max_size(template) == 0 or not template.lasting:
             return None
-        shelf = self.want(template, limits)
-        shelf.claims += 1
+        pool = self.want(template, limits)
+        pool.claims += 1
         self._wanted.set()
-        if not shelf.ready:
+        if not pool.ready:
             return None
-        shelf.claimed_at = shelf.used_at
-        handle = shelf.ready.popleft()
-        shelf.watches.pop(handle.id).cancel()
+        pool.claimed_at = pool.used_at
+        handle = pool.ready.popleft()
+        pool.watches.pop(handle.id).cancel()
         return handle
 
-    def want(self, template: Template, limits: Limits, *, whole: bool = False) -> Shelf:
-        """Keep sandboxes of this template in the pool: a few for each one claimed, or as many as a shelf holds."""
+    def want(self, template: Template, limits: Limits, *, whole: bool = False) -> TemplatePool:
+        """Keep sandboxes of this template in the pool: a few for each one claimed, or as many as the pool of a template may hold."""
         known = frozenset(template.env.items())  # a new build of a template may differ only in its environment
         key = (template.id, template.layers, known, template.defaults, template.start, limits)
-        shelf = self._shelves.get(key)
-        if shelf is None:
-            shelf = self._shelves[key] = Shelf(template, limits, self._clock.now())
+        pool = self._pools.get(key)
+        if pool is None:
+            pool = self._pools[key] = TemplatePool(template, limits, self._clock.now())
             self._wanted.set()
-        shelf.used_at = self._clock.now()
-        shelf.whole = shelf.whole or whole
-        return shelf
+        pool.used_at = self._clock.now()
+        pool.whole = pool.whole or whole
+        return pool
 
     async def create(self, make: Callable[[], Awaitable[Handle]]) -> Handle:
         """Run a client's create; refilling waits in the meantime."""
@@ -133,12 +134,12 @@ class Pool:
 
     async def give_back(self) -> int:
         """Empty the pool and wait until the driver has removed everything. Return the number of sandboxes."""
-        handles = [handle for shelf in self._shelves.values() for handle in shelf.ready]
-        for shelf in self._shelves.values():
-            for watch in shelf.watches.values():
+        handles = [handle for pool in self._pools.values() for handle in pool.ready]
+        for pool in self._pools.values():
+            for watch in pool.watches.values():
                 watch.cancel()
-            shelf.watches.clear()
-            shelf.ready.clear()
+            pool.watches.clear()
+            pool.ready.clear()
         await asyncio.gather(*map(self._give_one_back, handles))
         return len(handles)
 
@@ -146,20 +147,20 @@ class Pool:
         try:
             await self._calls.run("kill", handle.id, self._calls.driver.kill(handle))
         except SandyardError:
-            self._undertaker.discard(handle)
+            self._remover.discard(handle)
 
     def drain(self) -> int:
         """Empty the pool in the background. Return the number of sandboxes."""
         drained = self.ready
-        for shelf in self._shelves.values():
-            self._empty(shelf)
+        for pool in self._pools.values():
+            self._empty(pool)
         return drained
 
     def tidy(self) -> None:
-        """Drop shelves that were not used lately, and everything if memory is low. Called every few seconds."""
+        """Drop the pools of templates that were not used lately, and everything if memory is low. Called every few seconds."""
         limit = self._clock.now() - self._idle_s
-        for key in [key for key, shelf in self._shelves.items() if shelf.used_at < limit]:
-            self._empty(self._shelves.pop(key))
+        for key in [key for key, pool in self._pools.items() if pool.used_at < limit]:
+            self._empty(self._pools.pop(key))
         if self._capacity.memory_low(MEMORY_MARGIN):
             drained = self.drain()
             if drained:
@@ -171,24 +172,24 @@ class Pool:
         while True:
             await self._wanted.wait()
             self._wanted.clear()
-            while (shelf := self._neediest()) is not None:
-                await self._quiet(shelf)
+            while (pool := self._find_neediest()) is not None:
+                await self._wait_until_quiet(pool)
                 if self._closed:
                     return
                 try:
                     async with self._adding:
-                        await self._add(shelf)
+                        await self._add(pool)
                 except SandyardError as error:
-                    log.warning("pool_refill_failed", template=shelf.template.id, reason=error.message)
+                    log.warning("pool_refill_failed", template=pool.template.id, reason=error.message)
                     await self._clock.sleep(RETRY_S)
                 await asyncio.sleep(0)
 
-    async def _quiet(self, shelf: Shelf) -> None:
+    async def _wait_until_quiet(self, pool: TemplatePool) -> None:
         """Wait until creating a sandbox delays nobody. While the pool has enough, that is a gap between clients'
         requests, so that the first command of a claimed sandbox does not compete with the creation of the next one."""
         await self._idle.wait()
-        enough = self._wanted_of(shelf) * ENOUGH
-        while len(shelf.ready) >= enough and shelf.claimed_at > self._clock.now() - QUIET_S:
+        enough = self._wanted_of(pool) * ENOUGH
+        while len(pool.ready) >= enough and pool.claimed_at > self._clock.now() - QUIET_S:
             await self._clock.sleep(QUIET_S)
         await self._idle.wait()
 
@@ -203,58 +204,58 @@ class Pool:
         """Empty the pool and wait until the driver has removed everything."""
         self._closed = True
         await self.give_back()
-        self._shelves.clear()
+        self._pools.clear()
 
-    def _neediest(self) -> Shelf | None:
-        lacking = [shelf for shelf in self._shelves.values() if len(shelf.ready) < self._wanted_of(shelf)]
-        shelf = min(lacking, key=lambda shelf: len(shelf.ready), default=None)
-        if shelf is None:
+    def _find_neediest(self) -> TemplatePool | None:
+        short = [pool for pool in self._pools.values() if len(pool.ready) < self._wanted_of(pool)]
+        pool = min(short, key=lambda pool: len(pool.ready), default=None)
+        if pool is None:
             return None
         if self._taken() + self.ready >= self._room or self._capacity.memory_low(MEMORY_MARGIN):
             return None
-        return shelf
+        return pool
 
-    async def _add(self, shelf: Shelf) -> None:
-        spec = Spec(new_sandbox_id(), shelf.template.layers, shelf.limits, NetworkPolicy())
+    async def _add(self, pool: TemplatePool) -> None:
+        spec = Spec(new_sandbox_id(), pool.template.layers, pool.limits, NetworkPolicy())
 
         async def discard(handle: Handle) -> None:
-            self._undertaker.discard(handle)
+            self._remover.discard(handle)
 
         handle = await self._calls.run("create", spec.id, self._calls.driver.create(spec), if_late=discard)
         try:
-            await guest.initialise(self._calls, handle, shelf.template.id, shelf.template.env, shelf.template.defaults)
-            if shelf.template.start is not None:
-                await starting.start(self._calls, handle, shelf.template.start, self._start_patience_s)
+            await initialise_agent(self._calls, handle, pool.template.id, pool.template.env, pool.template.defaults)
+            if pool.template.start is not None:
+                await run_start_command(self._calls, handle, pool.template.start, self._start_patience_s)
         except BaseException:
-            self._undertaker.discard(handle)
+            self._remover.discard(handle)
             raise
-        if self._closed or shelf not in self._shelves.values():
-            self._undertaker.discard(handle)
+        if self._closed or pool not in self._pools.values():
+            self._remover.discard(handle)
             return
-        shelf.ready.append(handle)
-        shelf.watches[handle.id] = asyncio.ensure_future(self._watch(shelf, handle))
+        pool.ready.append(handle)
+        pool.watches[handle.id] = asyncio.ensure_future(self._watch(pool, handle))
 
-    async def _watch(self, shelf: Shelf, handle: Handle) -> None:
+    async def _watch(self, pool: TemplatePool, handle: Handle) -> None:
         try:
-            reason = await self._calls.driver.exited(handle)
+            reason = await self._calls.driver.wait_for_exit(handle)
         except SandyardError as error:
             reason = error.message
         log.warning("pooled_sandbox_ended", sandbox=handle.id, reason=reason)
-        shelf.ready.remove(handle)
-        shelf.watches.pop(handle.id, None)
-        self._undertaker.discard(handle)
+        pool.ready.remove(handle)
+        pool.watches.pop(handle.id, None)
+        self._remover.discard(handle)
         self._wanted.set()
 
-    def _wanted_of(self, shelf: Shelf) -> int:
-        most = self._most(shelf.template)
-        return most if shelf.whole else min(most, A_FEW * shelf.claims)
+    def _wanted_of(self, pool: TemplatePool) -> int:
+        most = self._max_size(pool.template)
+        return most if pool.whole else min(most, A_FEW * pool.claims)
 
-    def _most(self, template: Template) -> int:
+    def _max_size(self, template: Template) -> int:
         return self._size if template.start is None else min(self._size, self._started_size)
 
-    def _empty(self, shelf: Shelf) -> None:
-        for watch in shelf.watches.values():
+    def _empty(self, pool: TemplatePool) -> None:
+        for watch in pool.watches.values():
             watch.cancel()
-        shelf.watches.clear()
-        while shelf.ready:
-            self._undertaker.discard(shelf.ready.popleft())
+        pool.watches.clear()
+        while pool.ready:
+            self._remover.discard(pool.ready.popleft())

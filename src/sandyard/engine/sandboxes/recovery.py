@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from sandyard.engine.contract import Condition, NetworkPolicy
-from sandyard.engine.sandboxes.calls import Calls
+from sandyard.engine.sandboxes.calls import DriverCalls
 from sandyard.engine.sandboxes.ledger import Ledger
 from sandyard.engine.sandboxes.model import Intent, PauseKind
-from sandyard.engine.sandboxes.reconcile import ENDED, Reconciler, agrees, needs_boot
+from sandyard.engine.sandboxes.reconciler import ENDED, Reconciler, is_consistent, needs_boot
 from sandyard.engine.sandboxes.registry import Entry
+from sandyard.engine.sandboxes.remover import SandboxRemover, Spawn
 from sandyard.engine.sandboxes.snapshots import Snapshots
-from sandyard.engine.sandboxes.undertaker import Spawn, Undertaker
 from sandyard.engine.store.database import Database
 from sandyard.kit.errors import SandyardError
 from sandyard.kit.logging import get_logger
@@ -40,10 +40,10 @@ class Recovery:
         *,
         database: Database,
         ledger: Ledger,
-        calls: Calls,
+        calls: DriverCalls,
         snapshots: Snapshots,
         reconciler: Reconciler,
-        undertaker: Undertaker,
+        remover: SandboxRemover,
         spawn: Spawn,
         boot_id: str,
     ) -> None:
@@ -52,7 +52,7 @@ class Recovery:
         self._calls = calls
         self._snapshots = snapshots
         self._reconciler = reconciler
-        self._undertaker = undertaker
+        self._remover = remover
         self._spawn = spawn
         self._boot_id = boot_id
         self._some = asyncio.Semaphore(AT_ONCE)
@@ -65,7 +65,7 @@ class Recovery:
         self._snapshots.load()
         handles = [entry.record.handle for entry in self._ledger.registry]
         observed = await self._calls.run(
-            "open", "the engine", self._calls.driver.open(handles, self._snapshots.needed())
+            "open", "the engine", self._calls.driver.open(handles, self._snapshots.list_needed())
         )
         lost = REBOOTED if self._database.meta("boot_id") not in {None, self._boot_id} else ENDED_MEANWHILE
         await self._adopt(observed, lost)
@@ -77,9 +77,9 @@ class Recovery:
         settling = []
         for entry in self._ledger.registry:
             condition = observed.get(entry.id)
-            if condition is not None and agrees(entry, condition):
+            if condition is not None and is_consistent(entry, condition):
                 if entry.record.pause_kind in {None, PauseKind.MEMORY}:
-                    self._undertaker.watch(entry)
+                    self._remover.watch(entry)
                 if entry.record.network.policy == NetworkPolicy():
                     continue
             await entry.lock.acquire()
@@ -97,12 +97,12 @@ class Recovery:
                 if condition is None:
                     entry.suspect += 1
                     await self._reconciler.inspect(entry)
-                elif not agrees(entry, condition):
-                    await self._reconciler.settle(entry, condition, lost)
+                elif not is_consistent(entry, condition):
+                    await self._reconciler.reconcile(entry, condition, lost)
                 await self._apply_policy(entry)
         except SandyardError as error:
             log.warning("sandbox_recovery_failed", sandbox=entry.id, reason=error.message)
-            self._reconciler.doubt(entry)
+            self._reconciler.recheck(entry)
         finally:
             if entry.changing is not None:
                 entry.changing.set_result(None)

@@ -56,10 +56,10 @@ class SandboxRepository:
     def insert(self, sandbox: Sandbox) -> Sandbox:
         """Insert the record and return it with its `seq`."""
         fixed = (sandbox.id, sandbox.template_id, sandbox.created_at, json.dumps(_spec(sandbox)))
-        return replace(sandbox, seq=self._database.insert(_INSERT, fixed + _changing(sandbox)))
+        return replace(sandbox, seq=self._database.insert(_INSERT, fixed + _encode_mutable_fields(sandbox)))
 
     def update(self, sandbox: Sandbox) -> None:
-        self._database.execute(_UPDATE, (*_changing(sandbox), sandbox.id))
+        self._database.execute(_UPDATE, (*_encode_mutable_fields(sandbox), sandbox.id))
 
     def delete(self, sandbox_id: str) -> None:
         self._database.execute("DELETE FROM sandboxes WHERE id = ?", (sandbox_id,))
@@ -96,8 +96,8 @@ def _spec(sandbox: Sandbox) -> dict[str, Any]:
         "defaults": defaults_dict(sandbox.defaults),
         "start": start_dict(sandbox.start),
         "secure": sandbox.secure,
-        "access_token": _revealed(sandbox.access_token),
-        "traffic_token": _revealed(sandbox.traffic_token),
+        "access_token": _reveal(sandbox.access_token),
+        "traffic_token": _reveal(sandbox.traffic_token),
         "auto_pause_memory": sandbox.auto_pause_memory,
         "auto_resume": sandbox.auto_resume,
         "volume_mounts": [dict(mount) for mount in sandbox.volume_mounts],
@@ -106,7 +106,7 @@ def _spec(sandbox: Sandbox) -> dict[str, Any]:
     }
 
 
-def _changing(sandbox: Sandbox) -> tuple[Any, ...]:
+def _encode_mutable_fields(sandbox: Sandbox) -> tuple[Any, ...]:
     return (
         sandbox.state.value,
         json.dumps({"driver": sandbox.handle.driver, "data": dict(sandbox.handle.data)}),
@@ -124,7 +124,7 @@ def _changing(sandbox: Sandbox) -> tuple[Any, ...]:
 
 def _network(network: Network) -> dict[str, Any]:
     return {
-        "policy": network.policy.plain(),
+        "policy": network.policy.to_dict(),
         "config": None if network.config is None else dict(network.config),
         "allow_internet": network.allow_internet,
     }
@@ -170,7 +170,7 @@ def _record(row: Row) -> Sandbox:
         layers=tuple(spec["layers"]),
         limits=Limits(**spec["limits"]),
         network=Network(
-            policy=NetworkPolicy.read(network["policy"]),
+            policy=NetworkPolicy.from_dict(network["policy"]),
             config=network["config"],
             allow_internet=network["allow_internet"],
         ),
@@ -201,7 +201,7 @@ def _record(row: Row) -> Sandbox:
     )
 
 
-def _revealed(secret: Secret | None) -> str | None:
+def _reveal(secret: Secret | None) -> str | None:
     return None if secret is None else secret.reveal()
 
 

@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from sandyard.engine.contract import Driver
+from sandyard.engine.sandboxes.components import Components
 from sandyard.engine.sandboxes.errors import PortClosedError, SandboxUnreachableError, StuckError, no_such_sandbox
 from sandyard.engine.sandboxes.model import (
     CreateSandbox,
-    Forked,
+    ForkResult,
     LogEntry,
     LogLevel,
     LogQuery,
@@ -38,7 +39,6 @@ from sandyard.engine.sandboxes.model import (
     Template,
     Templates,
 )
-from sandyard.engine.sandboxes.parts import Parts
 from sandyard.engine.sandboxes.registry import Entry
 from sandyard.engine.sandboxes.repository import digest
 from sandyard.engine.sandboxes.snapshots import DEFAULT_TAG, split_name
@@ -66,18 +66,18 @@ class Sandboxes:
         disks: Sequence[Path] | None = None,
         boot_id: str | None = None,
         egress_authority: bytes = b"",
-        lacking: Callable[[str], str | None] = lambda name: None,
+        explain_missing: Callable[[str], str | None] = lambda name: None,
         make_ready: Callable[[Template], str] = lambda template: "is not ready.",
     ) -> None:
         """`database` is open and stays owned by the caller. `disks` are the paths whose free space counts (the data
         directory). `egress_authority` is the certificate (PEM) that sandboxes with network rules have to trust.
-        `lacking` returns what is missing for a name that does not resolve. `make_ready` starts the build of a template
+        `explain_missing` returns what is missing for a name that does not resolve. `make_ready` starts the build of a template
         that is not ready, unless it is already running, and returns a description of its status."""
         self._templates = templates
-        self._lacking = lacking
+        self._explain_missing = explain_missing
         self._make_ready = make_ready
         self._settings = settings
-        self._parts = Parts(
+        self._components = Components(
             database,
             driver,
             settings,
@@ -86,16 +86,16 @@ class Sandboxes:
             boot_id=boot_id,
             egress_authority=egress_authority,
         )
-        self.workshop = self._parts.workshop
+        self.internal = self._components.internal
         self._creating: dict[tuple[str, str], tuple[bytes, asyncio.Task[Sandbox]]] = {}
 
     async def open(self) -> None:
         """Take over the driver and its sandboxes, finish or undo what a crash interrupted, and start timers and pool."""
-        await self._parts.open(self._default_template)
+        await self._components.open(self._default_template)
 
     async def close(self) -> None:
         """Release the driver; sandboxes keep running. Idempotent."""
-        await self._parts.close(CLOSING_S)
+        await self._components.close(CLOSING_S)
 
     async def create(self, request: CreateSandbox) -> Sandbox:
         """Create a running sandbox. The same idempotency key with the same request returns the same sandbox; with a
@@ -109,21 +109,21 @@ class Sandboxes:
         if request.idempotency_key is not None:
             return await self._create_once(request, (request.owner, request.idempotency_key))
         template = self.resolve_template(request.template)
-        ready = self._parts.creation.claim(request, template)
+        ready = self._components.creation.claim(request, template)
         if ready is not None:
             return ready
-        return await self._parts.tasks.finish(self._make(request, template))
+        return await self._components.tasks.finish(self._make(request, template))
 
     def _make(
         self, request: CreateSandbox, template: Template, key: tuple[str, str, bytes] | None = None
     ) -> Coroutine[Any, Any, Sandbox]:
         """Hold the template's snapshots immediately, because a delete may run before the first step of the work."""
         held = ExitStack()
-        held.enter_context(self._parts.snapshots.holding(template.snapshots))
+        held.enter_context(self._components.snapshots.hold(template.snapshots))
 
         async def work() -> Sandbox:
             with held:
-                return await self._parts.creation.create(request, template, key)
+                return await self._components.creation.create(request, template, key)
 
         return work()
 
@@ -133,10 +133,10 @@ class Sandboxes:
         if under_way is not None:
             before, task = under_way
         else:
-            use = self._parts.repository.key_use(*key)
+            use = self._components.repository.key_use(*key)
             if use is not None:
                 self._same_request(use.digest, asked)
-                entry = self._parts.registry.find(use.sandbox_id)
+                entry = self._components.registry.find(use.sandbox_id)
                 if entry is None:
                     raise ConflictError(
                         f"The idempotency key was used for sandbox '{use.sandbox_id}', which has ended."
@@ -144,7 +144,7 @@ class Sandboxes:
                 return entry.record
             template = self.resolve_template(request.template)
             before = asked
-            task = self._parts.tasks.spawn(self._make(request, template, (*key, asked)))
+            task = self._components.tasks.spawn(self._make(request, template, (*key, asked)))
             self._creating[key] = (asked, task)
             task.add_done_callback(lambda _: self._creating.pop(key, None))
         self._same_request(before, asked)
@@ -154,79 +154,79 @@ class Sandboxes:
         if before != asked:
             raise ConflictError("The idempotency key was already used with a different request.")
 
-    def trouble(self) -> str | None:
+    def find_shortage(self) -> str | None:
         """Return why no sandbox could be created now for lack of memory or disk, or None."""
-        return self._parts.capacity.trouble()
+        return self._components.capacity.find_shortage()
 
     def get(self, sandbox_id: str) -> Sandbox:
         """Return a sandbox from memory, in microseconds; never wakes it. Raises NotFoundError."""
-        return self._parts.registry.get(sandbox_id).record
+        return self._components.registry.get(sandbox_id).record
 
     def find(self, sandbox_id: str) -> Sandbox | None:
         """Return a sandbox or None."""
-        entry = self._parts.registry.find(sandbox_id)
+        entry = self._components.registry.find(sandbox_id)
         return None if entry is None else entry.record
 
     def list(self, query: SandboxQuery = _ALL) -> Page[Sandbox]:
         """Return a page, newest first. A sandbox that exists while all pages are read is returned exactly once. Raises
         InvalidInputError for a bad cursor."""
-        return self._parts.registry.page(query)
+        return self._components.registry.page(query)
 
     def count(self, query: SandboxQuery = _ALL) -> int:
         """Return the number of sandboxes on all pages."""
-        return self._parts.registry.count(query)
+        return self._components.registry.count(query)
 
     async def kill(self, sandbox_id: str) -> None:
         """Kill a running or paused sandbox. Raises NotFoundError if it does not exist (also if another kill was first)."""
-        entry = self._parts.registry.get(sandbox_id)
-        await self._parts.tasks.finish(self._parts.undertaker.kill(entry, "The sandbox was killed on request"))
+        entry = self._components.registry.get(sandbox_id)
+        await self._components.tasks.finish(self._components.remover.kill(entry, "The sandbox was killed on request"))
 
     async def pause(self, sandbox_id: str, *, memory: bool = True) -> Sandbox:
         """Pause the sandbox. `memory=False` keeps only the file system. Raises ConflictError if it is already paused."""
-        entry = self._parts.registry.get(sandbox_id)
-        return await self._parts.tasks.finish(self._parts.lifecycle.pause(entry, memory=memory))
+        entry = self._components.registry.get(sandbox_id)
+        return await self._components.tasks.finish(self._components.lifecycle.pause(entry, memory=memory))
 
     async def connect(self, sandbox_id: str, timeout_s: float, *, memory: bool = True) -> tuple[Sandbox, bool]:
         """Connect to a sandbox. If running, extend its timeout to `timeout_s` from now, never shorten it, and return
         (sandbox, False). If paused, resume it and return (sandbox, True). `memory=False` discards the memory and boots
         it again."""
         self._check_timeout(timeout_s)
-        entry = self._parts.registry.get(sandbox_id)
-        return await self._parts.tasks.finish(self._parts.lifecycle.connect(entry, timeout_s, memory=memory))
+        entry = self._components.registry.get(sandbox_id)
+        return await self._components.tasks.finish(self._components.lifecycle.connect(entry, timeout_s, memory=memory))
 
     async def resume(
         self, sandbox_id: str, timeout_s: float, *, auto_pause: bool | None = None, memory: bool = True
     ) -> Sandbox:
         """Resume a paused sandbox. Raises ConflictError if it is running."""
         self._check_timeout(timeout_s)
-        entry = self._parts.registry.get(sandbox_id)
-        work = self._parts.lifecycle.resume(entry, timeout_s, auto_pause=auto_pause, memory=memory)
-        return await self._parts.tasks.finish(work)
+        entry = self._components.registry.get(sandbox_id)
+        work = self._components.lifecycle.resume(entry, timeout_s, auto_pause=auto_pause, memory=memory)
+        return await self._components.tasks.finish(work)
 
     async def set_timeout(self, sandbox_id: str, timeout_s: float) -> Sandbox:
         """Set the timeout, counted from now; may shorten it. 0 or less expires at once. Raises NotFoundError for a
         paused sandbox, as E2B does."""
         self._check_timeout(max(0.0, timeout_s))
-        entry = await self._running(sandbox_id)
-        record = self._parts.lifecycle.extend(entry, max(0.0, timeout_s), may_shorten=True)
+        entry = await self._get_running(sandbox_id)
+        record = self._components.lifecycle.extend(entry, max(0.0, timeout_s), may_shorten=True)
         if timeout_s > 0:
             return record
-        await self._parts.tasks.finish(self._parts.lifecycle.due(entry))
+        await self._components.tasks.finish(self._components.lifecycle.handle_timer(entry))
         return entry.record
 
     async def refresh(self, sandbox_id: str, duration_s: float) -> Sandbox:
         """Like set_timeout, but never shortens."""
         self._check_timeout(duration_s)
-        return self._parts.lifecycle.extend(await self._running(sandbox_id), duration_s)
+        return self._components.lifecycle.extend(await self._get_running(sandbox_id), duration_s)
 
-    async def fork(self, sandbox_id: str, count: int = 1, timeout_s: float = 15) -> Sequence[Forked]:
+    async def fork(self, sandbox_id: str, count: int = 1, timeout_s: float = 15) -> Sequence[ForkResult]:
         """Create `count` running sandboxes with this one's file system at one instant; each succeeds or fails
         independently. Raises ConflictError if it is paused."""
         if not 1 <= count <= self._settings.max_forks:
             raise InvalidInputError(f"Count must be at least 1 and cannot be greater than {self._settings.max_forks}")
         self._check_timeout(timeout_s)
-        entry = self._parts.registry.get(sandbox_id)
-        return await self._parts.tasks.finish(self._parts.creation.fork(entry, count, timeout_s))
+        entry = self._components.registry.get(sandbox_id)
+        return await self._components.tasks.finish(self._components.creation.fork(entry, count, timeout_s))
 
     async def snapshot(self, sandbox_id: str, name: str | None = None) -> Snapshot:
         """Save the current file system under a new id. `name` may contain `:tag`; an existing name and tag is moved to
@@ -235,45 +235,45 @@ class Sandboxes:
         taken = self._templates.resolve(chosen) if chosen is not None else None
         if taken is not None and not taken.yields:
             raise ConflictError(f"A template with the name {chosen!r} already exists. Choose another name.")
-        entry = self._parts.registry.get(sandbox_id)
-        return await self._parts.tasks.finish(self._snapshot(entry, chosen, tag or DEFAULT_TAG))
+        entry = self._components.registry.get(sandbox_id)
+        return await self._components.tasks.finish(self._snapshot(entry, chosen, tag or DEFAULT_TAG))
 
     async def _snapshot(self, entry: Entry, name: str | None, tag: str) -> Snapshot:
-        snapshot = await self._parts.creation.snapshot(entry, name, tag)
-        await self._parts.database.flush()
+        snapshot = await self._components.creation.snapshot(entry, name, tag)
+        await self._components.database.flush()
         return snapshot
 
     def snapshots(self, query: SnapshotQuery = _ALL_SNAPSHOTS) -> Page[Snapshot]:
         """Return a page of snapshots, newest first."""
-        return self._parts.snapshots.page(query)
+        return self._components.snapshots.page(query)
 
     def has_snapshot(self, name: str) -> bool:
         """Return whether a snapshot with this id, name or ref exists."""
-        return self._parts.snapshots.resolve(name) is not None
+        return self._components.snapshots.resolve(name) is not None
 
     async def delete_snapshot(self, snapshot: str) -> None:
         """Delete a snapshot by id, name or ref. It is no longer visible at once; its directory is removed when no
         sandbox uses it. Raises NotFoundError."""
-        self._parts.snapshots.delete(snapshot)
+        self._components.snapshots.delete(snapshot)
 
     async def set_network(self, sandbox_id: str, network: Network) -> Sandbox:
         """Replace the egress policy of a running sandbox. Raises ConflictError if it is paused."""
-        entry = self._parts.registry.get(sandbox_id)
-        return await self._parts.tasks.finish(self._parts.lifecycle.set_network(entry, network))
+        entry = self._components.registry.get(sandbox_id)
+        return await self._components.tasks.finish(self._components.lifecycle.set_network(entry, network))
 
     async def metrics(self, sandbox_id: str, start: float | None = None, end: float | None = None) -> Sequence[Metric]:
         """Return the samples, oldest first. A running sandbox without samples is sampled at once."""
-        entry = self._parts.registry.get(sandbox_id)
+        entry = self._components.registry.get(sandbox_id)
         if not entry.series:
-            await self._parts.sampler.sample(entry)
-        return entry.series.between(start, end) if entry.series is not None else []
+            await self._components.sampler.sample(entry)
+        return entry.series.list_between(start, end) if entry.series is not None else []
 
     async def latest_metrics(self, sandbox_ids: Sequence[str]) -> dict[str, Metric]:
         """Return the newest sample of each sandbox that exists."""
         found: dict[str, Metric] = {}
-        for entry in filter(None, map(self._parts.registry.find, sandbox_ids)):
+        for entry in filter(None, map(self._components.registry.find, sandbox_ids)):
             if not entry.series:
-                await self._parts.sampler.sample(entry)
+                await self._components.sampler.sample(entry)
             last = entry.series.last() if entry.series is not None else None
             if last is not None:
                 found[entry.id] = last
@@ -282,45 +282,45 @@ class Sandboxes:
     @property
     def records_denied(self) -> bool:
         """Whether connections blocked by an egress policy can be reported."""
-        return self._parts.calls.driver.capabilities.egress
+        return self._components.calls.driver.capabilities.egress
 
     async def note_denied(self, sandbox_id: str) -> None:
         """Update the log with what the sandbox's egress policy has blocked."""
-        entry = self._parts.registry.find(sandbox_id)
+        entry = self._components.registry.find(sandbox_id)
         if entry is not None:
-            await self._parts.lifecycle.note_denied(entry)
+            await self._components.lifecycle.note_denied(entry)
 
     def logs(self, sandbox_id: str, query: LogQuery = _ALL_LOGS) -> Sequence[LogEntry]:
         """Return log entries, also of a sandbox that has ended, while its logs are kept. Raises NotFoundError."""
-        if self._parts.registry.find(sandbox_id) is None and not self._parts.logs.known(sandbox_id):
+        if self._components.registry.find(sandbox_id) is None and not self._components.logs.has_entries(sandbox_id):
             raise no_such_sandbox(sandbox_id)
-        return self._parts.logs.query(sandbox_id, query)
+        return self._components.logs.query(sandbox_id, query)
 
     def log(self, sandbox_id: str, level: LogLevel, message: str, **fields: str) -> None:
         """Add an entry to a sandbox's own log (protocols record what a client did). Does nothing if the sandbox does
         not exist."""
-        if self._parts.registry.find(sandbox_id) is not None:
-            self._parts.logs.append(sandbox_id, level, message, **fields)
+        if self._components.registry.find(sandbox_id) is not None:
+            self._components.logs.append(sandbox_id, level, message, **fields)
 
     def on_interrupted(self, listener: Callable[[str, str], None]) -> None:
         """Call `listener(sandbox_id, reason)` in the event loop when a sandbox was paused, killed or died: connections
         to it should be closed (a frozen agent never answers). `reason` is "paused", "killed" or "died"."""
-        self._parts.ledger.listen(listener)
+        self._components.ledger.listen(listener)
 
     async def dial(self, sandbox_id: str, port: int) -> socket.socket:
         """Return a connected, non-blocking socket to a port of the sandbox. A paused sandbox is resumed first if it
         allows that. Raises SandboxUnreachableError "… was not found" (does not exist, or is paused) or PortClosedError
         "… port is not open"."""
-        entry = self._parts.registry.find(sandbox_id)
+        entry = self._components.registry.find(sandbox_id)
         if entry is None:
             raise SandboxUnreachableError
         if entry.changing is not None:
-            await self._settled(entry)
+            await self._wait_until_settled(entry)
         if not entry.record.running or entry.gone is not None:
             await self._wake(entry)
-        driver = self._parts.calls.driver
+        driver = self._components.calls.driver
         try:
-            return await self._parts.calls.run("connect", sandbox_id, driver.connect(entry.record.handle, port))
+            return await self._components.calls.run("connect", sandbox_id, driver.connect(entry.record.handle, port))
         except StuckError:
             raise
         except (UnreachableError, NotFoundError) as error:
@@ -328,7 +328,7 @@ class Sandboxes:
                 PortClosedError() if entry.gone is None and entry.record.running else SandboxUnreachableError()
             ) from error
 
-    async def _settled(self, entry: Entry) -> None:
+    async def _wait_until_settled(self, entry: Entry) -> None:
         if entry.changing is not None:
             done, _ = await asyncio.wait({entry.changing}, timeout=self._settings.deadline("boot"))
             if not done:
@@ -342,7 +342,7 @@ class Sandboxes:
             raise SandboxUnreachableError
         timeout_s = max(record.timeout_s, self._settings.auto_resume_timeout_s)
         try:
-            await self._parts.tasks.finish(self._parts.lifecycle.wake(entry, timeout_s))
+            await self._components.tasks.finish(self._components.lifecycle.wake(entry, timeout_s))
         except NotFoundError as error:
             raise SandboxUnreachableError from error
 
@@ -358,10 +358,10 @@ class Sandboxes:
         """Return the template, ready or not. Raises NotFoundError."""
         found = self._templates.resolve(name)
         if found is None or found.yields:
-            found = self._parts.snapshots.resolve(name) or found
+            found = self._components.snapshots.resolve(name) or found
         if found is None:
-            lacking = self._lacking(name)
-            raise NotFoundError(f"template '{name[:200]}' not found" + (f": {lacking}" if lacking else ""))
+            missing = self._explain_missing(name)
+            raise NotFoundError(f"template '{name[:200]}' not found" + (f": {missing}" if missing else ""))
         return found
 
     def _default_template(self) -> Template | None:
@@ -369,20 +369,22 @@ class Sandboxes:
         found = self._templates.resolve(self._settings.default_template)
         return found if found is not None and found.ready else None
 
-    def who_mounts(self, volume_id: str, *, dying: bool = False) -> Sequence[str]:
-        """Return the sandboxes that mount a volume, including paused ones; with `dying`, also those being removed."""
+    def list_mounting(self, volume_id: str, *, removing: bool = False) -> Sequence[str]:
+        """Return the sandboxes that mount a volume, including paused ones; with `removing`, also those being removed."""
         return [
-            one.id for one in self._parts.users(dying=dying) if any(m["id"] == volume_id for m in one.volume_mounts)
+            one.id
+            for one in self._components.users(removing=removing)
+            if any(m["id"] == volume_id for m in one.volume_mounts)
         ]
 
-    def stands_on(self, layer: str) -> bool:
+    def uses_layer(self, layer: str) -> bool:
         """Return whether a sandbox or a snapshot needs this layer; then its owner must not remove it yet."""
-        return self._parts.stands_on(layer)
+        return self._components.uses_layer(layer)
 
-    async def _running(self, sandbox_id: str) -> Entry:
-        entry = self._parts.registry.get(sandbox_id)
+    async def _get_running(self, sandbox_id: str) -> Entry:
+        entry = self._components.registry.get(sandbox_id)
         if entry.record.running:
-            await self._settled(
+            await self._wait_until_settled(
                 entry
             )  # a sandbox that is being paused would not keep running, whatever its record says
         if not entry.record.running:

@@ -10,11 +10,11 @@ from dataclasses import replace
 from typing import Any
 
 from sandyard.engine.contract import Limits
-from sandyard.engine.sandboxes.calls import Calls
+from sandyard.engine.sandboxes.calls import DriverCalls
 from sandyard.engine.sandboxes.model import Defaults, Page, Sandbox, Snapshot, SnapshotQuery, Template
 from sandyard.engine.sandboxes.registry import page_of, read_cursor
+from sandyard.engine.sandboxes.remover import Spawn
 from sandyard.engine.sandboxes.repository import defaults_dict, limits_dict, read_start, start_dict
-from sandyard.engine.sandboxes.undertaker import Spawn
 from sandyard.engine.store.database import Database, Row
 from sandyard.kit.errors import InvalidInputError, NotFoundError, SandyardError
 from sandyard.kit.ids import random_id
@@ -50,7 +50,7 @@ class Snapshots:
     def __init__(
         self,
         database: Database,
-        calls: Calls,
+        calls: DriverCalls,
         spawn: Spawn,
         users: Callable[[], Iterable[Sandbox]],
         pooled: Callable[[], Iterable[str]],
@@ -74,10 +74,10 @@ class Snapshots:
             snapshot = _record(row)
             (self._doomed if row[6] else self._live)[snapshot.id] = snapshot
 
-    def needed(self) -> list[str]:
+    def list_needed(self) -> list[str]:
         """Return the ids whose files must be kept. Rows of deleted snapshots that nothing needs are removed; the driver
         removes their files."""
-        for snapshot in self._unused():
+        for snapshot in self._list_unused():
             self._forget(snapshot.id)
         return [*self._live, *self._doomed]
 
@@ -85,7 +85,7 @@ class Snapshots:
         """Store a snapshot. An existing one with the same name and tag is replaced, that is, deleted. `hidden`
         snapshots belong to no client: they are marked as deleted from the start."""
         with self._database.transaction():
-            before = None if snapshot.name is None or hidden else self._named(snapshot.name, snapshot.tag)
+            before = None if snapshot.name is None or hidden else self._find_named(snapshot.name, snapshot.tag)
             if before is not None:
                 self._database.execute("UPDATE snapshots SET deleted = 1 WHERE id = ?", (before.id,))
             seq = self._database.insert(
@@ -157,13 +157,13 @@ class Snapshots:
 
     def collect(self) -> None:
         """Let the driver remove the files of deleted snapshots that are no longer needed, in the background."""
-        for snapshot_id in [*(snapshot.id for snapshot in self._unused()), *self._unrecorded]:
+        for snapshot_id in [*(snapshot.id for snapshot in self._list_unused()), *self._unrecorded]:
             if snapshot_id not in self._removing:
                 self._removing.add(snapshot_id)
                 self._spawn(self._remove(snapshot_id))
 
     @contextmanager
-    def holding(self, snapshots: tuple[str, ...]) -> Iterator[None]:
+    def hold(self, snapshots: tuple[str, ...]) -> Iterator[None]:
         """Keep the files of these snapshots while the context lasts."""
         for snapshot_id in snapshots:
             self.held[snapshot_id] = self.held.get(snapshot_id, 0) + 1
@@ -177,7 +177,7 @@ class Snapshots:
             if snapshots:
                 self.collect()
 
-    def stands_on(self, layer: str) -> bool:
+    def uses_layer(self, layer: str) -> bool:
         return any(layer in snapshot.layers for kept in (self._live, self._doomed) for snapshot in kept.values())
 
     def discard(self, snapshot_id: str) -> None:
@@ -201,7 +201,7 @@ class Snapshots:
         self._doomed.pop(snapshot_id, None)
         self._database.execute("DELETE FROM snapshots WHERE id = ?", (snapshot_id,))
 
-    def _unused(self) -> list[Snapshot]:
+    def _list_unused(self) -> list[Snapshot]:
         if not self._doomed:
             return []
         needed = {used for sandbox in self._users() for used in sandbox.snapshots}
@@ -213,7 +213,7 @@ class Snapshots:
             if snapshot.id not in needed and not self.held.get(snapshot.id)
         ]
 
-    def _named(self, name: str, tag: str) -> Snapshot | None:
+    def _find_named(self, name: str, tag: str) -> Snapshot | None:
         return next((one for one in self._live.values() if one.name == name and one.tag == tag), None)
 
     def _find_all(self, reference: str) -> list[Snapshot]:

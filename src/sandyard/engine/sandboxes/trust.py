@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from sandyard.engine.sandboxes import guest
-from sandyard.engine.sandboxes.agent import Agent
-from sandyard.engine.sandboxes.calls import Calls
+from sandyard.engine.sandboxes.agent import Agent, initialise_agent
+from sandyard.engine.sandboxes.calls import DriverCalls
 from sandyard.engine.sandboxes.model import Network, Sandbox
 from sandyard.kit.errors import SandyardError, UnreachableError
 
@@ -49,7 +48,7 @@ for name in {" ".join(VARIABLES)}; do echo "export $name=\\"\\${{$name:-$bundle}
 class EgressTrust:
     """`pem` is the authority's certificate; without it nothing is installed."""
 
-    def __init__(self, calls: Calls, pem: bytes) -> None:
+    def __init__(self, calls: DriverCalls, pem: bytes) -> None:
         self._calls = calls
         self._pem = pem
 
@@ -76,11 +75,13 @@ class EgressTrust:
                 output=lambda _, data: said.extend(data[: 500 - len(said)]),
             )
         except TimeoutError:
-            raise UnreachableError(_failed(f"it took more than {PATIENCE_S:g} s")) from None
+            raise UnreachableError(_make_error_message(f"it took more than {PATIENCE_S:g} s")) from None
         except SandyardError as error:
-            raise UnreachableError(_failed(error.message)) from error
+            raise UnreachableError(_make_error_message(error.message)) from error
         if code != 0:
-            raise UnreachableError(_failed(said[:500].decode(errors="replace").strip() or f"exit code {code}"))
+            raise UnreachableError(
+                _make_error_message(said[:500].decode(errors="replace").strip() or f"exit code {code}")
+            )
 
     async def extend(self, record: Sandbox, network: Network) -> None:
         """Do the same for a running sandbox that is about to get this network. Running processes keep their variables."""
@@ -88,8 +89,8 @@ class EgressTrust:
             return
         coming = replace(record, network=network)
         await self.install(coming)
-        await guest.initialise(self._calls, record.handle, record.template_id, self.env(coming), record.defaults)
+        await initialise_agent(self._calls, record.handle, record.template_id, self.env(coming), record.defaults)
 
 
-def _failed(reason: str) -> str:
+def _make_error_message(reason: str) -> str:
     return f"Could not install the certificate that network rules need in the sandbox: {reason}"

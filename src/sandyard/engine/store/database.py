@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from sandyard.engine.store.ballast import Ballast
+from sandyard.engine.store.disk_reserve import DiskReserve
 from sandyard.engine.store.schema import STEPS
 from sandyard.kit.errors import BusyError, NoSpaceError, SandyardError
 from sandyard.kit.logging import get_logger
@@ -40,7 +40,7 @@ class Database:
 
     def __init__(self, path: Path, *, flush_interval_s: float = FLUSH_INTERVAL_S) -> None:
         self._path = path
-        self._ballast = Ballast(path)
+        self._reserve = DiskReserve(path)
         self._interval = flush_interval_s
         self._connection: sqlite3.Connection | None = None
         self._flusher: sqlite3.Connection | None = None
@@ -52,7 +52,7 @@ class Database:
 
     def open(self) -> None:
         """Open, create or upgrade the database. Raises if a newer engine created it."""
-        self._ballast.give()
+        self._reserve.release()
         try:
             self._connection = _connect(self._path)
             self._migrate()
@@ -60,11 +60,11 @@ class Database:
             self._path.chmod(0o600)
         except sqlite3.DatabaseError as error:
             self._drop()
-            raise _translated(error, f"Could not open the database {self._path}: {error}.") from error
+            raise _translate_error(error, f"Could not open the database {self._path}: {error}.") from error
         except SandyardError:
             self._drop()
             raise
-        self._ballast.keep()
+        self._reserve.reserve()
         self._stopping = False
         self._wake.clear()
         self._thread = threading.Thread(target=self._flush_loop, name="database-flush", daemon=True)
@@ -88,41 +88,41 @@ class Database:
 
     def execute(self, sql: str, parameters: Sequence[Any] = ()) -> int:
         """Run one statement, in the open transaction or in its own. Return the number of changed rows."""
-        self._ballast.give()
+        self._reserve.release()
         try:
             changed = self._open_connection.execute(sql, parameters).rowcount
         except sqlite3.Error as error:
-            raise _translated(error) from error
+            raise _translate_error(error) from error
         if changed:
             self._dirty = True
         return changed
 
     def insert(self, sql: str, parameters: Sequence[Any] = ()) -> int:
         """Run an INSERT like `execute` and return the id of the new row."""
-        self._ballast.give()
+        self._reserve.release()
         self._dirty = True
         try:
             row = self._open_connection.execute(sql, parameters).lastrowid
         except sqlite3.Error as error:
-            raise _translated(error) from error
+            raise _translate_error(error) from error
         return row or 0
 
     def query(self, sql: str, parameters: Sequence[Any] = ()) -> list[Row]:
         try:
             return self._open_connection.execute(sql, parameters).fetchall()
         except sqlite3.Error as error:
-            raise _translated(error) from error
+            raise _translate_error(error) from error
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
         """Run the block in one transaction. Do not await inside: the loop's other tasks use the same connection."""
         connection = self._open_connection
-        self._ballast.give()
+        self._reserve.release()
         self._dirty = True
         try:
             connection.execute("BEGIN IMMEDIATE")
         except sqlite3.Error as error:
-            raise _translated(error) from error
+            raise _translate_error(error) from error
         try:
             yield
             connection.execute("COMMIT")
@@ -130,7 +130,7 @@ class Database:
             with contextlib.suppress(sqlite3.Error):
                 connection.execute("ROLLBACK")
             if isinstance(error, sqlite3.Error):
-                raise _translated(error) from error
+                raise _translate_error(error) from error
             raise
 
     def data_version(self) -> int:
@@ -172,7 +172,7 @@ class Database:
             self._wake.wait(self._interval)
             if self._dirty and not self._stopping:
                 self._dirty = False
-                self._ballast.keep()
+                self._reserve.reserve()
                 try:
                     self._flush()
                 except sqlite3.Error as error:
@@ -220,7 +220,7 @@ def _connect(path: Path, *, any_thread: bool = False) -> sqlite3.Connection:
     return connection
 
 
-def _translated(error: sqlite3.Error, message: str | None = None) -> SandyardError:
+def _translate_error(error: sqlite3.Error, message: str | None = None) -> SandyardError:
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     if code == sqlite3.SQLITE_FULL:
         return NoSpaceError(

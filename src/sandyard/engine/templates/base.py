@@ -83,7 +83,7 @@ def build(folder: Folder, report: Report, *, force: bool = False) -> Version:
     """Build `base`, or wait for another builder, and return the resulting version. With `force` it is rebuilt from the
     current archives even if it exists. Blocks for a minute or more. Raises BuildError with the end of the log."""
     wanted = recipe()
-    with folder.building(NAME) as work, plain_modes():
+    with folder.open_build_directory(NAME) as work, plain_modes():
         if not force and (found := folder.find(NAME, wanted.digest)):
             return found
         require_space(folder.directory, SPACE, "Building template base")

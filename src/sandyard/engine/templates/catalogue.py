@@ -362,7 +362,7 @@ class Catalogue:
         folder = self._trust_folder
         if found := folder.find("trust", digest):
             return found
-        with folder.building("trust") as work:
+        with folder.open_build_directory("trust") as work:
             if found := folder.find("trust", digest):
                 return found
             write_layer(trust, version.rootfs, work / ROOTFS)

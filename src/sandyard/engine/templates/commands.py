@@ -80,11 +80,11 @@ def _build_base(folder: Folder, *, force: bool) -> None:
         raise base.BuildError("Cannot build template base here:\n  " + "\n  ".join(lacking))
     report = report_to("template base")
     version = base.build(folder, report, force=force)
-    report.done(f"{version.description}, {version.details['size']}")
+    report.finish(f"{version.description}, {version.details['size']}")
 
 
 def _build_interpreter(folder: Folder, extras: str | None, *, force: bool) -> None:
-    chosen = None if extras is None else interpreter.chosen(extras)
+    chosen = None if extras is None else interpreter.parse_languages(extras)
     if chosen:
         chosen = tuple(sorted({*chosen, *interpreter.extras_of(interpreter.newest(folder))}))
     if not force and chosen is None and interpreter.newest(folder) and not interpreter.is_stale(folder):
@@ -93,7 +93,7 @@ def _build_interpreter(folder: Folder, extras: str | None, *, force: bool) -> No
         raise base.BuildError(f"Cannot build template {interpreter.NAME} here:\n  " + "\n  ".join(lacking))
     report = report_to(f"template {interpreter.NAME}")
     version = interpreter.build(folder, report, chosen, force=force)
-    report.done(f"{version.description}, {version.details['size']}")
+    report.finish(f"{version.description}, {version.details['size']}")
 
 
 def _build_desktop(folder: Folder, *, force: bool) -> None:
@@ -103,7 +103,7 @@ def _build_desktop(folder: Folder, *, force: bool) -> None:
         raise base.BuildError(f"Cannot build template {desktop.NAME} here:\n  " + "\n  ".join(lacking))
     report = report_to(f"template {desktop.NAME}")
     version = desktop.build(folder, report, force=force)
-    report.done(f"{version.description}, {version.details['size']}")
+    report.finish(f"{version.description}, {version.details['size']}")
 
 
 WHEN_BUILT = {

@@ -71,7 +71,7 @@ def build(folder: Folder, report: Report, *, force: bool = False) -> Version:
     """Build it on the newest `base`, or wait for another builder, and return the resulting version. Blocks for a minute
     or more. Raises BuildError with the end of the log."""
     wanted = Recipe(layered.newest_base(folder, NAME))
-    with folder.building(NAME) as work, plain_modes():
+    with folder.open_build_directory(NAME) as work, plain_modes():
         if not force and (ready := folder.find(NAME, wanted.digest)):
             return ready
         require_space(folder.directory, SPACE, f"Building template {NAME}")

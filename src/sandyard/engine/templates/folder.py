@@ -46,7 +46,7 @@ class Version:
 
 
 class Folder:
-    """Reading never blocks. `building` blocks while another process builds the same name."""
+    """Reading never blocks. `open_build_directory` blocks while another process builds the same name."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory.absolute()
@@ -71,7 +71,7 @@ class Folder:
         return next((v for v in self.versions(name) if v.digest == digest), None)
 
     @contextlib.contextmanager
-    def building(self, name: str, *, wait: bool = True) -> Iterator[Path]:
+    def open_build_directory(self, name: str, *, wait: bool = True) -> Iterator[Path]:
         """Yield an empty directory to build in, exclusively. Leftovers of a killed builder are removed first, and the
         directory is removed at the end unless it was published. Raises BusyError if another process builds `name` and
         `wait` is false."""
@@ -105,7 +105,7 @@ class Folder:
         return False
 
     def publish(self, work: Path, version: Version) -> Version:
-        """Rename the directory from `building` to its final name. Blocks until everything is on disk, because builders
+        """Rename the directory from `open_build_directory` to its final name. Blocks until everything is on disk, because builders
         write without fsync."""
         if version.path.exists():
             raise BusyError(f"Template {version.name} {version.version} already exists.")

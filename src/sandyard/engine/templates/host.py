@@ -73,7 +73,7 @@ def build(folder: Folder, root: Path = Path("/")) -> Version:
     digest = fingerprint(root)
     if found := folder.find(NAME, digest):
         return found
-    with folder.building(NAME) as work, plain_modes():
+    with folder.open_build_directory(NAME) as work, plain_modes():
         if found := folder.find(NAME, digest):
             return found
         tree = work / ROOTFS
@@ -132,7 +132,7 @@ def _mirror(source: Path, target: Path, name: str, tally: Tally, device: int) ->
     if f"{name}/".startswith(LOCAL):
         give_to_user(target)
     else:
-        _own(target, info)
+        _set_owner(target, info)
 
 
 def _links_work(root: Path, tree: Path) -> bool:
@@ -171,7 +171,7 @@ def _place(source: str, target: Path, status: os.stat_result, tally: Tally) -> N
             require_space(target.parent, _size_of(tally.root), "A copy of this machine's programs")
             tally.room_checked = True
         shutil.copyfile(source, target)
-    _own(target, status)
+    _set_owner(target, status)
     target.chmod(stat.S_IMODE(status.st_mode))
     if status.st_nlink > 1:
         tally.copied[status.st_ino] = target
@@ -194,6 +194,6 @@ def _clone(source: str, target: Path) -> bool:
     return True
 
 
-def _own(path: Path, status: os.stat_result) -> None:
+def _set_owner(path: Path, status: os.stat_result) -> None:
     if os.geteuid() == 0:
         os.chown(path, status.st_uid, status.st_gid, follow_symlinks=False)

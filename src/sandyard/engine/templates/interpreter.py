@@ -48,7 +48,7 @@ class Recipe:
         return hashlib.sha256(json.dumps([parts, content]).encode()).hexdigest()[:16]
 
 
-def chosen(names: str) -> tuple[str, ...]:
+def parse_languages(names: str) -> tuple[str, ...]:
     """Parse a comma-separated list of extra languages. Raises InvalidInputError, which lists the valid ones."""
     wanted = tuple(sorted({name.strip().lower() for name in names.split(",") if name.strip()}))
     for name in wanted:
@@ -62,7 +62,7 @@ def newest(folder: Folder) -> Version | None:
 
 
 def extras_of(version: Version | None) -> tuple[str, ...]:
-    return chosen(version.details.get("with", "")) if version is not None else ()
+    return parse_languages(version.details.get("with", "")) if version is not None else ()
 
 
 def python_of(version: Version) -> str:
@@ -82,7 +82,7 @@ def build(folder: Folder, report: Report, extras: Iterable[str] | None = None, *
     """Build it on the newest `base`, or wait for another builder, and return the resulting version. Without `extras` it
     gets those of the newest version. Blocks for about two minutes. Raises BuildError with the end of the log."""
     below = layered.newest_base(folder, NAME)
-    with folder.building(NAME) as work, plain_modes():
+    with folder.open_build_directory(NAME) as work, plain_modes():
         if extras is None:
             extras = extras_of(newest(folder))
         wanted = Recipe(below, tuple(extras))

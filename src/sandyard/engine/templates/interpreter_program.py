@@ -31,7 +31,7 @@ def layer(folder: Folder, python: str) -> Version:
     digest = hashlib.sha256(json.dumps([python, _content()]).encode()).hexdigest()[:16]
     if found := folder.find(NAME, digest):
         return found
-    with folder.building(NAME) as work:
+    with folder.open_build_directory(NAME) as work:
         if found := folder.find(NAME, digest):
             return found
         _write(work / ROOTFS, python)

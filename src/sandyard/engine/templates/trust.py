@@ -92,11 +92,11 @@ def read_trust(root: Path = Path("/"), environ: Mapping[str, str] = os.environ) 
     """Read the machine's settings (in tests: those of a directory). Reads only small files; never raises."""
     left_out: list[str] = []
     certificates = _extra_certificates(root)
-    apt = tuple(_filtered("apt", apt_settings(root), lambda key: bool(APT_SETTING.match(key)), left_out))
-    pip = tuple(_filtered("pip", _pip_settings(root), PIP_SETTINGS.__contains__, left_out))
-    npm = tuple(_filtered("npm", _npm_settings(root), _is_npm_setting, left_out))
+    apt = tuple(_filter_settings("apt", apt_settings(root), lambda key: bool(APT_SETTING.match(key)), left_out))
+    pip = tuple(_filter_settings("pip", _pip_settings(root), PIP_SETTINGS.__contains__, left_out))
+    npm = tuple(_filter_settings("npm", _npm_settings(root), _is_npm_setting, left_out))
     proxies = [(name, value) for name in PROXY_VARIABLES for name, value in _either_case(environ, name)]
-    env = dict(_filtered("environment", proxies, lambda _: True, left_out))
+    env = dict(_filter_settings("environment", proxies, lambda _: True, left_out))
     if certificates:
         env |= _ENV
     if npm:  # npm looks below its prefix, which users may move to their home
@@ -151,7 +151,7 @@ def is_safe(word: str, *, reachable: bool = True) -> bool:
     return not reachable or not (host == "localhost" or _is_loopback(host) or word.startswith(("file:", "/")))
 
 
-def _filtered(
+def _filter_settings(
     owner: str, found: Iterable[tuple[str, str]], known: Callable[[str], bool], left_out: list[str]
 ) -> Iterable[tuple[str, str]]:
     for key, value in found:

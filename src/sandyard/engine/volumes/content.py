@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sandyard.engine.volumes import removal
-from sandyard.engine.volumes.beneath import FOLDER, is_file, open_at, opened, proc, reopen, reopened
-from sandyard.engine.volumes.errors import told
+from sandyard.engine.volumes.descriptors import FOLDER, is_file, open_fd, open_path, proc_path, reopen, reopen_fd
+from sandyard.engine.volumes.errors import translate_error
 from sandyard.engine.volumes.model import Entry, Kind, Owner
 from sandyard.kit.errors import ConflictError, InvalidInputError, NotFoundError
 
@@ -36,17 +36,17 @@ def parts_of(path: str) -> Parts:
     return tuple(part for part in posixpath.normpath(f"/{path}").split("/") if part)
 
 
-def shown(parts: Parts) -> str:
+def format_path(parts: Parts) -> str:
     return "/" + "/".join(parts)
 
 
 @contextlib.contextmanager
-def telling(parts: Parts) -> Iterator[None]:
+def translate_errors(parts: Parts) -> Iterator[None]:
     """Translate an OSError into an error message about this path."""
     try:
         yield
     except OSError as error:
-        raise told(error, shown(parts)) from error
+        raise translate_error(error, format_path(parts)) from error
 
 
 class Content:
@@ -70,7 +70,7 @@ class Content:
     def stat(self, path: str) -> Entry:
         """Return the entry at this path; a link is not followed. Raises NotFoundError."""
         parts = parts_of(path)
-        with telling(parts), self.root() as root, opened(root, parts, os.O_PATH | os.O_NOFOLLOW) as fd:
+        with translate_errors(parts), self.root() as root, open_path(root, parts, os.O_PATH | os.O_NOFOLLOW) as fd:
             return entry(parts, fd)
 
     def list(self, path: str, depth: int = 1) -> list[Entry]:
@@ -79,10 +79,10 @@ class Content:
             raise InvalidInputError(f"depth must be between 1 and {DEEPEST}")
         parts = parts_of(path)
         found = _Listing([])
-        with telling(parts), self.root() as root, opened(root, parts) as fd:
+        with translate_errors(parts), self.root() as root, open_path(root, parts) as fd:
             if not stat.S_ISDIR(os.fstat(fd).st_mode):
-                raise InvalidInputError(f"{shown(parts)} is not a directory.")
-            with reopened(fd, os.O_RDONLY | os.O_DIRECTORY) as folder:
+                raise InvalidInputError(f"{format_path(parts)} is not a directory.")
+            with reopen(fd, os.O_RDONLY | os.O_DIRECTORY) as folder:
                 _walk(folder, parts, max(depth, 1), found)
         return found.entries
 
@@ -90,7 +90,7 @@ class Content:
         """Create a directory. With `force`, create missing parents and accept an existing directory; otherwise raises
         ConflictError."""
         parts = parts_of(path)
-        with telling(parts), self.root() as root:
+        with translate_errors(parts), self.root() as root:
             if not parts:
                 raise ConflictError("Path / already exists")
             with self.parent(root, parts, owner if force else None) as parent:
@@ -99,7 +99,7 @@ class Content:
                 except FileExistsError:
                     if not force:
                         raise
-                    with opened(root, parts, os.O_PATH | os.O_DIRECTORY) as there:
+                    with open_path(root, parts, os.O_PATH | os.O_DIRECTORY) as there:
                         return entry(parts, there)
                 with _new_folder(parent, _name(parts), owner) as made:
                     return entry(parts, made)
@@ -107,11 +107,11 @@ class Content:
     def change(self, path: str, owner: Owner) -> Entry:
         """Change owner and permissions; values that are None stay unchanged."""
         parts = parts_of(path)
-        with telling(parts), self.root() as root, opened(root, parts) as fd:
+        with translate_errors(parts), self.root() as root, open_path(root, parts) as fd:
             if owner.uid is not None or owner.gid is not None:
-                os.chown(proc(fd), -1 if owner.uid is None else owner.uid, -1 if owner.gid is None else owner.gid)
+                os.chown(proc_path(fd), -1 if owner.uid is None else owner.uid, -1 if owner.gid is None else owner.gid)
             if owner.mode is not None:
-                Path(proc(fd)).chmod(owner.mode)
+                Path(proc_path(fd)).chmod(owner.mode)
             return entry(parts, fd)
 
     def remove(self, path: str) -> None:
@@ -121,24 +121,24 @@ class Content:
             raise InvalidInputError(
                 "The volume's root directory can't be removed. Delete the volume, or the files in it."
             )
-        with telling(parts), self.root() as root, self.parent(root, parts, None) as parent:
+        with translate_errors(parts), self.root() as root, self.parent(root, parts, None) as parent:
             removal.remove(parent, _name(parts))
 
     def open_file(self, path: str) -> tuple[int, int]:
         """Open a regular file for reading. Return the descriptor, which the caller must close, and the current size."""
         parts = parts_of(path)
-        with telling(parts), self.root() as root, opened(root, parts) as fd:
+        with translate_errors(parts), self.root() as root, open_path(root, parts) as fd:
             if not is_file(fd):
                 kind = "a directory" if stat.S_ISDIR(os.fstat(fd).st_mode) else "not a regular file"
-                raise InvalidInputError(f"{shown(parts)} is {kind}: only files can be read.")
-            return reopen(fd, os.O_RDONLY | os.O_NONBLOCK), os.fstat(fd).st_size
+                raise InvalidInputError(f"{format_path(parts)} is {kind}: only files can be read.")
+            return reopen_fd(fd, os.O_RDONLY | os.O_NONBLOCK), os.fstat(fd).st_size
 
     @contextlib.contextmanager
     def parent(self, root: int, parts: Parts, make_for: Owner | None) -> Iterator[int]:
         """Open the directory that contains the last part. With `make_for`, create missing directories with that owner."""
         above = parts[:-1]
         try:
-            fd = open_at(root, above, os.O_PATH | os.O_DIRECTORY)
+            fd = open_fd(root, above, os.O_PATH | os.O_DIRECTORY)
         except FileNotFoundError:
             if make_for is None:
                 raise
@@ -155,13 +155,13 @@ def _make_all(root: int, parts: Parts, owner: Owner) -> int:
     try:
         for number in range(1, len(parts) + 1):
             try:
-                inner = open_at(root, parts[:number], os.O_PATH | os.O_DIRECTORY)
+                inner = open_fd(root, parts[:number], os.O_PATH | os.O_DIRECTORY)
             except FileNotFoundError:
                 with contextlib.suppress(FileExistsError):
                     os.mkdir(parts[number - 1], 0o700, dir_fd=here)
                     with _new_folder(here, parts[number - 1], Owner(owner.uid, owner.gid)):
                         pass
-                inner = open_at(root, parts[:number], os.O_PATH | os.O_DIRECTORY)
+                inner = open_fd(root, parts[:number], os.O_PATH | os.O_DIRECTORY)
             os.close(here)
             here = inner
         return os.dup(here)
@@ -198,7 +198,7 @@ class _Listing:
     def make_room(self, parts: Parts, more: int) -> None:
         if len(self.entries) + more > MOST_ENTRIES or self.characters > MOST_CHARACTERS:
             raise InvalidInputError(
-                f"{shown(parts)} has more than {MOST_ENTRIES} entries, or their names are too long for one list. List a smaller "
+                f"{format_path(parts)} has more than {MOST_ENTRIES} entries, or their names are too long for one list. List a smaller "
                 "directory, use less depth, or look at it in a sandbox that mounts the volume."
             )
 
@@ -221,7 +221,7 @@ def _walk(folder: int, parts: Parts, depth: int, found: _Listing) -> None:
                 new = entry((*parts, name), fd)
                 found.add(parts, new)
                 if depth > 1 and new.kind is Kind.DIRECTORY:
-                    with reopened(fd, os.O_RDONLY | os.O_DIRECTORY) as inner:
+                    with reopen(fd, os.O_RDONLY | os.O_DIRECTORY) as inner:
                         _walk(inner, (*parts, name), depth - 1, found)
             finally:
                 os.close(fd)
@@ -238,7 +238,7 @@ def entry(parts: Parts, fd: int) -> Entry:
     kind = next((kind for test, kind in kinds if test(status.st_mode)), Kind.UNKNOWN)
     return Entry(
         name=_readable(parts[-1]) if parts else "/",
-        path=_readable(shown(parts)),
+        path=_readable(format_path(parts)),
         kind=kind,
         size=status.st_size,
         mode=stat.S_IMODE(status.st_mode),

@@ -51,7 +51,7 @@ _TOLD: tuple[tuple[frozenset[int], type[SandyardError], str], ...] = (
 )
 
 
-def told(error: OSError, path: str) -> SandyardError:
+def translate_error(error: OSError, path: str) -> SandyardError:
     for codes, kind, sentence in _TOLD:
         if error.errno in codes:
             return kind(sentence.format(path=path, reason=error.strerror))

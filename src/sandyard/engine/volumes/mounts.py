@@ -25,7 +25,7 @@ def resolve(wanted: Sequence[tuple[str, str]], find: Callable[[str], Volume | No
     taken: list[str] = []
     for number, (name, path) in enumerate(wanted):
         volume = find(name)
-        fault = f"volume '{name[:200]}' not found" if volume is None else fault_of(path, taken)
+        fault = f"volume '{name[:200]}' not found" if volume is None else find_fault(path, taken)
         if fault is not None or volume is None:
             faults.append(f"volume mount #{number}: {fault}")
             continue
@@ -36,10 +36,10 @@ def resolve(wanted: Sequence[tuple[str, str]], find: Callable[[str], Volume | No
     return tuple(mounts)
 
 
-def fault_of(path: str, taken: Sequence[str] = ()) -> str | None:
+def find_fault(path: str, taken: Sequence[str] = ()) -> str | None:
     """Return what is wrong with a mount path, given the paths that are already used, or None."""
     said = repr(path[:200])
-    around = next((other for other in taken if _within(path, (other,)) or _within(other, (path,))), None)
+    around = next((other for other in taken if _is_within(path, (other,)) or _is_within(other, (path,))), None)
     faults = (
         (not path.startswith("/"), f"path {said} must be absolute"),
         (
@@ -48,12 +48,12 @@ def fault_of(path: str, taken: Sequence[str] = ()) -> str | None:
         ),
         (len(path.encode(errors="replace")) > LONGEST_PATH, f"path {said} is longer than {LONGEST_PATH} bytes"),
         (bool(_UNFIT.search(path)), f"path {said} must not contain a control character, ':', '[', ']' or '\\'"),
-        (path == "/" or _within(path, _SYSTEM), f"path {said} is reserved for the system: choose another"),
+        (path == "/" or _is_within(path, _SYSTEM), f"path {said} is reserved for the system: choose another"),
         (path in taken, f"path {said} is used twice"),
         (around is not None, f"path {said} and {around!r} are nested: one volume would hide the other"),
     )
     return next((sentence for is_so, sentence in faults if is_so), None)
 
 
-def _within(path: str, places: Sequence[str]) -> bool:
+def _is_within(path: str, places: Sequence[str]) -> bool:
     return any(path == place or path.startswith(f"{place}/") for place in places)

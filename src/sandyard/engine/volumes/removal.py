@@ -11,7 +11,7 @@ import os
 import secrets
 import time
 
-from sandyard.engine.volumes.beneath import FOLDER
+from sandyard.engine.volumes.descriptors import FOLDER
 
 _DEEPEST = 32
 _AT_ONCE = 1000

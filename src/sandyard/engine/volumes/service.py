@@ -38,9 +38,9 @@ CLOSING_S = 5.0
 THREADS = 8
 
 
-class Users(Protocol):
-    def who_mounts(self, volume_id: str, *, dying: bool = False) -> Sequence[str]:
-        """Return the sandboxes that mount the volume, including paused ones; with `dying`, also those being removed."""
+class VolumeUsers(Protocol):
+    def list_mounting(self, volume_id: str, *, removing: bool = False) -> Sequence[str]:
+        """Return the sandboxes that mount the volume, including paused ones; with `removing`, also those being removed."""
         ...
 
 
@@ -50,7 +50,7 @@ class Volumes:
         database: Database,
         driver: Driver,
         settings: EngineSettings,
-        users: Users,
+        users: VolumeUsers,
         *,
         clock: Clock | None = None,
     ) -> None:
@@ -147,7 +147,7 @@ class Volumes:
         """Delete a volume immediately; its files are removed in the background. Raises ConflictError, which names the
         sandboxes that mount it."""
         volume = self.get(volume_id)
-        if users := self._users.who_mounts(volume_id):
+        if users := self._users.list_mounting(volume_id):
             shown = ", ".join(users[:5]) + (f" and {len(users) - 5} more" if len(users) > 5 else "")
             raise ConflictError(
                 f"Volume '{volume.name}' is mounted in {shown}. Kill these sandboxes first; paused ones count too."
@@ -167,7 +167,7 @@ class Volumes:
         return mounts.resolve(wanted, self.find)
 
     @contextlib.contextmanager
-    def held(self, mounted: Sequence[Mapping[str, Any]]) -> Iterator[None]:
+    def hold(self, mounted: Sequence[Mapping[str, Any]]) -> Iterator[None]:
         """Keep the volumes' files while a sandbox that has no record yet is being created."""
         ids = [mount["id"] for mount in mounted]
         for volume_id in ids:
@@ -206,7 +206,7 @@ class Volumes:
     def _collect(self) -> None:
         """Start removing volumes that are marked for deletion and no longer in use."""
         for volume_id in self._doomed - self._removing:
-            if volume_id not in self._held and not self._users.who_mounts(volume_id, dying=True):
+            if volume_id not in self._held and not self._users.list_mounting(volume_id, removing=True):
                 self._removing.add(volume_id)
                 self._background.spawn(self._remove(volume_id))
 

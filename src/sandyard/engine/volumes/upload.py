@@ -9,8 +9,17 @@ import os
 import secrets
 import threading
 
-from sandyard.engine.volumes.beneath import is_folder, opened, proc
-from sandyard.engine.volumes.content import FILE_MODE, Content, Parts, entry, give, parts_of, shown, telling
+from sandyard.engine.volumes.content import (
+    FILE_MODE,
+    Content,
+    Parts,
+    entry,
+    format_path,
+    give,
+    parts_of,
+    translate_errors,
+)
+from sandyard.engine.volumes.descriptors import is_folder, open_path, proc_path
 from sandyard.engine.volumes.model import Entry, Owner
 from sandyard.kit.errors import ConflictError, InvalidInputError
 
@@ -37,14 +46,14 @@ class Upload:
         parts = parts_of(path)
         if not parts:
             raise InvalidInputError("path is not valid: use the path of a file.")
-        with telling(parts), content.root() as root:
+        with translate_errors(parts), content.root() as root:
             _refuse_what_is_there(root, parts, force)
             with content.parent(root, parts, Owner(owner.uid, owner.gid) if force else None) as found:
                 fd = os.open(".", os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600, dir_fd=found)
                 return cls(parts, os.dup(found), fd, owner, force=force, reserve=reserve)
 
     def write(self, data: bytes) -> None:
-        with self._lock, telling(self._parts):
+        with self._lock, translate_errors(self._parts):
             self._unseen += len(data)
             if self._unseen >= _LOOK_EVERY:
                 self._unseen = 0
@@ -58,7 +67,7 @@ class Upload:
     def finish(self) -> Entry:
         """Give the file its name, after it is safely on disk."""
         try:
-            with self._lock, telling(self._parts):
+            with self._lock, translate_errors(self._parts):
                 give(self._fd, self._owner, FILE_MODE)
                 os.fsync(self._fd)
                 self._publish()
@@ -83,7 +92,7 @@ class Upload:
             raise
 
     def _link(self, name: str) -> None:
-        os.link(proc(self._fd), name, dst_dir_fd=self._parent, follow_symlinks=True)
+        os.link(proc_path(self._fd), name, dst_dir_fd=self._parent, follow_symlinks=True)
 
     def abandon(self) -> None:
         """Discard the upload. Idempotent."""
@@ -97,8 +106,8 @@ class Upload:
 def _refuse_what_is_there(root: int, parts: Parts, force: bool) -> None:
     """Raise before the client sends the whole file in vain."""
     here = os.O_PATH | os.O_NOFOLLOW
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError), opened(root, parts, here) as fd:
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError), open_path(root, parts, here) as fd:
         if is_folder(fd):
-            raise ConflictError(f"Path {shown(parts)} is a directory")
+            raise ConflictError(f"Path {format_path(parts)} is a directory")
         if not force:
-            raise ConflictError(f"Path {shown(parts)} already exists. Use `force` to replace it.")
+            raise ConflictError(f"Path {format_path(parts)} already exists. Use `force` to replace it.")

@@ -10,7 +10,7 @@ from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sandyard.kit.ids import random_id
-from sandyard.kit.logging import bound, get_logger
+from sandyard.kit.logging import bind_fields, get_logger
 from sandyard.platform.api.problems import FAILED, problem
 
 log = get_logger(__name__)
@@ -54,7 +54,7 @@ class Frame:
                     headers.setdefault(name, value)
             await send(message)
 
-        with bound(request=request_id):
+        with bind_fields(request=request_id):
             try:
                 await self._app(scope, receive, reply)
             except Exception as error:

@@ -93,7 +93,7 @@ def test_a_port_of_roots(tmp_path: Path) -> None:
     assert json.loads(command[4])["listen"] == ["127.0.0.1", 80]
     environment["SANDYARD_PORT"] = "8700"
     assert "listen" not in json.loads(account.stepping_down(NOBODY, ["true"], environment, tmp_path)[4])
-    look = "from sandyard.kit.listen import inherited; print(inherited().getsockname()[1], inherited())"
+    look = "from sandyard.kit.listen import take_inherited_socket as take; print(take().getsockname()[1], take())"
     shown = dict.fromkeys(account.code_folders(), False)
     python = [*python_command("x")[:2], "-c", look]
     done = stepped({"listen": ["127.0.0.1", port], "shown": shown}, *python)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from sandyard.engine.images.model import RegistryAuth
-from sandyard.engine.images.reach import Reach
+from sandyard.engine.images.registry_access import RegistryPolicy
 from sandyard.engine.images.service import Images, Options
 from sandyard.kit.errors import ForbiddenError, NotFoundError
 from tests.images import registry as registries
@@ -37,7 +37,7 @@ async def test_images_are_pulled_with_the_right_credentials(registry: RealRegist
     host = registry.host
     images = Images(
         tmp_path / "images",
-        Options(dirs=(tmp_path,), reach=Reach(registries=frozenset({"127.0.0.1"})), reserve_bytes=0),
+        Options(dirs=(tmp_path,), policy=RegistryPolicy(registries=frozenset({"127.0.0.1"})), reserve_bytes=0),
     )
     images.prepare()
     local = await images.resolve(f"oci:{layout.path}", None, lambda _: None)
@@ -50,7 +50,7 @@ async def test_images_are_pulled_with_the_right_credentials(registry: RealRegist
         )
         fresh = Images(
             tmp_path / f"images{variant[-4:]}",
-            Options(reach=Reach(registries=frozenset({"127.0.0.1"})), reserve_bytes=0),
+            Options(policy=RegistryPolicy(registries=frozenset({"127.0.0.1"})), reserve_bytes=0),
         )
         fresh.prepare()
         pulled = await fresh.resolve(variant, LOGIN, lambda _: None)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from sandyard.engine.images.model import Image
-from sandyard.engine.images.reach import Reach
+from sandyard.engine.images.registry_access import RegistryPolicy
 from sandyard.engine.images.service import Images, Options
 from sandyard.engine.settings import EngineSettings
 from sandyard.kit.errors import (
@@ -52,7 +52,7 @@ class Place:
         self.said: list[str] = []
         self.options = Options(
             dirs=(self.allowed,),
-            reach=Reach(registries=frozenset({"127.0.0.1"})),
+            policy=RegistryPolicy(registries=frozenset({"127.0.0.1"})),
             reserve_bytes=0,
             carry_host_trust=False,
         )
@@ -284,9 +284,9 @@ def test_settings_become_options(tmp_path: Path) -> None:
             "SANDYARD_LAN": "allow",
         }
     )
-    options = Options.of(settings)
+    options = Options.from_settings(settings)
     assert options.dirs == (tmp_path, Path("/b"))
-    assert options.reach == Reach(frozenset({"localhost:5000"}), private=True)
+    assert options.policy == RegistryPolicy(frozenset({"localhost:5000"}), private=True)
 
 
 # A registry -------------------------------------------------------------------------------------------------------------------

@@ -47,7 +47,7 @@ class Place:
         }
         whole = asdict(Order(**{**order, **changes}))
         with file.open("rb") as source:
-            return asyncio.run(child.run("unpack", whole, "The layer", source.fileno()))
+            return asyncio.run(child.run_process("unpack", whole, "The layer", source.fileno()))
 
     def refuses(self, layer: bytes, match: str, **changes: Any) -> None:
         with pytest.raises((InvalidInputError, NoSpaceError), match=match):

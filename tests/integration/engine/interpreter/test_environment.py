@@ -35,19 +35,19 @@ def test_a_kernel_starts_with_little_of_the_server_s() -> None:
 
 def test_code_that_sets_variables() -> None:
     value = 'it\'s "x"\n$HOME\\'
-    bash = environment.setting("bash", {"A": value, "no good": "x"}) + '\nprintf %s "$A"\n'
+    bash = environment.make_set_code("bash", {"A": value, "no good": "x"}) + '\nprintf %s "$A"\n'
     assert subprocess.run(["bash", "-c", bash], capture_output=True, text=True, check=True).stdout == value
     scope: dict[str, object] = {}
     before = os.environ.get("SET_BY_A_TEST")
-    exec(environment.setting("Python", {"SET_BY_A_TEST": value}), scope)
+    exec(environment.make_set_code("Python", {"SET_BY_A_TEST": value}), scope)
     assert os.environ["SET_BY_A_TEST"] == value
-    exec(environment.unsetting("python", ["SET_BY_A_TEST"], {}), scope)
+    exec(environment.make_unset_code("python", ["SET_BY_A_TEST"], {}), scope)
     assert os.environ.get("SET_BY_A_TEST") == before
-    assert environment.setting("r", {"A": "1"}) == 'Sys.setenv(A = "1")'
-    assert environment.unsetting("r", ["A", "B"], {"B": "2"}) == 'Sys.unsetenv("A")\nSys.setenv(B = "2")'
-    assert environment.setting("typescript", {"A": "1"}) == 'process.env.A = "1"'
-    assert environment.unsetting("typescript", ["A"], {}) == "delete process.env.A"
-    assert environment.setting("cobol", {"A": "1"}) == environment.unsetting("cobol", ["A"], {}) == ""
+    assert environment.make_set_code("r", {"A": "1"}) == 'Sys.setenv(A = "1")'
+    assert environment.make_unset_code("r", ["A", "B"], {"B": "2"}) == 'Sys.unsetenv("A")\nSys.setenv(B = "2")'
+    assert environment.make_set_code("typescript", {"A": "1"}) == 'process.env.A = "1"'
+    assert environment.make_unset_code("typescript", ["A"], {}) == "delete process.env.A"
+    assert environment.make_set_code("cobol", {"A": "1"}) == environment.make_unset_code("cobol", ["A"], {}) == ""
 
 
 def test_afterwards_the_sandbox_s_own_have_its_value_and_others_the_one_they_had(

@@ -1,3 +1,3 @@
-from tests.unit.engine.sandboxes.conftest import yard
+from tests.unit.engine.sandboxes.conftest import harness
 
-__all__ = ["yard"]
+__all__ = ["harness"]

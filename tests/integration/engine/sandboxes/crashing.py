@@ -18,7 +18,7 @@ from sandyard.engine.settings import EngineSettings
 from sandyard.engine.store.database import Database
 from sandyard.engine.store.datadir import DataDir
 from sandyard.kit.errors import SandyardError
-from tests.unit.engine.sandboxes.yard import BASE, StaticTemplates
+from tests.unit.engine.sandboxes.harness import BASE, StaticTemplates
 
 
 async def opened(path: Path, **settings: object) -> tuple[Sandboxes, FakeDriver, Database, DataDir]:

@@ -14,7 +14,7 @@ from sandyard.engine.templates.trust import Trust
 
 
 def publish(folder: Folder, name: str, digest: str) -> Version:
-    with folder.building(name) as work:
+    with folder.open_build_directory(name) as work:
         (work / ROOTFS / "etc").mkdir(parents=True)
         return folder.publish(work, folder.new_version(name, digest, "a test", {}))
 

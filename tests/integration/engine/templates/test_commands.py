@@ -46,7 +46,7 @@ def test_list_shows_what_is_there_and_what_is_not(folder: Folder, monkeypatch: p
     publish(folder, "base", "b1")
     publish(folder, host.NAME, "h1")
     monkeypatch.setenv("SANDYARD_TEMPLATES_DIR", str(folder.directory))
-    with folder.building("code-interpreter"):
+    with folder.open_build_directory("code-interpreter"):
         shown = CliRunner().invoke(commands.template, ["list"]).output.splitlines()
     assert [line[:45].split(maxsplit=1) for line in shown] == [
         ["base", "b1                          "],

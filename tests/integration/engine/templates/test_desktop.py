@@ -22,7 +22,7 @@ COMMAND = "`sandyard template build desktop` on the engine's machine"
 
 
 def built_on(folder: Folder, below: Version, digest: str) -> Version:
-    with folder.building(desktop.NAME) as work:
+    with folder.open_build_directory(desktop.NAME) as work:
         (work / ROOTFS).mkdir()
         return folder.publish(work, folder.new_version(desktop.NAME, digest, "a test", {"base": below.version}))
 

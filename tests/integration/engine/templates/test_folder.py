@@ -16,14 +16,14 @@ spawn = multiprocessing.get_context("spawn")
 
 
 def publish(folder: Folder, digest: str, content: str = "x") -> None:
-    with folder.building("base") as work:
+    with folder.open_build_directory("base") as work:
         (work / ROOTFS).mkdir()
         (work / ROOTFS / "file").write_text(content)
         folder.publish(work, folder.new_version("base", digest, "a test", {"size": "1"}))
 
 
 def build_and_wait(directory: Path, ready: Connection) -> None:
-    with Folder(directory).building("base") as work:
+    with Folder(directory).open_build_directory("base") as work:
         (work / "half").write_text("half")
         ready.send(work.name)
         signal.pause()
@@ -54,7 +54,7 @@ def test_a_rebuild_of_the_same_recipe_is_a_later_version_and_the_old_one_stays(f
 
 
 def test_a_build_that_fails_leaves_nothing(folder: Folder) -> None:
-    with pytest.raises(RuntimeError), folder.building("base") as work:
+    with pytest.raises(RuntimeError), folder.open_build_directory("base") as work:
         (work / "half").write_text("half")
         raise RuntimeError
     assert not folder.versions("base")
@@ -66,14 +66,14 @@ def test_a_killed_builder_frees_the_lock_and_its_leftovers_go_with_the_next_buil
     child = spawn.Process(target=build_and_wait, args=(folder.directory, theirs))
     child.start()
     leftover = folder.directory / "base" / ours.recv()
-    with pytest.raises(BusyError), folder.building("base", wait=False):
+    with pytest.raises(BusyError), folder.open_build_directory("base", wait=False):
         pass
     assert child.pid
     os.kill(child.pid, signal.SIGKILL)
     child.join()
     assert leftover.exists(), "the test must see a half-made template"
     assert not folder.versions("base")
-    with folder.building("base", wait=False):
+    with folder.open_build_directory("base", wait=False):
         assert not leftover.exists()
 
 

@@ -24,7 +24,7 @@ def with_python(version: Version) -> Version:
 
 
 def built_on(folder: Folder, below: Version, digest: str, extras: str = "") -> Version:
-    with folder.building(interpreter.NAME) as work:
+    with folder.open_build_directory(interpreter.NAME) as work:
         (work / ROOTFS).mkdir()
         details = {"base": below.version, "with": extras}
         return folder.publish(work, folder.new_version(interpreter.NAME, digest, "a test", details))
@@ -77,11 +77,11 @@ def test_what_is_out_of_date(folder: Folder) -> None:
 
 
 def test_languages_that_can_be_added() -> None:
-    assert interpreter.chosen("") == ()
-    assert interpreter.chosen(" R ,r") == ("r",)
-    assert interpreter.chosen("r,java") == ("java", "r")
+    assert interpreter.parse_languages("") == ()
+    assert interpreter.parse_languages(" R ,r") == ("r",)
+    assert interpreter.parse_languages("r,java") == ("java", "r")
     with pytest.raises(InvalidInputError, match="Choose from java, r"):
-        interpreter.chosen("cobol")
+        interpreter.parse_languages("cobol")
 
 
 def test_commands(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:

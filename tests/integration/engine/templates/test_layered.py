@@ -29,7 +29,7 @@ class Heard:
     def update(self, fraction: float, doing: str) -> None:
         self.steps.append((fraction, doing))
 
-    def done(self, text: str) -> None:
+    def finish(self, text: str) -> None:
         pass
 
 

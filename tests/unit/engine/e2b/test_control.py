@@ -23,7 +23,7 @@ from sandyard.engine.e2b.control.guard import BODY_LIMIT, BODY_VALUES, Guard
 from sandyard.engine.e2b.control.sandboxes import parse_time
 from sandyard.engine.sandboxes.model import (
     CreateSandbox,
-    Forked,
+    ForkResult,
     LogEntry,
     LogLevel,
     LogQuery,
@@ -116,9 +116,9 @@ class Verbs:
     async def note_denied(self, sandbox_id: str) -> None:
         self.calls.append(("note_denied", sandbox_id))
 
-    async def fork(self, sandbox_id: str, count: int, timeout_s: float) -> Sequence[Forked]:
+    async def fork(self, sandbox_id: str, count: int, timeout_s: float) -> Sequence[ForkResult]:
         self.calls.append(("fork", sandbox_id, count, timeout_s))
-        return [Forked(sandbox=self.record), Forked(error=FullError("full"))]
+        return [ForkResult(sandbox=self.record), ForkResult(error=FullError("full"))]
 
     async def snapshot(self, sandbox_id: str, name: str | None) -> Snapshot:
         self.calls.append(("snapshot", sandbox_id, name))
@@ -557,7 +557,7 @@ class TestTemplates:
 
     def test_one_that_is_not_built(self) -> None:
         unbuilt = Template("tdesk", (), aliases=("desktop",), status=TemplateStatus.WAITING, memory_mb=8192)
-        shown = TemplateModel.from_dict(views.template(unbuilt, Limits()))
+        shown = TemplateModel.from_dict(views.render_template(unbuilt, Limits()))
         assert (shown.build_status, shown.build_count, shown.memory_mb) == ("waiting", 0, 8192)
 
     @pytest.mark.parametrize("name", ["base", "ns%2Fbase%3Adefault", "ns/base:default"])
@@ -598,17 +598,17 @@ class TestTemplates:
     ],
 )
 def test_a_sandbox_has_the_name_it_was_asked_for(asked: str | None, first: str | None, shown: str | None) -> None:
-    assert views.listed(sandbox(name=asked, alias=first)).get("alias") == shown
+    assert views.render_listed(sandbox(name=asked, alias=first)).get("alias") == shown
 
 
 @pytest.mark.parametrize("moment", [1763179539.5681947, 1763179539.5681949, 0.0, NOW, 1763179539.9999998])
 def test_what_began_at_a_time_began_not_after_it(moment: float) -> None:
-    shown = parse_time("x", views.time(moment))
+    shown = parse_time("x", views.format_time(moment))
     assert shown is not None
     assert shown <= moment < shown + 0.00001
 
 
 def test_views_hold_no_secret_but_the_tokens() -> None:
     record = sandbox(env={"SECRET": "hidden"}, started_at=NOW, ends_at=NOW)
-    for view in (views.listed(record), views.detail(record, None), views.created(record, None)):
+    for view in (views.render_listed(record), views.render_detail(record, None), views.render_created(record, None)):
         assert "hidden" not in json.dumps(view)

@@ -9,7 +9,7 @@ import pytest
 
 from sandyard.engine.contract import PublicNames
 from sandyard.engine.e2b.dataplane import hairpin
-from sandyard.engine.e2b.dataplane.hairpin import BURST, PATIENCE_SECONDS, RATE, HairpinGateway, Pace
+from sandyard.engine.e2b.dataplane.hairpin import BURST, PATIENCE_SECONDS, RATE, ClientRateLimiter, HairpinGateway
 
 FRIEND, OTHER, API = b"8000-friend.x.test", b"8000-other.x.test", b"api.x.test"
 
@@ -30,7 +30,7 @@ async def test_a_sandbox_that_asks_without_end_waits_and_others_do_not(monkeypat
 
     monkeypatch.setattr(hairpin, "now", clock.time)
     monkeypatch.setattr(hairpin.asyncio, "sleep", sleep)
-    pace = Pace()
+    pace = ClientRateLimiter()
     assert all([await pace.wait("greedy") for _ in range(BURST)])
     assert pauses == [], "a page with much on it is nothing unusual"
     most = int(PATIENCE_SECONDS * RATE)

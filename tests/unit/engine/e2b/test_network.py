@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from sandyard.engine.contract import NetworkPolicy
-from sandyard.engine.e2b.control.network import for_new, for_update
+from sandyard.engine.e2b.control.network import make_network, update_network
 from sandyard.engine.e2b.control.wire import NetworkConfig, NetworkUpdate
 from sandyard.engine.sandboxes.model import Network
 from sandyard.kit.errors import InvalidInputError
@@ -30,7 +30,7 @@ ALL = "0.0.0.0/0"
     ],
 )
 def test_policies(config: dict[str, list[str]] | None, internet: bool | None, policy: NetworkPolicy) -> None:
-    network = for_new(None if config is None else NetworkConfig(**config), internet)  # type: ignore[arg-type]
+    network = make_network(None if config is None else NetworkConfig(**config), internet)  # type: ignore[arg-type]
     assert network.policy == policy
     assert network.allow_internet is internet
     assert network.config == config
@@ -60,12 +60,12 @@ def test_policies(config: dict[str, list[str]] | None, internet: bool | None, po
 )
 def test_refused(config: dict[str, list[str]]) -> None:
     with pytest.raises(InvalidInputError):
-        for_new(NetworkConfig(**config), None)  # type: ignore[arg-type]
+        make_network(NetworkConfig(**config), None)  # type: ignore[arg-type]
     with pytest.raises(InvalidInputError):
-        for_update(NetworkUpdate(**config), Network())  # type: ignore[arg-type]
+        update_network(NetworkUpdate(**config), Network())  # type: ignore[arg-type]
 
 
 def test_an_empty_update_clears_everything() -> None:
-    before = for_new(NetworkConfig(denyOut=[ALL]), False)
-    after = for_update(NetworkUpdate(), before)
+    before = make_network(NetworkConfig(denyOut=[ALL]), False)
+    after = update_network(NetworkUpdate(), before)
     assert after == Network(NetworkPolicy(), None, None)

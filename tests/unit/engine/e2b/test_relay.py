@@ -247,7 +247,7 @@ async def test_a_connection_that_waits_for_a_receipt_is_not_used_again(
     async def gone(_: EngineProtocol) -> bool:
         return False
 
-    monkeypatch.setattr(EngineProtocol, "_settled", gone)
+    monkeypatch.setattr(EngineProtocol, "_wait_until_sent", gone)
     connections: list[Writer] = []
 
     async def server(reader: Reader, writer: Writer) -> None:

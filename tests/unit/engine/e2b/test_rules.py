@@ -23,19 +23,19 @@ def test_rules_become_headers_and_are_shown_as_they_were_given() -> None:
         ],
         "quiet.example.com": [],
     }
-    made = network.for_new(NetworkConfig.model_validate({"rules": given}), None)
+    made = network.make_network(NetworkConfig.model_validate({"rules": given}), None)
     headers = (("Authorization", "Bearer ${e2b.secrets.key}"), ("x-a", "2"))
     assert made.policy.rules == (HostRule("api.example.com", headers),)
     assert made.config is not None
     assert made.config["rules"] == {host.lower(): rules for host, rules in given.items()}
-    assert NetworkPolicy.read(made.policy.plain()) == made.policy
+    assert NetworkPolicy.from_dict(made.policy.to_dict()) == made.policy
 
 
 def test_an_update_without_rules_clears_them() -> None:
-    before = network.for_new(NetworkConfig.model_validate({"rules": rules("a.example.com", X="1")}), None)
-    kept = network.for_update(NetworkUpdate.model_validate({"rules": rules("b.example.com", X="1")}), before)
+    before = network.make_network(NetworkConfig.model_validate({"rules": rules("a.example.com", X="1")}), None)
+    kept = network.update_network(NetworkUpdate.model_validate({"rules": rules("b.example.com", X="1")}), before)
     assert [rule.host for rule in kept.policy.rules] == ["b.example.com"]
-    cleared = network.for_update(NetworkUpdate(), kept)
+    cleared = network.update_network(NetworkUpdate(), kept)
     assert (cleared.policy.rules, cleared.config) == ((), None)
 
 
@@ -63,19 +63,19 @@ def test_an_update_without_rules_clears_them() -> None:
 )
 def test_rules_that_are_refused(given: dict[str, Any], words: str) -> None:
     with pytest.raises(InvalidInputError, match=words):
-        network.for_new(NetworkConfig.model_validate({"rules": given}), None)
+        network.make_network(NetworkConfig.model_validate({"rules": given}), None)
 
 
 def test_name_servers_are_reachable_where_names_are_allowed() -> None:
     def policy(**config: Any) -> NetworkPolicy:
-        return network.for_new(NetworkConfig.model_validate({"dnsServers": ["192.0.2.53"], **config}), None).policy
+        return network.make_network(NetworkConfig.model_validate({"dnsServers": ["192.0.2.53"], **config}), None).policy
 
     closed = policy(allowOut=["example.com"], denyOut=["0.0.0.0/0"])
     assert closed.allow_out == ("example.com", "192.0.2.53")
     assert policy(allowOut=["192.0.2.1"]).allow_out == ("192.0.2.1",)
     assert policy() == NetworkPolicy()
-    made = network.for_new(NetworkConfig(dnsServers=[]), None)
+    made = network.make_network(NetworkConfig(dnsServers=[]), None)
     assert made.config == {"dnsServers": []}
     for wrong in (["dns.example.com"], ["::1"], ["0.0.0.0"]):
         with pytest.raises(InvalidInputError, match="invalid DNS server"):
-            network.for_new(NetworkConfig(dnsServers=wrong), None)
+            network.make_network(NetworkConfig(dnsServers=wrong), None)

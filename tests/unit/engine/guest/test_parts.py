@@ -334,13 +334,13 @@ def test_signals_in_words(number: int, words: str) -> None:
     ],
 )  # fmt: skip
 def test_the_preferred_coding(header: str, coding: str) -> None:
-    assert encoding.preferred({"accept-encoding": header}) == coding
+    assert encoding.choose_encoding({"accept-encoding": header}) == coding
 
 
 @pytest.mark.parametrize("header", ["identity;q=0", "*;q=0", "br, *;q=0", "gzip;q=0, identity;q=0"])
 def test_no_coding_will_do(header: str) -> None:
     with pytest.raises(HttpError) as failure:
-        encoding.preferred({"accept-encoding": header})
+        encoding.choose_encoding({"accept-encoding": header})
     assert failure.value.status == 406
 
 
@@ -382,7 +382,7 @@ def test_fields() -> None:
     )
     wrong: list[tuple[Callable[..., object], object]] = [
         (protojson.text, 1), (protojson.flag, "true"), (protojson.uint32, -1), (protojson.uint32, True),
-        (protojson.uint32, 1 << 32), (protojson.nested, []), (protojson.texts, ["a", 1]),
+        (protojson.uint32, 1 << 32), (protojson.nested_message, []), (protojson.texts, ["a", 1]),
         (protojson.text_map, {"a": 1}),
         (protojson.octets, "a"), (protojson.octets, "\u00fc"),
     ]  # fmt: skip

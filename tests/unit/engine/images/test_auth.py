@@ -14,16 +14,16 @@ import pytest
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
 
-from sandyard.engine.images.auth import Authority, Challenge, Login, challenges
+from sandyard.engine.images.auth import Authority, Challenge, Login, parse_challenges
 from sandyard.engine.images.clouds import Clouds, login_of, sign, signing_key
 from sandyard.engine.images.model import AwsAuth, GcpAuth, PasswordAuth, RegistryAuth
-from sandyard.engine.images.reach import Reach
+from sandyard.engine.images.registry_access import RegistryPolicy
 from sandyard.engine.images.web import Web
 from sandyard.kit.errors import ForbiddenError, InvalidInputError, UnsupportedError
 from sandyard.kit.secret import Secret
 from tests.images.server import Asked, Reply, serving
 
-HERE = Reach(registries=frozenset({"127.0.0.1"}))
+HERE = RegistryPolicy(registries=frozenset({"127.0.0.1"}))
 AWS = {"type": "aws", "awsAccessKeyId": "AKID", "awsSecretAccessKey": "s3cr3t", "awsRegion": "eu-west-1"}
 
 
@@ -64,17 +64,17 @@ def test_what_are_no_credentials(raw: dict[str, object]) -> None:
 
 
 def test_challenges_are_read() -> None:
-    assert challenges('Bearer realm="https://a/t?x=1",service="s", scope="repository:a/b:pull,push"') == [
+    assert parse_challenges('Bearer realm="https://a/t?x=1",service="s", scope="repository:a/b:pull,push"') == [
         Challenge("bearer", {"realm": "https://a/t?x=1", "service": "s", "scope": "repository:a/b:pull,push"})
     ]
-    assert challenges('Basic realm="a \\"b\\"", Bearer realm=x') == [
+    assert parse_challenges('Basic realm="a \\"b\\"", Bearer realm=x') == [
         Challenge("basic", {"realm": 'a "b"'}),
         Challenge("bearer", {"realm": "x"}),
     ]
-    assert challenges("Negotiate") == [Challenge("negotiate", {})]
+    assert parse_challenges("Negotiate") == [Challenge("negotiate", {})]
     hostile = "Bearer a=b" + " " * (64 << 10) + "!"  # minutes for a regular expression that goes back
-    assert challenges(hostile) == [Challenge("bearer", {"a": "b"})]
-    assert challenges("") == challenges('="') == []
+    assert parse_challenges(hostile) == [Challenge("bearer", {"a": "b"})]
+    assert parse_challenges("") == parse_challenges('="') == []
 
 
 async def test_a_token_is_fetched_with_the_login() -> None:
@@ -86,24 +86,26 @@ async def test_a_token_is_fetched_with_the_login() -> None:
         async with web() as client:
             header = f'Bearer realm="{server.url}/token?a=b",service="reg"'
             with_login = Authority(client, "x/y", _login(Login("u", Secret("p"))))
-            assert await with_login.answer(header, None) == "Bearer t0k"
-            assert await with_login.answer(header, None) == "Bearer t0k"  # another task got a 401 with the old one
+            assert await with_login.answer_challenge(header, None) == "Bearer t0k"
+            assert (
+                await with_login.answer_challenge(header, None) == "Bearer t0k"
+            )  # another task got a 401 with the old one
             assert len(server.asked) == 1
             query = parse_qs(urlsplit(server.asked[0].path).query)
             assert query == {"a": ["b"], "service": ["reg"], "scope": ["repository:x/y:pull"]}
             with pytest.raises(ForbiddenError, match="without credentials"):
-                await Authority(client, "x/y", _login(None)).answer(header, None)
+                await Authority(client, "x/y", _login(None)).answer_challenge(header, None)
 
 
 async def test_basic_is_tried_once() -> None:
     async with web() as client:
         authority = Authority(client, "x", _login(Login("u", Secret("p"))))
-        first = await authority.answer('Basic realm="x"', None)
+        first = await authority.answer_challenge('Basic realm="x"', None)
         assert first == "Basic dTpw"
-        assert await authority.answer('Basic realm="x"', first) is None
-        assert await Authority(client, "x", _login(None)).answer('Basic realm="x"', None) is None
+        assert await authority.answer_challenge('Basic realm="x"', first) is None
+        assert await Authority(client, "x", _login(None)).answer_challenge('Basic realm="x"', None) is None
         with pytest.raises(UnsupportedError, match="negotiate"):
-            await Authority(client, "x", _login(None)).answer("Negotiate", None)
+            await Authority(client, "x", _login(None)).answer_challenge("Negotiate", None)
 
 
 @pytest.mark.parametrize("body", [b"{}", b"[]", b"no", b'{"token": 1}', b'{"token": "a\\nb"}'])
@@ -111,13 +113,13 @@ async def test_what_is_no_token(body: bytes) -> None:
     with serving(lambda _: Reply(200, body)) as server:
         async with web() as client:
             with pytest.raises(InvalidInputError, match="returned no token"):
-                await Authority(client, "x", _login(None)).answer(f'Bearer realm="{server.url}"', None)
+                await Authority(client, "x", _login(None)).answer_challenge(f'Bearer realm="{server.url}"', None)
 
 
 async def test_passwords_are_not_told_over_plain_http_to_strangers() -> None:
     async with web() as client:
         with pytest.raises(InvalidInputError, match="SANDYARD_IMAGES_INSECURE"):
-            await Authority(client, "x", _login(Login("u", Secret("p")))).answer(
+            await Authority(client, "x", _login(Login("u", Secret("p")))).answer_challenge(
                 'Bearer realm="http://tokens.example/"', None
             )
 

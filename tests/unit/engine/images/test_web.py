@@ -7,17 +7,17 @@ import ipaddress
 import pytest
 
 from sandyard.engine.images import web as webs
-from sandyard.engine.images.reach import Reach
+from sandyard.engine.images.registry_access import RegistryPolicy
 from sandyard.engine.images.web import Web
 from sandyard.kit.errors import BusyError, ForbiddenError, InvalidInputError, UnreachableError
 from tests.images.server import Asked, Reply, serving
 
-HERE = Reach(registries=frozenset({"127.0.0.1", "localhost"}))
+HERE = RegistryPolicy(registries=frozenset({"127.0.0.1", "localhost"}))
 AUTH = {"Authorization": "Basic secret"}
 
 
-def web(reach: Reach = HERE) -> Web:
-    return Web(reach, pause=0.01)
+def web(policy: RegistryPolicy = HERE) -> Web:
+    return Web(policy, pause=0.01)
 
 
 @pytest.mark.parametrize(
@@ -43,27 +43,27 @@ def web(reach: Reach = HERE) -> Web:
 )
 def test_which_addresses_may_be_asked(address: str, allowed: bool, on_lan: bool) -> None:
     parsed = ipaddress.ip_address(address)
-    assert Reach().allows("h", 443, parsed) is allowed
-    assert Reach(private=True).allows("h", 443, parsed) is on_lan
-    assert Reach(registries=frozenset({"h"})).allows("h", 443, parsed)
-    assert Reach(registries=frozenset({"h:443"})).allows("H", 443, parsed)
-    assert Reach(registries=frozenset({"h:444"})).allows("h", 443, parsed) is allowed
+    assert RegistryPolicy().allows("h", 443, parsed) is allowed
+    assert RegistryPolicy(private=True).allows("h", 443, parsed) is on_lan
+    assert RegistryPolicy(registries=frozenset({"h"})).allows("h", 443, parsed)
+    assert RegistryPolicy(registries=frozenset({"h:443"})).allows("H", 443, parsed)
+    assert RegistryPolicy(registries=frozenset({"h:444"})).allows("h", 443, parsed) is allowed
 
 
 async def test_this_machine_is_not_asked_unless_the_operator_says_so() -> None:
     with serving(lambda _: Reply()) as server:
-        async with web(Reach()) as client:
+        async with web(RegistryPolicy()) as client:
             for host in ("127.0.0.1", "localhost", "127.1", "2130706433"):
                 with pytest.raises((ForbiddenError, InvalidInputError), match="SANDYARD_IMAGES_"):
                     await client.ask(f"http://{host}:{server.port}/", {}, 100)
         assert not server.asked
-        async with web(Reach(registries=frozenset({server.host}))) as client:
+        async with web(RegistryPolicy(registries=frozenset({server.host}))) as client:
             assert (await client.ask(server.url, {}, 100)).status == 200
 
 
 async def test_a_redirect_leads_nowhere_else_than_a_name_does() -> None:
     with serving(lambda _: Reply()) as inner, serving(lambda _: Reply(307, headers={"Location": inner.url})) as outer:
-        async with web(Reach(registries=frozenset({outer.host}))) as client:
+        async with web(RegistryPolicy(registries=frozenset({outer.host}))) as client:
             with pytest.raises(ForbiddenError, match="SANDYARD_IMAGES_REGISTRIES"):
                 await client.ask(outer.url, AUTH, 100)
         assert not inner.asked

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from sandyard.engine.interpreter import http
-from sandyard.engine.interpreter.http import Answer, BadRequestError, Lines, Request
+from sandyard.engine.interpreter.http import BadRequestError, Lines, Request, Response
 
 
 @asynccontextmanager
@@ -28,8 +28,8 @@ async def ask(port: int, request: bytes) -> tuple[int, str]:
 
 
 async def test_bodies_and_refusals() -> None:
-    async def handle(request: Request) -> Answer:
-        return Answer(200, [request.method, request.path, request.json()])
+    async def handle(request: Request) -> Response:
+        return Response(200, [request.method, request.path, request.json()])
 
     async with serving(handle) as port:
         plain = b'POST /a?b=c HTTP/1.1\r\nContent-Length: 7\r\n\r\n{"x":1}'

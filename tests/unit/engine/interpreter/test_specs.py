@@ -21,7 +21,7 @@ def test_kernels_are_found_by_name_and_language(tmp_path: Path) -> None:
     put(far, "ir", argv=["R"], language="R", interrupt_mode="message")
     put(far, "broken", argv=[])
     (far / "kernels/none").mkdir()
-    found = specs.installed([near, far, tmp_path / "missing"])
+    found = specs.list_installed([near, far, tmp_path / "missing"])
     assert [spec.name for spec in found] == ["python3", "ir"]
     python = specs.find("python", found)
     assert python.argv == ("near", f"{near}/kernels/python3/x")

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.engine.sandboxes.yard import Yard
+from tests.unit.engine.sandboxes.harness import SandboxesHarness
 
 
 @pytest.fixture
-async def yard(tmp_path: Path) -> AsyncIterator[Yard]:
-    yard = Yard(tmp_path)
-    await yard.start()
-    yield yard
-    await yard.stop()
+async def harness(tmp_path: Path) -> AsyncIterator[SandboxesHarness]:
+    harness = SandboxesHarness(tmp_path)
+    await harness.start()
+    yield harness
+    await harness.stop()

@@ -187,7 +187,7 @@ class DoubleDriver:
     def check_room(self) -> None:
         """There is always room."""
 
-    async def failed(self) -> str:
+    async def wait_for_failure(self) -> str:
         return await asyncio.get_running_loop().create_future()
 
     async def create(self, spec: Spec) -> Handle:
@@ -227,7 +227,7 @@ class DoubleDriver:
             machine = self.host.machines.get(handle.id)
             return Condition.ABSENT if machine is None else machine.condition
 
-    async def exited(self, handle: Handle) -> str:
+    async def wait_for_exit(self, handle: Handle) -> str:
         machine = self._machine(handle)
         await machine.ended.wait()
         if self._dead.is_set():

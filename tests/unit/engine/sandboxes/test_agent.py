@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from sandyard.engine.sandboxes.agent import _envelopes, _pieces
+from sandyard.engine.sandboxes.agent import _envelopes, _split_output
 from sandyard.kit.errors import UnreachableError
 
 
@@ -29,11 +29,11 @@ async def test_what_no_agent_says_ends_the_call(text: bytes) -> None:
 
 def test_many_lines_are_handed_on_in_small_pieces() -> None:
     few, many = b"x" * 100_000 + b"\n", b"\n" * 100_000
-    told = {"stdout": base64.b64encode(few).decode(), "stderr": base64.b64encode(many).decode()}
-    pieces = list(_pieces(told))
+    expected_settings = {"stdout": base64.b64encode(few).decode(), "stderr": base64.b64encode(many).decode()}
+    pieces = list(_split_output(expected_settings))
     assert pieces[0] == ("stdout", few)
     assert b"".join(piece for stream, piece in pieces if stream == "stderr") == many
     assert max(piece.count(b"\n") for _, piece in pieces) <= 512
-    assert list(_pieces({"stdout": ""})) == []
+    assert list(_split_output({"stdout": ""})) == []
     with pytest.raises(UnreachableError):
-        list(_pieces({"stdout": "A"}))
+        list(_split_output({"stdout": "A"}))

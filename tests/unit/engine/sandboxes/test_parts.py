@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from sandyard.engine.contract import Stats
-from sandyard.engine.sandboxes import guest
+from sandyard.engine.sandboxes.agent import send_settings
 from sandyard.engine.sandboxes.capacity import MIB, Capacity, available_memory, free_disk
 from sandyard.engine.sandboxes.logs import SandboxLogs
 from sandyard.engine.sandboxes.metrics import Series
@@ -21,7 +21,7 @@ from sandyard.engine.settings import EngineSettings
 from sandyard.engine.store.database import Database
 from sandyard.kit.clock import ManualClock
 from sandyard.kit.errors import FullError, InvalidInputError, UnreachableError
-from tests.unit.engine.sandboxes.yard import Yard
+from tests.unit.engine.sandboxes.harness import SandboxesHarness
 
 
 def stats(cpu: float, memory: int = 1 << 20) -> Stats:
@@ -35,7 +35,7 @@ def test_cpu_is_what_was_used_between_two_samples() -> None:
     series.add(stats(17.0), 104.0)  # more than two cores can do: a clock that jumped
     series.restart()
     series.add(stats(1.0), 106.0)
-    assert [metric.cpu_used_pct for metric in series.between(None, None)] == [0.0, 50.0, 100.0, 0.0]
+    assert [metric.cpu_used_pct for metric in series.list_between(None, None)] == [0.0, 50.0, 100.0, 0.0]
 
 
 def test_the_ring_keeps_the_newest() -> None:
@@ -44,8 +44,8 @@ def test_the_ring_keeps_the_newest() -> None:
     for number in range(8):
         series.add(stats(0.0, number << 10), float(number))
     assert len(series) == 3
-    assert [metric.timestamp for metric in series.between(None, None)] == [5.0, 6.0, 7.0]
-    assert [metric.mem_used for metric in series.between(6.0, 6.5)] == [6 << 10]
+    assert [metric.timestamp for metric in series.list_between(None, None)] == [5.0, 6.0, 7.0]
+    assert [metric.mem_used for metric in series.list_between(6.0, 6.5)] == [6 << 10]
     assert series.last().timestamp == 7.0
     assert series.last().disk_total == 10 << 30
 
@@ -143,10 +143,10 @@ def test_logs_are_bounded_and_searchable(tmp_path: Path) -> None:
     logs.end("i1")
     clock._now += 50
     logs.forget()
-    assert logs.known("i1")
+    assert logs.has_entries("i1")
     clock._now += 100
     logs.forget()
-    assert not logs.known("i1") and logs.known("i2")
+    assert not logs.has_entries("i1") and logs.has_entries("i2")
     database.close()
 
 
@@ -164,7 +164,7 @@ def test_logs_of_many_ended_sandboxes_go_in_small_steps(tmp_path: Path, monkeypa
     for _ in range(4):
         logs.forget()
         counts.append(database.query("SELECT count(*) FROM logs")[0][0])
-    assert counts == [150, 50, 50, 50] and logs.known("i249")
+    assert counts == [150, 50, 50, 50] and logs.has_entries("i249")
     database.close()
 
 
@@ -199,23 +199,23 @@ async def test_an_agent_may_answer_anything(answer: bytes) -> None:
 
     task = asyncio.create_task(agent())
     with pytest.raises(UnreachableError):
-        await asyncio.wait_for(guest.init(ours, {"A": "1"}, Defaults()), 5)
+        await asyncio.wait_for(send_settings(ours, {"A": "1"}, Defaults()), 5)
     await task
 
 
 async def test_sampling_many_leaves_the_loop_free(tmp_path: Path) -> None:
-    yard = Yard(tmp_path, metrics_interval_s=5)
-    await yard.start()
+    harness = SandboxesHarness(tmp_path, metrics_interval_s=5)
+    await harness.start()
     for _ in range(200):
-        await yard.create(timeout_s=50_000)
-    await yard.clock.advance(1)
-    await yard.settle()
+        await harness.create(timeout_s=50_000)
+    await harness.clock.advance(1)
+    await harness.settle()
     for _ in range(3):
-        await yard.clock.advance(6)
-        await yard.settle()
-    counts = {len(await yard.service.metrics(one.id)) for one in yard.service.list().items}
+        await harness.clock.advance(6)
+        await harness.settle()
+    counts = {len(await harness.service.metrics(one.id)) for one in harness.service.list().items}
     assert min(counts) >= 2
-    await yard.stop()
+    await harness.stop()
 
 
 def test_settings_come_from_options_then_variables_then_defaults() -> None:

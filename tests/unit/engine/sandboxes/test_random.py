@@ -16,7 +16,7 @@ import pytest
 from sandyard.engine.contract import Condition, NetworkPolicy
 from sandyard.engine.sandboxes.model import Network, OnTimeout
 from sandyard.kit.errors import SandyardError
-from tests.unit.engine.sandboxes.yard import Yard
+from tests.unit.engine.sandboxes.harness import SandboxesHarness
 
 FAULTY = (
     *("create", "freeze", "thaw", "stop", "boot", "snapshot", "fork", "kill"),
@@ -29,8 +29,8 @@ STORIES = int(os.environ.get("SANDYARD_STORIES", "40"))
 
 
 class Story:
-    def __init__(self, yard: Yard, seed: int) -> None:
-        self.yard = yard
+    def __init__(self, harness: SandboxesHarness, seed: int) -> None:
+        self.harness = harness
         self.random = random.Random(seed)
         self.expected: set[str] = set()  # must exist
         self.unsure: set[str] = set()  # a kill of it was not answered
@@ -38,7 +38,7 @@ class Story:
         self.tasks: set[asyncio.Task[None]] = set()
 
     async def verb(self) -> None:
-        service, pick = self.yard.service, self.random
+        service, pick = self.harness.service, self.random
         known = sorted(self.expected)
         name = pick.choice("create create pause cold connect connect fork kill snapshot network from drop".split())
         if not known:
@@ -48,7 +48,7 @@ class Story:
             if name == "create":
                 env = {"A": "1"} if pick.random() < 0.3 else {}
                 short = pick.random() < 0.5
-                made = await self.yard.create(
+                made = await self.harness.create(
                     timeout_s=30 if short else 50_000,
                     on_timeout=OnTimeout.PAUSE if short else OnTimeout.KILL,
                     auto_pause_memory=pick.random() < 0.7,
@@ -74,7 +74,7 @@ class Story:
             elif name == "network":
                 await service.set_network(target, Network(NetworkPolicy(pick.random() < 0.5, ("1.1.1.1",))))
             elif name == "from" and self.snapshots:
-                made = await self.yard.create(template=pick.choice(sorted(self.snapshots)), timeout_s=50_000)
+                made = await self.harness.create(template=pick.choice(sorted(self.snapshots)), timeout_s=50_000)
                 self.expected.add(made.id)
             elif name == "drop" and self.snapshots:
                 snapshot = pick.choice(sorted(self.snapshots))
@@ -85,7 +85,7 @@ class Story:
 
     async def act(self) -> None:
         dice = self.random.random()
-        driver = self.yard.driver
+        driver = self.harness.driver
         if dice < 0.75:
             task = asyncio.create_task(self.verb())
             self.tasks.add(task)
@@ -102,36 +102,36 @@ class Story:
         elif dice < 0.97:
             await self.crash(reboot=self.random.random() < 0.3)
         elif dice < 0.98:
-            await self.yard.clock.advance(self.random.choice([1, 40, 200]))
+            await self.harness.clock.advance(self.random.choice([1, 40, 200]))
         elif self.expected:
             victim = self.random.choice(sorted(self.expected))
             self.expected.discard(victim)
-            machine = self.yard.host.machines.get(victim)
+            machine = self.harness.host.machines.get(victim)
             if machine is not None and machine.condition in {Condition.RUNNING, Condition.FROZEN}:
-                self.yard.host.end(victim, trace=self.random.random() < 0.7)
+                self.harness.host.end(victim, trace=self.random.random() < 0.7)
         for _ in range(self.random.randrange(12)):
             await asyncio.sleep(0)
 
     async def crash(self, *, reboot: bool) -> None:
-        await self.yard.crash()
+        await self.harness.crash()
         for task in self.tasks:
             task.cancel()
         await asyncio.gather(*self.tasks, return_exceptions=True)
         self.tasks.clear()
         if reboot:
-            self.yard.host.reboot()
-            self.yard.boot_id += "x"
-        await self.yard.start()
+            self.harness.host.reboot()
+            self.harness.boot_id += "x"
+        await self.harness.start()
 
     async def end(self) -> None:
-        self.yard.driver.heal()
+        self.harness.driver.heal()
         await asyncio.wait_for(asyncio.gather(*self.tasks, return_exceptions=True), 20)
         for _ in range(4):
-            await self.yard.clock.advance(70)
-            await self.yard.settle()
-        await asyncio.wait_for(self.yard.service._parts.tasks.wait(10), 20)
-        await asyncio.wait_for(self.yard.service._parts.background.wait(10), 20)
-        await self.yard.settle()
+            await self.harness.clock.advance(70)
+            await self.harness.settle()
+        await asyncio.wait_for(self.harness.service._components.tasks.wait(10), 20)
+        await asyncio.wait_for(self.harness.service._components.background.wait(10), 20)
+        await self.harness.settle()
 
 
 @pytest.mark.parametrize(
@@ -142,24 +142,26 @@ class Story:
     ],
 )
 async def test_random_story(tmp_path: Path, seed: int) -> None:
-    yard = Yard(tmp_path, suspend=seed % 2 == 0, suspend_after_s=100, kill_patience_s=0.01, pool_size=seed % 3)
-    await yard.start()
-    story = Story(yard, seed)
+    harness = SandboxesHarness(
+        tmp_path, suspend=seed % 2 == 0, suspend_after_s=100, kill_patience_s=0.01, pool_size=seed % 3
+    )
+    await harness.start()
+    story = Story(harness, seed)
     for _ in range(120):
         await story.act()
     await story.end()
-    if yard.settings.pool_size:
-        await yard.service._parts.loops.cancel()  # nothing is made ready any more
-        await yard.service._parts.pool.give_back()
-    yard.driver.overlaps.clear()
-    yard.check()
-    living = {one.id for one in yard.service.list().items}
+    if harness.settings.pool_size:
+        await harness.service._components.loops.cancel()  # nothing is made ready any more
+        await harness.service._components.pool.give_back()
+    harness.driver.overlaps.clear()
+    harness.check()
+    living = {one.id for one in harness.service.list().items}
     assert story.expected <= living, "a sandbox that was answered is gone"
-    assert set(yard.host.snapshots) >= story.snapshots, "a snapshot that was answered is gone"
+    assert set(harness.host.snapshots) >= story.snapshots, "a snapshot that was answered is gone"
     for sandbox_id in living:
-        await yard.service.kill(sandbox_id)
-    for snapshot in yard.service.snapshots().items:
-        await yard.service.delete_snapshot(snapshot.id)
-    await yard.settle()
-    assert yard.host.machines == {} and yard.host.snapshots == {}
-    await yard.stop()
+        await harness.service.kill(sandbox_id)
+    for snapshot in harness.service.snapshots().items:
+        await harness.service.delete_snapshot(snapshot.id)
+    await harness.settle()
+    assert harness.host.machines == {} and harness.host.snapshots == {}
+    await harness.stop()

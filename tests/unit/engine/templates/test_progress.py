@@ -68,7 +68,7 @@ def test_a_pipe_gets_a_line_a_tenth_and_a_terminal_a_bar() -> None:
     assert isinstance(report, Lines)
     for percent in range(101):
         report.update(percent / 100, f"step {percent}")
-    report.done("done")
+    report.finish("done")
     lines = stream.getvalue().splitlines()
     assert lines[:2] == ["base: 0% step 0", "base: 10% step 10"]
     assert len(lines) == 12
@@ -76,7 +76,7 @@ def test_a_pipe_gets_a_line_a_tenth_and_a_terminal_a_bar() -> None:
     screen = io.StringIO()
     bar = Bar("base", screen)
     bar.update(0.5, "half")
-    bar.done("built")
+    bar.finish("built")
     assert "50%" in screen.getvalue()
     assert "half" in screen.getvalue()
     assert screen.getvalue().endswith("\n")

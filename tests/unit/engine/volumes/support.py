@@ -43,7 +43,7 @@ class Shelf:
 class Users:
     def __init__(self) -> None:
         self.running: dict[str, list[str]] = {}
-        self.dying: dict[str, list[str]] = {}
+        self.removing: dict[str, list[str]] = {}
 
-    def who_mounts(self, volume_id: str, *, dying: bool = False) -> Sequence[str]:
-        return [*self.running.get(volume_id, ()), *(self.dying.get(volume_id, ()) if dying else ())]
+    def list_mounting(self, volume_id: str, *, removing: bool = False) -> Sequence[str]:
+        return [*self.running.get(volume_id, ()), *(self.removing.get(volume_id, ()) if removing else ())]

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from sandyard.engine.volumes.model import Volume
-from sandyard.engine.volumes.mounts import MOST_MOUNTS, fault_of, resolve
+from sandyard.engine.volumes.mounts import MOST_MOUNTS, find_fault, resolve
 from sandyard.kit.errors import InvalidInputError
 from sandyard.kit.secret import Secret
 
@@ -24,7 +24,7 @@ def test_names_become_ids() -> None:
 
 @pytest.mark.parametrize("path", ["/mnt", "/home/user/my data", "/mnt/ünïcode", "/processes", "/device", "/a/b/c"])
 def test_places_that_are_fine(path: str) -> None:
-    assert fault_of(path) is None
+    assert find_fault(path) is None
 
 
 @pytest.mark.parametrize(
@@ -51,14 +51,14 @@ def test_places_that_are_fine(path: str) -> None:
     ],
 )
 def test_places_that_are_not(path: str, why: str) -> None:
-    assert why in (fault_of(path) or "")
+    assert why in (find_fault(path) or "")
 
 
 def test_places_among_each_other() -> None:
-    assert "twice" in (fault_of("/a", ["/a"]) or "")
-    assert "nested" in (fault_of("/a/b", ["/a"]) or "")
-    assert "nested" in (fault_of("/a", ["/a/b"]) or "")
-    assert fault_of("/ab", ["/a"]) is None
+    assert "twice" in (find_fault("/a", ["/a"]) or "")
+    assert "nested" in (find_fault("/a/b", ["/a"]) or "")
+    assert "nested" in (find_fault("/a", ["/a/b"]) or "")
+    assert find_fault("/ab", ["/a"]) is None
 
 
 def test_all_faults_are_told_at_once() -> None:

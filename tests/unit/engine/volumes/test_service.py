@@ -93,14 +93,14 @@ async def test_a_volume_in_use_stays(place: Place) -> None:
 async def test_files_go_when_the_last_user_is_gone(place: Place) -> None:
     volumes = await place.start()
     made = await volumes.create("data")
-    place.users.dying[made.id] = ["i1"]
+    place.users.removing[made.id] = ["i1"]
     (mounts,) = volumes.resolve([("data", "/data")])
-    with volumes.held([mounts]):
+    with volumes.hold([mounts]):
         await volumes.delete(made.id)
         with pytest.raises(NotFoundError):
             volumes.get(made.id)
         assert volumes.find("data") is None
-        place.users.dying.clear()
+        place.users.removing.clear()
         await place.clock.advance(5)
         await place.settle()
         assert place.shelf.ids == {made.id}

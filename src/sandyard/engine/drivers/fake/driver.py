@@ -91,7 +91,7 @@ class FakeDriver:
     def check_room(self) -> None:
         """Never raises: only the machine's disk limits fake sandboxes."""
 
-    async def failed(self) -> str:
+    async def wait_for_failure(self) -> str:
         never: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         return await never
 
@@ -114,11 +114,11 @@ class FakeDriver:
         async with self._verb("condition"):
             return self._condition(handle.id)
 
-    async def exited(self, handle: Handle) -> str:
-        await self.faults.meet("exited", When.BEFORE)
+    async def wait_for_exit(self, handle: Handle) -> str:
+        await self.faults.hit("exited", When.BEFORE)
         pid = self._agents.get(handle.id)
         if pid is not None:
-            code = await processes.ended(pid)
+            code = await processes.wait_for_exit(pid)
             how = "" if code is None else f" with exit code {code}"
             self._reasons.setdefault(handle.id, f"The agent ended{how}")
         return self._reasons.get(handle.id, "The agent is gone")
@@ -128,8 +128,8 @@ class FakeDriver:
             if self._condition(handle.id) is not Condition.RUNNING:
                 raise UnreachableError(f"Sandbox {handle.id} is not running.")
             if port == AGENT_PORT:
-                return await _connected(socket.AF_UNIX, str(self._files.socket(handle.id)))
-            return await _connected(socket.AF_INET, ("127.0.0.1", port))
+                return await _connect(socket.AF_UNIX, str(self._files.socket(handle.id)))
+            return await _connect(socket.AF_INET, ("127.0.0.1", port))
 
     async def freeze(self, handle: Handle) -> None:
         async with self._verb("freeze"):
@@ -156,7 +156,7 @@ class FakeDriver:
     async def snapshot(self, handle: Handle, snapshot_id: str) -> Layers:
         async with self._verb("snapshot"):
             target = self._files.snapshots / snapshot_id
-            async with self._still(handle):
+            async with self._freeze_during(handle):
                 await copy(self._files.root(handle.id), target)
             return (str(target),)  # a complete copy, which needs no other layers
 
@@ -166,7 +166,7 @@ class FakeDriver:
 
     async def fork(self, handle: Handle, spec: Spec) -> Handle:
         async with self._verb("fork"):
-            async with self._still(handle):
+            async with self._freeze_during(handle):
                 taken = self._files.base / f"fork-{spec.id}"
                 await copy(self._files.root(handle.id), taken)
             try:
@@ -181,7 +181,7 @@ class FakeDriver:
     async def stats(self, handle: Handle) -> Stats:
         async with self._verb("stats"):
             limits = self._files.read_spec(handle.id).limits
-            members = processes.family(self._agents.get(handle.id, -1))
+            members = processes.list_process_tree(self._agents.get(handle.id, -1))
             used = await asyncio.to_thread(size, self._files.root(handle.id))
             return Stats(
                 cpu_seconds=sum(process.cpu_seconds for process in members),
@@ -225,14 +225,14 @@ class FakeDriver:
 
     @contextlib.asynccontextmanager
     async def _verb(self, name: str) -> AsyncIterator[None]:
-        await self.faults.meet(name, When.BEFORE)
+        await self.faults.hit(name, When.BEFORE)
         try:
             yield
         except OSError as error:
             if error.errno in {errno.ENOSPC, errno.EDQUOT}:
                 raise NoSpaceError from error
             raise SandyardError(f"The fake driver failed at {name!r}: {error}.") from error
-        await self.faults.meet(name, When.AFTER)
+        await self.faults.hit(name, When.AFTER)
 
     async def _make(self, spec: Spec, layers: list[Path]) -> Handle:
         """Create a sandbox. `layers` are lowest first. Template layers are not copied: the host's own programs are used
@@ -262,7 +262,7 @@ class FakeDriver:
         deadline = asyncio.get_running_loop().time() + START_S
         while True:
             try:
-                (await _connected(socket.AF_UNIX, str(path))).close()
+                (await _connect(socket.AF_UNIX, str(path))).close()
             except UnreachableError:
                 if processes.reap(pid) is not None or asyncio.get_running_loop().time() > deadline:
                     words = self._files.log(spec.id).read_text(errors="replace")[-500:]
@@ -282,7 +282,7 @@ class FakeDriver:
         await delete(self._files.sandboxes / sandbox_id)
 
     @contextlib.asynccontextmanager
-    async def _still(self, handle: Handle) -> AsyncIterator[None]:
+    async def _freeze_during(self, handle: Handle) -> AsyncIterator[None]:
         """Freeze the sandbox while the block runs; afterwards it is in its previous condition."""
         before = self._condition(handle.id)
         if before is Condition.ABSENT:
@@ -322,7 +322,7 @@ class FakeDriver:
         return found
 
 
-async def _connected(kind: socket.AddressFamily, address: Any) -> socket.socket:
+async def _connect(kind: socket.AddressFamily, address: Any) -> socket.socket:
     """Connect to a socket. Raises UnreachableError if nothing listens there."""
     connection = socket.socket(kind, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     connection.setblocking(False)

@@ -29,14 +29,14 @@ class Faults:
         self._met = asyncio.Condition()
         self._meetings: dict[tuple[str, When], int] = {}
 
-    def slow(self, verb: str, seconds: float, when: When = When.BEFORE) -> None:
+    def make_slow(self, verb: str, seconds: float, when: When = When.BEFORE) -> None:
         self._faults[verb, when] = Fault(seconds=seconds)
 
-    def stuck(self, verb: str, when: When = When.BEFORE) -> None:
+    def make_stuck(self, verb: str, when: When = When.BEFORE) -> None:
         """Let the operation wait until it is cancelled or healed."""
         self._faults[verb, when] = Fault(stuck=True)
 
-    def broken(self, verb: str, error: Exception, when: When = When.BEFORE) -> None:
+    def make_fail(self, verb: str, error: Exception, when: When = When.BEFORE) -> None:
         self._faults[verb, when] = Fault(error=error)
 
     def heal(self) -> None:
@@ -45,12 +45,12 @@ class Faults:
         self._healed.set()
         self._healed = asyncio.Event()
 
-    async def met(self, verb: str, when: When = When.BEFORE) -> None:
+    async def wait_until_hit(self, verb: str, when: When = When.BEFORE) -> None:
         """Return when an operation has hit its fault."""
         async with self._met:
             await self._met.wait_for(lambda: self._meetings.get((verb, when), 0) > 0)
 
-    async def meet(self, verb: str, when: When) -> None:
+    async def hit(self, verb: str, when: When) -> None:
         fault = self._faults.get((verb, when))
         if fault is None:
             return

@@ -106,12 +106,12 @@ async def delete(path: Path) -> None:
 
     def work() -> None:
         if path.exists():
-            shutil.rmtree(path, onerror=_insist)
+            shutil.rmtree(path, onerror=_retry_accessible)
 
     await asyncio.shield(asyncio.to_thread(work))
 
 
-def _insist(function: object, path: str, error: object) -> None:
+def _retry_accessible(function: object, path: str, error: object) -> None:
     """Make a path accessible that a sandbox's user made unreadable, and retry."""
     parent = Path(path).parent
     parent.chmod(0o700)

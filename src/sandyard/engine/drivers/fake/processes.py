@@ -55,7 +55,7 @@ def all_processes() -> Iterator[Process]:
                 yield process
 
 
-def family(pid: int) -> list[Process]:
+def list_process_tree(pid: int) -> list[Process]:
     """Return a process and its running descendants, parents first."""
     children: dict[int, list[Process]] = {}
     for process in all_processes():
@@ -89,7 +89,7 @@ def start(command: list[str], log: Path) -> int:
 async def stop(pid: int) -> None:
     """Freeze a process and its descendants. The agent comes first, so that it starts nothing while the others are found."""
     while True:
-        members = family(pid)
+        members = list_process_tree(pid)
         # A process that waits in vfork() for a child that was stopped before its exec cannot be stopped, but does
         # nothing either.
         waited_for = {process.parent for process in members if process.stopped}
@@ -107,7 +107,7 @@ async def stop(pid: int) -> None:
 async def go_on(pid: int) -> None:
     """Thaw a process and its descendants; the agent last, so that it finds its children unchanged."""
     while True:
-        stopped = [process for process in family(pid) if process.stopped]
+        stopped = [process for process in list_process_tree(pid) if process.stopped]
         if not stopped:
             return
         send(signal.SIGCONT, (process.pid for process in reversed(stopped)))
@@ -117,7 +117,7 @@ async def go_on(pid: int) -> None:
 async def end(pid: int) -> None:
     """Kill a process and its descendants and wait until they are gone."""
     while True:
-        members = family(pid)
+        members = list_process_tree(pid)
         send(signal.SIGSTOP, (process.pid for process in members[:1]))
         send(signal.SIGKILL, (process.pid for process in reversed(members[1:])))
         if len(members) <= 1:
@@ -144,7 +144,7 @@ def reap(pid: int) -> int | None:
     return os.waitstatus_to_exitcode(status) if done else None
 
 
-async def ended(pid: int) -> int | None:
+async def wait_for_exit(pid: int) -> int | None:
     """Wait until a process has ended. Return its exit code if it was a child of this process, otherwise None."""
     try:
         fd = os.pidfd_open(pid)

@@ -29,15 +29,15 @@ from sandyard.engine.contract import (
     Spec,
     Stats,
 )
-from sandyard.engine.drivers.namespace import adopt, dial, pause, policies, processes
+from sandyard.engine.drivers.namespace import adoption, connections, pause, policies, processes
 from sandyard.engine.drivers.namespace.cgroups import SocketMemory
+from sandyard.engine.drivers.namespace.exit_watcher import ExitWatcher, remove_run_directory
 from sandyard.engine.drivers.namespace.host import Host, Options
 from sandyard.engine.drivers.namespace.kernel_memory import KernelMemory
-from sandyard.engine.drivers.namespace.lives import Lives, remove_run
-from sandyard.engine.drivers.namespace.record import DRIVER, Record, resting
-from sandyard.engine.drivers.namespace.starting import Starter
+from sandyard.engine.drivers.namespace.record import DRIVER, Record, parse_record
+from sandyard.engine.drivers.namespace.starter import Starter
 from sandyard.engine.drivers.namespace.store.base import VOLUMES
-from sandyard.engine.drivers.namespace.suspend import Suspender
+from sandyard.engine.drivers.namespace.suspender import Suspender
 from sandyard.kit.errors import (
     ConflictError,
     InvalidInputError,
@@ -61,7 +61,7 @@ class NamespaceDriver:
     def __init__(self, options: Options) -> None:
         self._options = options
         self._host: Host | None = None
-        self._lives: Lives
+        self._watcher: ExitWatcher
         self._starter: Starter
         self._suspender: Suspender
         self._records: dict[str, Record] = {}
@@ -74,15 +74,15 @@ class NamespaceDriver:
     async def open(self, keep: Collection[Handle], snapshots: Collection[str]) -> Mapping[str, Condition]:
         if self._host is None:
             host = Host(self._options, self._on_exit)
-            self._lives = Lives(host)
-            self._starter = Starter(host, self._lives)
-            self._suspender = Suspender(host, self._lives, self._starter)
+            self._watcher = ExitWatcher(host)
+            self._starter = Starter(host, self._watcher)
+            self._suspender = Suspender(host, self._watcher, self._starter)
             await host.open()
             self._host = host
-        found = await adopt.take_over(
-            self._host, self._lives, self._suspender, self._records, keep=keep, snapshots=snapshots
+        found = await adoption.take_over(
+            self._host, self._watcher, self._suspender, self._records, keep=keep, snapshots=snapshots
         )
-        self._host.taken_over()
+        self._host.mark_adopted()
         self._tell_capabilities()
         self._suspender.try_out(self._tell_capabilities)
         self._starter.prepare()
@@ -96,7 +96,7 @@ class NamespaceDriver:
         return {record.id: record.life.pid for record in running if record.life is not None}
 
     def _charged_sockets(self, sandbox: str) -> SocketMemory | None:
-        return self._here.cgroups.socket_memory(sandbox)
+        return self._open_host.cgroups.socket_memory(sandbox)
 
     def _end_greedy(self, sandbox: str) -> None:
         """End a sandbox whose processes could not be ended one by one, unless it was frozen in the meantime."""
@@ -113,11 +113,11 @@ class NamespaceDriver:
 
     async def all_capabilities(self) -> Capabilities:
         """Return the capabilities after everything has been tested."""
-        await self._suspender.tried_out()
+        await self._suspender.wait_for_trial()
         return self.capabilities
 
     def _on_exit(self, pid: int, code: int) -> None:
-        self._lives.on_exit(pid, code)
+        self._watcher.on_exit(pid, code)
 
     async def close(self) -> None:
         if self._host is None:
@@ -126,25 +126,25 @@ class NamespaceDriver:
         await self._kernel_memory.stop()
         self._starter.close()
         await self._suspender.close()
-        await self._lives.settle()
+        await self._watcher.wait_for_tasks()
         running = any(record.alive for record in self._records.values())
-        self._lives.abandon()
+        self._watcher.abandon()
         self._records.clear()
         await host.close(everything_ended=not running, keep_ids=self._suspender.any)
 
     @property
     def hairpin(self) -> Hairpin | None:
-        network = self._here.network
+        network = self._open_host.network
         return network.hairpin if network is not None else None
 
     def check_room(self) -> None:
-        self._here.store.check_room()
+        self._open_host.store.check_room()
 
-    async def failed(self) -> str:
-        return await self._here.store.failed()
+    async def wait_for_failure(self) -> str:
+        return await self._open_host.store.wait_for_failure()
 
     @property
-    def _here(self) -> Host:
+    def _open_host(self) -> Host:
         if self._host is None:
             raise SandyardError("The driver is not open.")
         return self._host
@@ -155,10 +155,10 @@ class NamespaceDriver:
         self._check_new(spec)
 
         async def fill() -> None:
-            await self._here.store.create(spec.id, spec.limits.disk_mb)
+            await self._open_host.store.create(spec.id, spec.limits.disk_mb)
 
         record = Record(spec.id, spec.layers, spec.limits, spec.mounts)
-        return await self._whole(self._make(record, spec.network, fill), self.kill)
+        return await self._run_to_end(self._make(record, spec.network, fill), self.kill)
 
     async def boot(self, handle: Handle, spec: Spec) -> Handle:
         record = self._record(handle)
@@ -166,7 +166,7 @@ class NamespaceDriver:
             raise ConflictError(f"The sandbox {handle.id} is running.")
         if self._suspender.has(handle.id):
             raise ConflictError(f"The memory of the sandbox {handle.id} is on disk. Restore it, or stop it first.")
-        host = self._here
+        host = self._open_host
         if not host.store.has(handle.id):
             raise NotFoundError(f"The file system of the sandbox {handle.id} no longer exists.")
         self._check_volumes(spec)
@@ -181,21 +181,21 @@ class NamespaceDriver:
             self._records[record.id] = new
             return new.handle()
 
-        return await self._whole(work(), self.stop)
+        return await self._run_to_end(work(), self.stop)
 
     async def fork(self, handle: Handle, spec: Spec) -> Handle:
         original = self._record(handle)
         self._check_new(spec)
 
         async def fill() -> None:
-            async with self._still(original) as stopped:
-                await self._here.store.copy(original.id, spec.id, spec.limits.disk_mb, stopped=stopped)
+            async with self._freeze_during(original) as stopped:
+                await self._open_host.store.copy(original.id, spec.id, spec.limits.disk_mb, stopped=stopped)
 
         record = Record(spec.id, original.layers, spec.limits, spec.mounts)
-        return await self._whole(self._make(record, spec.network, fill), self.kill)
+        return await self._run_to_end(self._make(record, spec.network, fill), self.kill)
 
     def _check_new(self, spec: Spec) -> None:
-        host = self._here
+        host = self._open_host
         self._check_rules(spec.network)
         if not _ID.fullmatch(spec.id):
             raise InvalidInputError(f"{spec.id!r} is not a valid sandbox id.")
@@ -211,16 +211,16 @@ class NamespaceDriver:
                 raise NotFoundError(f"Volume {mount.volume} not found.")
 
     def _check_rules(self, policy: NetworkPolicy) -> None:
-        if policy.rules and self._here.network is None:
+        if policy.rules and self._open_host.network is None:
             raise UnsupportedError(
                 "Network rules require an engine that runs as root, because sandboxes otherwise have no network in which headers could "
                 "be added to requests. Leave out network.rules."
             )
 
-    async def _whole(self, work: Coroutine[Any, Any, T], undo: Callable[[T], Awaitable[object]]) -> T:
+    async def _run_to_end(self, work: Coroutine[Any, Any, T], undo: Callable[[T], Awaitable[object]]) -> T:
         """Run an operation to its end even if the caller is cancelled, and then undo it: parts of it run in other
         processes and threads and cannot be interrupted."""
-        task = self._lives.track(work)
+        task = self._watcher.track(work)
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
@@ -229,7 +229,7 @@ class NamespaceDriver:
                 with contextlib.suppress(SandyardError):
                     await undo(await task)
 
-            await asyncio.shield(self._lives.track(finish()))
+            await asyncio.shield(self._watcher.track(finish()))
             raise
 
     async def _make(self, record: Record, policy: NetworkPolicy, fill: Callable[[], Awaitable[None]]) -> Handle:
@@ -244,8 +244,8 @@ class NamespaceDriver:
         return record.handle()
 
     async def _remove(self, sandbox: str) -> None:
-        host = self._here
-        remove_run(host.run / sandbox)
+        host = self._open_host
+        remove_run_directory(host.run / sandbox)
         await host.store.remove(sandbox)
 
     # Looking ------------------------------------------------------------------------------------------------------------------
@@ -255,20 +255,20 @@ class NamespaceDriver:
         known = self._records.get(handle.id)
         if known is not None:
             return known
-        found = resting(handle)
-        if not self._here.store.has(handle.id):
+        found = parse_record(handle)
+        if not self._open_host.store.has(handle.id):
             raise NotFoundError(f"Sandbox {handle.id} not found.")
         return found
 
     async def condition(self, handle: Handle) -> Condition:
         record = self._records.get(handle.id)
         if record is not None and record.alive:
-            return Condition.FROZEN if pause.is_paused(self._here, record) else Condition.RUNNING
-        if self._suspender.has(handle.id) and self._here.store.has(handle.id):
+            return Condition.FROZEN if pause.is_paused(self._open_host, record) else Condition.RUNNING
+        if self._suspender.has(handle.id) and self._open_host.store.has(handle.id):
             return Condition.SUSPENDED
-        return Condition.STOPPED if self._here.store.has(handle.id) else Condition.ABSENT
+        return Condition.STOPPED if self._open_host.store.has(handle.id) else Condition.ABSENT
 
-    async def exited(self, handle: Handle) -> str:
+    async def wait_for_exit(self, handle: Handle) -> str:
         record = self._records.get(handle.id)
         if record is None or record.life is None:
             return "it is not running"
@@ -280,15 +280,15 @@ class NamespaceDriver:
             raise UnreachableError(f"The sandbox {handle.id} is not running.")
         if record.frozen:
             raise UnreachableError(f"The sandbox {handle.id} is paused.")
-        path = self._here.agent_path(record.id)
+        path = self._open_host.agent_path(record.id)
         if port == AGENT_PORT:
-            return await dial.agent(path, record.id)
-        if self._here.rootless:
-            return await dial.port_through_agent(path, record.id, port)
-        return await dial.port_from_outside(record.life.pid, port)
+            return await connections.connect_agent(path, record.id)
+        if self._open_host.rootless:
+            return await connections.connect_port_through_agent(path, record.id, port)
+        return await connections.connect_port_from_outside(record.life.pid, port)
 
     async def stats(self, handle: Handle) -> Stats:
-        record, host = self._record(handle), self._here
+        record, host = self._record(handle), self._open_host
         usage = host.cgroups.usage(record.id)
         cpu, memory = usage.cpu_seconds, usage.memory
         if record.alive and record.life is not None and not host.cgroups.accounts:
@@ -306,63 +306,63 @@ class NamespaceDriver:
 
     # Pausing and copying --------------------------------------------------------------------------------------------------------
 
-    def _alive(self, handle: Handle) -> Record:
+    def _get_running(self, handle: Handle) -> Record:
         record = self._record(handle)
         if not record.alive:
             raise ConflictError(f"The sandbox {handle.id} is not running.")
         return record
 
     async def freeze(self, handle: Handle) -> None:
-        await pause.freeze(self._here, self._alive(handle))
+        await pause.freeze(self._open_host, self._get_running(handle))
 
     async def thaw(self, handle: Handle) -> None:
-        pause.thaw(self._here, self._alive(handle))
+        pause.thaw(self._open_host, self._get_running(handle))
 
     @contextlib.asynccontextmanager
-    async def _still(self, record: Record) -> AsyncIterator[bool]:
+    async def _freeze_during(self, record: Record) -> AsyncIterator[bool]:
         """Freeze the sandbox while the block runs, and restore its condition afterwards. Yields whether it is stopped."""
         if not record.alive:
             yield not self._suspender.has(record.id)  # its memory depends on its files
-        elif pause.is_paused(self._here, record):
+        elif pause.is_paused(self._open_host, record):
             yield False
         else:
-            await pause.freeze(self._here, record)
+            await pause.freeze(self._open_host, record)
             try:
                 yield False
             finally:
-                pause.thaw(self._here, record)
+                pause.thaw(self._open_host, record)
 
     async def snapshot(self, handle: Handle, snapshot_id: str) -> Layers:
         if not _ID.fullmatch(snapshot_id):
             raise InvalidInputError(f"{snapshot_id!r} is not a valid snapshot id.")
-        record, store = self._record(handle), self._here.store
+        record, store = self._record(handle), self._open_host.store
         store.check_room()
 
         async def work() -> Layers:
             try:
-                async with self._still(record) as stopped:
+                async with self._freeze_during(record) as stopped:
                     top = await store.snapshot(record.id, snapshot_id, stopped=stopped)
             except BaseException:
                 await store.remove_snapshot(snapshot_id)
                 raise
             return (*top, *record.layers)
 
-        return await self._whole(work(), lambda _: store.remove_snapshot(snapshot_id))
+        return await self._run_to_end(work(), lambda _: store.remove_snapshot(snapshot_id))
 
     async def delete_snapshot(self, snapshot_id: str) -> None:
-        await self._here.store.remove_snapshot(snapshot_id)
+        await self._open_host.store.remove_snapshot(snapshot_id)
 
     async def suspend(self, handle: Handle) -> Handle:
         async def nothing(_: Handle) -> None:
             """Do nothing: it may stay suspended."""
 
-        return await self._whole(self._suspender.suspend(self._alive(handle), self._end), nothing)
+        return await self._run_to_end(self._suspender.suspend(self._get_running(handle), self._end), nothing)
 
     async def restore(self, handle: Handle) -> Handle:
         record = self._record(handle)
         if record.alive or not self._suspender.has(handle.id):
             raise ConflictError(f"The sandbox {handle.id} is not suspended.")
-        new = record.afresh()
+        new = record.renew()
 
         async def work() -> Handle:
             restored = await self._suspender.restore(new)
@@ -373,7 +373,7 @@ class NamespaceDriver:
             await self.freeze(restored)
             await self.suspend(restored)
 
-        return await self._whole(work(), undo)
+        return await self._run_to_end(work(), undo)
 
     # Ending -----------------------------------------------------------------------------------------------------------------------
 
@@ -381,9 +381,9 @@ class NamespaceDriver:
         record = self._record(handle)
         if record.alive:
             await self._end(record, "stopped")
-            self._lives.track(self._here.store.flush())  # its files are all that remains of it
+            self._watcher.track(self._open_host.store.flush())  # its files are all that remains of it
         await self._suspender.forget(record.id)
-        return record.afresh().handle()
+        return record.renew().handle()
 
     async def kill(self, handle: Handle) -> None:
         record = self._records.get(handle.id)
@@ -401,7 +401,7 @@ class NamespaceDriver:
         with contextlib.suppress(ProcessLookupError):
             if record.pidfd >= 0:  # ending the first process ends all others, including those in no cgroup
                 signal.pidfd_send_signal(record.pidfd, signal.SIGKILL)
-        self._here.cgroups.kill(record.id)
+        self._open_host.cgroups.kill(record.id)
         try:
             async with asyncio.timeout(_KILL_PATIENCE):
                 await asyncio.shield(record.ended)
@@ -411,30 +411,30 @@ class NamespaceDriver:
     # Volumes ----------------------------------------------------------------------------------------------------------------------
 
     async def create_volume(self, volume_id: str, size_mb: int) -> None:
-        self._here.store.check_room()
-        await self._here.store.create_volume(_checked(volume_id), size_mb)
+        self._open_host.store.check_room()
+        await self._open_host.store.create_volume(_check_volume_id(volume_id), size_mb)
 
     async def delete_volume(self, volume_id: str) -> None:
-        await self._here.store.remove_volume(_checked(volume_id))
+        await self._open_host.store.remove_volume(_check_volume_id(volume_id))
 
     def volume_path(self, volume_id: str) -> Path:
-        return self._here.store.path / VOLUMES / _checked(volume_id)
+        return self._open_host.store.path / VOLUMES / _check_volume_id(volume_id)
 
     async def set_network(self, handle: Handle, policy: NetworkPolicy) -> None:
-        record, host = self._alive(handle), self._here
+        record, host = self._get_running(handle), self._open_host
         self._check_rules(policy)
         if host.network is not None and record.life is not None:
             await host.network.set_policy(record.life.slot, policy)
         policies.save(host.run / record.id, policy)
 
     async def take_denied(self, handle: Handle) -> Collection[Denied]:
-        record, network = self._alive(handle), self._here.network
+        record, network = self._get_running(handle), self._open_host.network
         if network is None or record.life is None:
             return ()
         return await network.take_denied(record.life.slot)
 
 
-def _checked(volume_id: str) -> str:
+def _check_volume_id(volume_id: str) -> str:
     if not _ID.fullmatch(volume_id):
         raise InvalidInputError(f"{volume_id!r} is not a valid volume id.")
     return volume_id

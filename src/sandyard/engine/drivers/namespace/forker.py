@@ -144,7 +144,7 @@ class Forker:
         self._pidfd = os.pidfd_open(self._process.pid)
         loop = asyncio.get_running_loop()
         loop.add_reader(ours, self._receive)
-        loop.add_reader(self._pidfd, self._lost)
+        loop.add_reader(self._pidfd, self._handle_zygote_loss)
         try:
             await self._settle(self._process.pid, self._ask)
         except BaseException:
@@ -207,7 +207,7 @@ class Forker:
                 loop.add_writer(self._socket, self._flush)
                 return
             except OSError:
-                self._lost()
+                self._handle_zygote_loss()
                 return
             self._outbox.popleft()
             for fd in fds:
@@ -222,7 +222,7 @@ class Forker:
             except BlockingIOError:
                 return
             if message is None:
-                self._lost()
+                self._handle_zygote_loss()
                 return
             self._dispatch(message, fds)
 
@@ -230,7 +230,7 @@ class Forker:
         if "fatal" in message:
             self._last_words = str(message["fatal"])
         elif "gone" in message:
-            self._died(message["gone"], os.waitstatus_to_exitcode(message["status"]))
+            self._handle_exit(message["gone"], os.waitstatus_to_exitcode(message["status"]))
         elif message["n"] not in self._pending:  # the caller was cancelled
             for fd in fds:
                 _end(Started(message.get("pid", 0), fd))
@@ -245,14 +245,14 @@ class Forker:
         else:
             self._pending[message["n"]].settle(message)
 
-    def _died(self, pid: int, code: int) -> None:
+    def _handle_exit(self, pid: int, code: int) -> None:
         number = self._by_pid.pop(pid, None)
         if number in self._pending:
             why = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
             self._pending[number].settle({"error": f"could not start: its first process {why}", "errno": None})
         self._on_exit(pid, code)
 
-    def _lost(self) -> None:
+    def _handle_zygote_loss(self) -> None:
         if self._socket is not None:
             with contextlib.suppress(BlockingIOError):
                 while True:

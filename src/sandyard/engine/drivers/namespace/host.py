@@ -23,7 +23,7 @@ from sandyard.engine.drivers.namespace.cgroups.tree import ZYGOTE
 from sandyard.engine.drivers.namespace.criu import probe
 from sandyard.engine.drivers.namespace.kernel import is_root
 from sandyard.engine.drivers.namespace.kernel_memory import Bounds
-from sandyard.engine.drivers.namespace.launch import Launcher, NetSlot
+from sandyard.engine.drivers.namespace.launcher import Launcher, NetSlot
 from sandyard.engine.drivers.namespace.slots import Slots
 from sandyard.engine.drivers.namespace.store import btrfs, image
 from sandyard.engine.drivers.namespace.store.base import SANDBOXES, SNAPSHOTS, VOLUMES, Store
@@ -146,7 +146,7 @@ class Host:
 
     def _kill_titled(self, keep: Collection[int] | None) -> None:
         """End zygotes of earlier runs and, if given which agents to keep, all other agents of this instance."""
-        for pid in processes.titled(self.title):
+        for pid in processes.find_by_title(self.title):
             ours = pid == self.launcher.forker.pid
             is_agent = _inside_pid_namespace(pid)
             if not ours and (not is_agent if keep is None else pid not in keep):
@@ -163,9 +163,9 @@ class Host:
             raise SandyardError("Processes of removed sandboxes do not end.")
         self._kill_titled(set(keep.values()))
 
-    def taken_over(self) -> None:
+    def mark_adopted(self) -> None:
         """Mark the contents of the data directory as adopted or removed."""
-        self.instance = instances.taken_over(self.options.data_dir, self.instance)
+        self.instance = instances.mark_adopted(self.options.data_dir, self.instance)
 
     def give_up_network(self) -> None:
         if self.network is not None:
@@ -191,7 +191,7 @@ class Host:
         sandboxes keep it mounted, so their processes are ended; they are started again from their files."""
         log.warning("store_remounted", path=str(path), reason="the kernel had made it read-only")
         await asyncio.gather(*(self.cgroups.clear(name) for name in self.cgroups.names()))
-        for pid in processes.titled(self.title):
+        for pid in processes.find_by_title(self.title):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         with contextlib.suppress(SandyardError):
@@ -200,7 +200,7 @@ class Host:
         while True:
             with contextlib.suppress(OSError):  # busy until the last of them is gone
                 await asyncio.to_thread(kernel.unmount, str(path))
-            if await asyncio.to_thread(image.attached, file) is None:
+            if await asyncio.to_thread(image.find_loop_device, file) is None:
                 return
             if time.monotonic() > deadline:
                 raise SandyardError(
@@ -215,7 +215,7 @@ class Host:
         if self.rootless or self.options.store == "plain":
             why = "btrfs needs root" if self.rootless else "btrfs was turned off"
             return PlainStore(path, self._ask, why)
-        if not path.is_mount() and _holds_something(path) and not file.exists():
+        if not path.is_mount() and _has_content(path) and not file.exists():
             if btrfs.is_btrfs(path):
                 return CowStore(path, name, None)
             return PlainStore(path, self._ask, "it was created without btrfs; use a new data directory to get it")
@@ -226,7 +226,7 @@ class Host:
             if obstacle is None:
                 if not file.exists():
                     image.make(file, f"sandyard-{name}")
-                elif self.instance.is_copy and image.attached(file) is None:
+                elif self.instance.is_copy and image.find_loop_device(file) is None:
                     image.renew_uuid(file)
                 image.mount(file, path)
                 return CowStore(path, name, file)
@@ -287,5 +287,5 @@ def _inside_pid_namespace(pid: int) -> bool:
     return False
 
 
-def _holds_something(path: Path) -> bool:
+def _has_content(path: Path) -> bool:
     return any((path / name).is_dir() and any((path / name).iterdir()) for name in (SANDBOXES, SNAPSHOTS, VOLUMES))

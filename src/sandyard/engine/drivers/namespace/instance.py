@@ -54,7 +54,7 @@ def load(data_dir: Path, slots: int, claims: Path = CLAIMS) -> Instance:
     if is_copy:  # the old name belongs to the original on this machine
         known = None
     elif known is not None and known.is_copy:
-        is_copy = True  # an earlier start did not get as far as `taken_over`
+        is_copy = True  # an earlier start did not get as far as `mark_adopted`
     elif known is not None and known.directory != directory:
         known = replace(known, directory=directory)
         save(data_dir, known)
@@ -97,7 +97,7 @@ def save(data_dir: Path, instance: Instance) -> None:
     partial.rename(file)
 
 
-def taken_over(data_dir: Path, instance: Instance) -> Instance:
+def mark_adopted(data_dir: Path, instance: Instance) -> Instance:
     """Mark everything in the directory as this instance's own."""
     if instance.is_copy:
         instance = replace(instance, is_copy=False)

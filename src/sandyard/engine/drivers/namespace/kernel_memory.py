@@ -63,7 +63,7 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Excess:
-    """What a sandbox holds beyond its share. `amount` is in bytes (netlink, sockets) or a count (locks, orphans)."""
+    """Kernel memory that a sandbox holds beyond its share. `amount` is in bytes (netlink, sockets) or a count (locks, orphans)."""
 
     sandbox: str
     kind: str
@@ -245,7 +245,7 @@ def find_sockets(
         if counted is None:
             continue  # its memory is unlimited, so nothing is an excess
         with contextlib.suppress(OSError):  # it has just ended
-            held = _sum_until(time.monotonic() + _SOCKETS_SECONDS, socket_memory.held(pid, share))
+            held = _sum_until(time.monotonic() + _SOCKETS_SECONDS, socket_memory.measure_sockets(pid, share))
             after = charged(sandbox) or counted  # buffers change while they are added up
             excess = held - min(max(counted.used, after.used), counted.limit)
             if excess > share:
@@ -365,7 +365,9 @@ def _parent(pid: int) -> int | None:
 def end_descendants(root: int) -> bool:
     """Kill all descendants of a process, and wait until they are gone. Return False if they do not end. Blocks."""
     for _ in range(_ROUNDS):
-        left = [pid for pid, state in processes.family(root).items() if pid != root and state not in {"Z", "X"}]
+        left = [
+            pid for pid, state in processes.list_process_tree(root).items() if pid != root and state not in {"Z", "X"}
+        ]
         if not left:
             return True
         for pid in left:

@@ -35,5 +35,5 @@ def is_paused(host: Host, record: Record) -> bool:
     """Return whether the kernel reports it as frozen."""
     assert record.life is not None
     if host.cgroups.can_freeze:
-        return host.cgroups.frozen(record.id)
-    return processes.stopped(record.life.pid)
+        return host.cgroups.is_frozen(record.id)
+    return processes.is_stopped(record.life.pid)

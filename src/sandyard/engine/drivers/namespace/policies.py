@@ -28,14 +28,14 @@ def save(folder: Path, policy: NetworkPolicy) -> None:
         (folder / _FILE).unlink(missing_ok=True)
         return
     partial = folder / f".{_FILE}"
-    partial.write_text(json.dumps(policy.plain()))
+    partial.write_text(json.dumps(policy.to_dict()))
     partial.rename(folder / _FILE)
 
 
 def load(folder: Path) -> NetworkPolicy:
     """Load the policy. An unreadable one denies everything."""
     try:
-        return NetworkPolicy.read(json.loads((folder / _FILE).read_text()))
+        return NetworkPolicy.from_dict(json.loads((folder / _FILE).read_text()))
     except FileNotFoundError:
         return NetworkPolicy()
     except (OSError, ValueError, TypeError, KeyError):

@@ -48,7 +48,7 @@ def hold(pid: int, start: int) -> int | None:
     return None
 
 
-def titled(title: str) -> Iterator[int]:
+def find_by_title(title: str) -> Iterator[int]:
     """Yield all processes whose whole command line is this: a zygote and its agents."""
     wanted = title.encode()
     for entry in os.scandir("/proc"):
@@ -58,7 +58,7 @@ def titled(title: str) -> Iterator[int]:
                     yield int(entry.name)
 
 
-def family(root: int) -> dict[int, str]:
+def list_process_tree(root: int) -> dict[int, str]:
     """Return a process and all its descendants, with their states. For the first process of a pid namespace, these are
     all processes in it."""
     children: dict[int, list[int]] = {}
@@ -80,7 +80,7 @@ def usage(root: int) -> tuple[float, int]:
     """Return CPU seconds and bytes of memory of a process and its descendants, as far as they are running or were
     waited for. Shared memory is counted for each of them."""
     ticks = pages = 0
-    for pid in family(root):
+    for pid in list_process_tree(root):
         with contextlib.suppress(OSError):
             fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
             ticks += sum(
@@ -94,7 +94,7 @@ async def stop_all(root: int) -> None:
     """Stop a sandbox with signals: its first process, then the others until none is running. A process that its own
     user had stopped before is continued with the others, because signals cannot distinguish that."""
     for _ in range(_ROUNDS):
-        members = family(root)
+        members = list_process_tree(root)
         # A process that waits in vfork() for a child that was stopped before its exec cannot be stopped, but does
         # nothing either.
         waited_for = {found[1] for pid, state in members.items() if state == "T" and (found := stat(pid))}
@@ -113,11 +113,11 @@ async def stop_all(root: int) -> None:
 
 def continue_all(root: int) -> None:
     """Continue all processes; the first one last, so that it sees its children running."""
-    for pid in reversed(family(root)):
+    for pid in reversed(list_process_tree(root)):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGCONT)
 
 
-def stopped(pid: int) -> bool:
+def is_stopped(pid: int) -> bool:
     found = stat(pid)
     return found is not None and found[0] == "T"

@@ -47,7 +47,7 @@ class Record:
     def alive(self) -> bool:
         return self.life is not None and not self.ended.done()
 
-    def afresh(self) -> Record:
+    def renew(self) -> Record:
         """Return a record of the same sandbox for another start."""
         return Record(self.id, self.layers, self.limits, self.mounts)
 
@@ -79,7 +79,7 @@ def parse(handle: Handle) -> tuple[Layers, Limits, Life | None]:
     return layers, limits, life
 
 
-def resting(handle: Handle) -> Record:
+def parse_record(handle: Handle) -> Record:
     """Return the record of a sandbox from its handle, without a life. Raises like `parse`."""
     layers, limits, _ = parse(handle)
     try:

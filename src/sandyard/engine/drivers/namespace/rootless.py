@@ -18,7 +18,7 @@ IDS = 65_536
 
 @dataclass(frozen=True, slots=True)
 class Ids:
-    """How many ids sandboxes have; `missing` says why not all."""
+    """The number of ids that sandboxes have; `missing` says why not all."""
 
     count: int
     missing: str | None = None

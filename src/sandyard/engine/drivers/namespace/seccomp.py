@@ -254,16 +254,16 @@ def _upper_half(index: int) -> Instruction:
     return (_LD, 0, 0, 16 + 8 * index + 4)
 
 
-def _one_of(values: tuple[int, ...], then: Instruction) -> list[Instruction]:
+def _match_any(values: tuple[int, ...], then: Instruction) -> list[Instruction]:
     return [step for value in values for step in ((_JEQ, 0, 1, value), then)]
 
 
-def _only_if(value: int, block: list[Instruction]) -> list[Instruction]:
+def _match_value(value: int, block: list[Instruction]) -> list[Instruction]:
     """Return `block`, which ends in a return, for this value only."""
     return [(_JEQ, 0, len(block), value), *block]
 
 
-def _checks() -> dict[str, list[Instruction]]:
+def _make_checks() -> dict[str, list[Instruction]]:
     """Return the blocks; each ends in a return, whatever it decides."""
     deny = _fail(errno.EPERM)
     no_protocol = _fail(errno.EPROTONOSUPPORT)
@@ -278,20 +278,20 @@ def _checks() -> dict[str, list[Instruction]]:
         too_large,
         _PERMIT,
     ]
-    stream = [_arg(2), *_one_of(_STREAM_PROTOCOLS, _PERMIT), no_protocol]
-    datagram = [_arg(2), *_one_of(_DATAGRAM_PROTOCOLS, _PERMIT), no_protocol]
+    stream = [_arg(2), *_match_any(_STREAM_PROTOCOLS, _PERMIT), no_protocol]
+    datagram = [_arg(2), *_match_any(_DATAGRAM_PROTOCOLS, _PERMIT), no_protocol]
     internet = [
         _arg(1),
         (_AND, 0, 0, _TYPE),
-        *_only_if(_STREAM, stream),
-        *_only_if(_DATAGRAM, datagram),
-        *_one_of((_RAW,), deny),
+        *_match_value(_STREAM, stream),
+        *_match_value(_DATAGRAM, datagram),
+        *_match_any((_RAW,), deny),
         _fail(errno.ESOCKTNOSUPPORT),
     ]
     socket = [
         _arg(0),
-        *_one_of((_AF_UNIX,), _PERMIT),
-        *_only_if(_AF_NETLINK, [_arg(2), *_one_of(_NETLINK_PROTOCOLS, _PERMIT), no_protocol]),
+        *_match_any((_AF_UNIX,), _PERMIT),
+        *_match_value(_AF_NETLINK, [_arg(2), *_match_any(_NETLINK_PROTOCOLS, _PERMIT), no_protocol]),
         (_JEQ, 2, 0, _AF_INET),
         (_JEQ, 1, 0, _AF_INET6),
         _fail(errno.EAFNOSUPPORT),
@@ -300,10 +300,10 @@ def _checks() -> dict[str, list[Instruction]]:
     return {
         "ioctl": [
             _arg(1),
-            *_one_of(_TERMINALS, deny),
-            *_one_of(_CLONE_FILE, _PERMIT),
+            *_match_any(_TERMINALS, deny),
+            *_match_any(_CLONE_FILE, _PERMIT),
             (_AND, 0, 0, 0xFF00),
-            *_one_of((_BTRFS,), _fail(errno.ENOTTY)),  # as on any other file system
+            *_match_any((_BTRFS,), _fail(errno.ENOTTY)),  # as on any other file system
             _PERMIT,
         ],
         "clone": [_arg(0), (_JSET, 0, 1, _NEW_NAMESPACES), deny, _PERMIT],
@@ -311,15 +311,15 @@ def _checks() -> dict[str, list[Instruction]]:
         "socket": socket,
         "socketpair": [
             _arg(0),
-            *_one_of((_AF_UNIX,), _PERMIT),
-            *_one_of((_AF_INET, _AF_INET6), _fail(errno.EOPNOTSUPP)),  # like the kernel, but without loading modules
+            *_match_any((_AF_UNIX,), _PERMIT),
+            *_match_any((_AF_INET, _AF_INET6), _fail(errno.EOPNOTSUPP)),  # like the kernel, but without loading modules
             _fail(errno.EAFNOSUPPORT),
         ],
         "personality": [
             _arg(0),
-            *_one_of((0xFFFF_FFFF,), _PERMIT),  # queries the current value
+            *_match_any((0xFFFF_FFFF,), _PERMIT),  # queries the current value
             (_AND, 0, 0, ~_PERSONALITIES & 0xFFFF_FFFF),
-            *_one_of((0,), _PERMIT),
+            *_match_any((0,), _PERMIT),
             deny,
         ],
         "setsockopt": [
@@ -327,7 +327,7 @@ def _checks() -> dict[str, list[Instruction]]:
             *(
                 step
                 for level, options in OPTIONS.items()
-                for step in _only_if(level, [_arg(2), *_one_of(tuple(options.values()), unknown), _PERMIT])
+                for step in _match_value(level, [_arg(2), *_match_any(tuple(options.values()), unknown), _PERMIT])
             ),
             _PERMIT,
         ],
@@ -336,7 +336,7 @@ def _checks() -> dict[str, list[Instruction]]:
         # serve its sandbox.
         "prlimit64": [
             _arg(0),
-            *_only_if(_GUEST_AGENT, [_arg(2), (_JEQ, 0, 2, 0), _upper_half(2), (_JEQ, 1, 0, 0), deny, _PERMIT]),
+            *_match_value(_GUEST_AGENT, [_arg(2), (_JEQ, 0, 2, 0), _upper_half(2), (_JEQ, 1, 0, 0), deny, _PERMIT]),
             _PERMIT,
         ],
     }
@@ -351,8 +351,8 @@ def program(machine: str | None = None) -> bytes:
     arch, column = MACHINES[machine or os.uname().machine]
     actions: dict[int, list[Instruction]] = {}
     for table, code in ((FORBIDDEN, errno.EPERM), (MISSING, errno.ENOSYS), (IDLE, 0)):
-        actions |= _numbered({name: [_fail(code)] for name in table}, table, column)
-    actions |= _numbered(_checks(), CHECKED, column)
+        actions |= _number_actions({name: [_fail(code)] for name in table}, table, column)
+    actions |= _number_actions(_make_checks(), CHECKED, column)
     return _assemble(arch, actions, [_PERMIT])
 
 
@@ -365,13 +365,15 @@ def files_program(machine: str | None = None) -> bytes:
     checks = {
         "mmap": not_executable,
         "mprotect": not_executable,
-        "fcntl": [_arg(1), *_one_of(_DESCRIPTOR_COMMANDS, _PERMIT), deny],
+        "fcntl": [_arg(1), *_match_any(_DESCRIPTOR_COMMANDS, _PERMIT), deny],
     }
-    actions = _numbered({name: [_PERMIT] for name in FILES}, FILES, column) | _numbered(checks, FILES_CHECKED, column)
+    actions = _number_actions({name: [_PERMIT] for name in FILES}, FILES, column) | _number_actions(
+        checks, FILES_CHECKED, column
+    )
     return _assemble(arch, actions, [deny])
 
 
-def _numbered(
+def _number_actions(
     actions: dict[str, list[Instruction]], table: dict[str, Numbers], column: int
 ) -> dict[int, list[Instruction]]:
     return {number: actions[name] for name, numbers in table.items() if (number := numbers[column]) is not None}

@@ -50,11 +50,11 @@ class Slots:
             self._used.discard(slot)
         self._kept.add(slot)
 
-    def unkeep(self, slot: int) -> None:
+    def reuse_kept(self, slot: int) -> None:
         """Mark a kept slot as used again, because its sandbox was restored."""
         self._kept.discard(slot)
 
-    def let_go(self, slot: int) -> None:
+    def release_kept(self, slot: int) -> None:
         """Release a kept slot whose sandbox will not be restored. Idempotent."""
         if slot in self._kept:
             self._kept.discard(slot)
@@ -65,7 +65,7 @@ class Slots:
     def kept(self) -> frozenset[int]:
         return frozenset(self._kept)
 
-    def upcoming(self, count: int) -> list[int]:
+    def list_next(self, count: int) -> list[int]:
         """Return the slots that will be taken next."""
         free = heapq.nsmallest(count, self._free)
         more = range(self._next, min(self._next + count - len(free), self.count))

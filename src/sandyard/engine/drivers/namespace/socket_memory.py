@@ -112,7 +112,7 @@ def end_orphans(pid: int) -> None:
                     raise
 
 
-def held(pid: int, share: int) -> Iterator[int]:
+def measure_sockets(pid: int, share: int) -> Iterator[int]:
     """Yield the bytes of each socket in that process's network namespace; if they are too few to exceed `share`
     together, only some. Blocks. Raises OSError, also if this kernel has no sock_diag."""
     for name, bytes_of in (("icmp", echo_sockets), ("icmp6", echo_sockets), ("igmp", multicast_groups)):

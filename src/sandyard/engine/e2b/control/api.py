@@ -35,7 +35,7 @@ def build(context: Context, keys: ApiKeys) -> Guard:
     @app.get("/ready", status_code=204)
     async def ready() -> Response:
         """Return whether a sandbox could be created now. `/health` only says that the engine is serving."""
-        trouble = context.sandboxes.trouble()
+        trouble = context.sandboxes.find_shortage()
         return Response(status_code=204) if trouble is None else errors.error_response(503, trouble)
 
     app.include_router(teams.routes(keys))

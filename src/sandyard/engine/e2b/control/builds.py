@@ -8,8 +8,8 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import JSONResponse
 
-from sandyard.engine.building.logs import at_least
-from sandyard.engine.building.model import Kind, LogLine, Recipe, Size, Step
+from sandyard.engine.builds.logs import at_least
+from sandyard.engine.builds.model import Kind, LogLine, Recipe, Size, Step
 from sandyard.engine.e2b.control import template_views, uploads
 from sandyard.engine.e2b.control.context import Context
 from sandyard.engine.e2b.control.wire import NewTemplate, StartBuild, TemplateStep
@@ -40,7 +40,7 @@ def routes(context: Context) -> APIRouter:
         disk = body.minFreeDiskMB or 0
         size = Size(body.cpuCount, body.memoryMB, disk if disk > context.defaults.disk_mb else None)
         template, build = builds.request(name, body.tags or (), size)
-        return JSONResponse(template_views.requested(template, build), 202)
+        return JSONResponse(template_views.render_requested(template, build), 202)
 
     @router.post("/templates")
     @router.post("/templates/{name}")
@@ -69,7 +69,7 @@ def routes(context: Context) -> APIRouter:
         _, build = builds.build(name, build_id)
         lines = builds.log(build)
         shown = at_least(lines, level)[logsOffset : logsOffset + limit]
-        return JSONResponse(template_views.status(build, shown, lines))
+        return JSONResponse(template_views.render_status(build, shown, lines))
 
     @router.get("/templates/{name:path}/builds/{build_id}/logs")
     async def logs(
@@ -84,8 +84,8 @@ def routes(context: Context) -> APIRouter:
         if direction not in ("forward", "backward"):
             raise InvalidInputError("direction is not valid: use forward or backward.")
         _, build = builds.build(name, build_id)
-        shown = _since(at_least(builds.log(build), level), cursor, backward=direction == "backward")
-        return JSONResponse({"logs": [template_views.line(line) for line in shown[:limit]]})
+        shown = _filter_since(at_least(builds.log(build), level), cursor, backward=direction == "backward")
+        return JSONResponse({"logs": [template_views.render_line(line) for line in shown[:limit]]})
 
     @router.delete("/templates/{name:path}/builds/{build_id}")
     async def cancel(name: str, build_id: str) -> Response:
@@ -117,7 +117,7 @@ def _step(step: TemplateStep) -> Step:
     return Step(kind, tuple(step.args or ()), step.filesHash or None, force=bool(step.force))
 
 
-def _since(lines: Sequence[LogLine], cursor: int | None, *, backward: bool) -> Sequence[LogLine]:
+def _filter_since(lines: Sequence[LogLine], cursor: int | None, *, backward: bool) -> Sequence[LogLine]:
     """Return the lines from a time in milliseconds on, in reading direction."""
     ordered = lines[::-1] if backward else lines
     if cursor is None:

@@ -1,10 +1,10 @@
-"""What the routes share."""
+"""Services and helpers shared by the routes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sandyard.engine.building.service import Builds
+from sandyard.engine.builds.service import Builds
 from sandyard.engine.contract import Limits
 from sandyard.engine.sandboxes.model import Templates
 from sandyard.engine.sandboxes.service import Sandboxes
@@ -24,11 +24,6 @@ class Context:
     secrets: Secrets
     builds: Builds
     volumes: Volumes
-
-
-def short_id(value: str) -> str:
-    """Return a sandbox's id without the second half that old clients add: `id-clientid`."""
-    return value.partition("-")[0]
 
 
 def page_limit(value: int | None) -> int:

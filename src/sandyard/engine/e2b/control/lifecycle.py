@@ -6,7 +6,7 @@ from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse
 
 from sandyard.engine.e2b.control import network, views
-from sandyard.engine.e2b.control.context import Context, short_id
+from sandyard.engine.e2b.control.context import Context
 from sandyard.engine.e2b.control.wire import (
     Connect,
     ConnectV2,
@@ -18,6 +18,7 @@ from sandyard.engine.e2b.control.wire import (
     Resume,
     Timeout,
 )
+from sandyard.engine.e2b.dataplane.target import short_id
 from sandyard.kit.errors import InvalidInputError
 
 REFRESH_LEAST = 15
@@ -45,7 +46,7 @@ def routes(context: Context) -> APIRouter:
         sandbox = await service.resume(
             short_id(sandbox_id), body.timeout, auto_pause=body.autoPause, memory=body.memory is not False
         )
-        return JSONResponse(views.created(sandbox, context.domain), 201)
+        return JSONResponse(views.render_created(sandbox, context.domain), 201)
 
     @router.post("/connect")
     async def connect(sandbox_id: str, body: Connect) -> JSONResponse:
@@ -54,7 +55,7 @@ def routes(context: Context) -> APIRouter:
     async def connect_with(sandbox_id: str, body: Connect | ConnectV2) -> JSONResponse:
         memory = body.memory is not False
         sandbox, resumed = await service.connect(short_id(sandbox_id), body.timeout, memory=memory)
-        return JSONResponse(views.created(sandbox, context.domain), 201 if resumed else 200)
+        return JSONResponse(views.render_created(sandbox, context.domain), 201 if resumed else 200)
 
     @router.post("/timeout")
     async def set_timeout(sandbox_id: str, body: Timeout) -> Response:
@@ -70,7 +71,7 @@ def routes(context: Context) -> APIRouter:
     @router.put("/network")
     async def set_network(sandbox_id: str, body: NetworkUpdate) -> Response:
         before = service.get(short_id(sandbox_id)).network
-        await service.set_network(short_id(sandbox_id), network.for_update(body, before))
+        await service.set_network(short_id(sandbox_id), network.update_network(body, before))
         return Response(status_code=DONE)
 
     @router.post("/fork")
@@ -80,12 +81,12 @@ def routes(context: Context) -> APIRouter:
         if body.count < 1:
             raise InvalidInputError("Count must be at least 1")
         results = await service.fork(short_id(sandbox_id), body.count, body.timeout)
-        return JSONResponse([views.forked(result, context.domain) for result in results], 201)
+        return JSONResponse([views.render_fork(result, context.domain) for result in results], 201)
 
     @router.post("/snapshots")
     async def snapshot(sandbox_id: str, body: NewSnapshot | None = None) -> JSONResponse:
         record = await service.snapshot(short_id(sandbox_id), body.name if body is not None else None)
-        return JSONResponse(views.snapshot(record), 201)
+        return JSONResponse(views.render_snapshot(record), 201)
 
     whole = APIRouter()
 

@@ -8,7 +8,8 @@ from fastapi import APIRouter, Query
 from fastapi.responses import JSONResponse
 
 from sandyard.engine.e2b.control import views
-from sandyard.engine.e2b.control.context import Context, short_id
+from sandyard.engine.e2b.control.context import Context
+from sandyard.engine.e2b.dataplane.target import short_id
 from sandyard.engine.sandboxes.model import LogLevel, LogQuery
 from sandyard.kit.errors import InvalidInputError
 
@@ -28,7 +29,7 @@ def routes(context: Context) -> APIRouter:
         if len(wanted) > MOST_AT_ONCE:
             raise InvalidInputError(f"Too many sandboxes requested, maximum is {MOST_AT_ONCE}")
         found = await service.latest_metrics(wanted)
-        return JSONResponse({"sandboxes": {key: views.metric(sample) for key, sample in found.items()}})
+        return JSONResponse({"sandboxes": {key: views.render_metric(sample) for key, sample in found.items()}})
 
     @router.get("/sandboxes/{sandbox_id}/metrics")
     async def metrics(sandbox_id: str, start: Moment = None, end: Moment = None) -> JSONResponse:
@@ -38,7 +39,7 @@ def routes(context: Context) -> APIRouter:
             None if end is None else end + 1.0
         )  # include the whole last second, because times are given in whole seconds
         samples = await service.metrics(short_id(sandbox_id), start, until)
-        return JSONResponse([views.metric(sample) for sample in samples])
+        return JSONResponse([views.render_metric(sample) for sample in samples])
 
     @router.get("/sandboxes/{sandbox_id}/logs")
     async def logs_v1(sandbox_id: str, start: Moment = None, limit: LogLimit = 1000) -> JSONResponse:
@@ -47,8 +48,8 @@ def routes(context: Context) -> APIRouter:
         entries = service.logs(short_id(sandbox_id), query)
         return JSONResponse(
             {
-                "logs": [views.log_line(entry) for entry in entries],
-                "logEntries": [views.log_entry(entry) for entry in entries],
+                "logs": [views.render_log_line(entry) for entry in entries],
+                "logEntries": [views.render_log_entry(entry) for entry in entries],
             }
         )
 
@@ -75,6 +76,6 @@ def routes(context: Context) -> APIRouter:
         entries = service.logs(short_id(sandbox_id), query)
         # lets a client distinguish an engine that records nothing from a sandbox that tried nothing
         headers = {DENIED_HEADER: "recorded"} if service.records_denied else None
-        return JSONResponse({"logs": [views.log_entry(entry) for entry in entries]}, headers=headers)
+        return JSONResponse({"logs": [views.render_log_entry(entry) for entry in entries]}, headers=headers)
 
     return router

@@ -21,7 +21,7 @@ _DOMAIN = re.compile(rf"(?:\*\.)?(?:{_LABEL}\.)*{_LABEL}")
 _HOST = re.compile(rf"((?:{_LABEL}\.)*{_LABEL})(?::(?:\d{{1,5}}|\$\{{PORT\}}))?")
 
 
-def for_new(config: NetworkConfig | None, allow_internet: bool | None) -> Network:
+def make_network(config: NetworkConfig | None, allow_internet: bool | None) -> Network:
     """Return the network of a new sandbox. Raises InvalidInputError."""
     if config is None:
         return Network(NetworkPolicy(allow_internet=allow_internet is not False), None, allow_internet)
@@ -32,11 +32,11 @@ def for_new(config: NetworkConfig | None, allow_internet: bool | None) -> Networ
     policy = _policy(config, allow_internet)
     shown: dict[str, Any] = config.model_dump(exclude_none=True, exclude={"egressProxy", "rules"})
     if config.rules is not None:
-        shown["rules"] = rules.shown(config.rules)
+        shown["rules"] = rules.render_rules(config.rules)
     return Network(policy, shown, allow_internet)
 
 
-def for_update(update: NetworkUpdate, before: Network) -> Network:
+def update_network(update: NetworkUpdate, before: Network) -> Network:
     """Return the updated network. Omitted fields are cleared; settings for incoming traffic are kept. Raises
     InvalidInputError."""
     shown = {key: value for key, value in (before.config or {}).items() if key in INGRESS}
@@ -44,7 +44,7 @@ def for_update(update: NetworkUpdate, before: Network) -> Network:
         if (entries := getattr(update, key)) is not None:
             shown[key] = entries
     if update.rules is not None:
-        shown["rules"] = rules.shown(update.rules)
+        shown["rules"] = rules.render_rules(update.rules)
     return Network(_policy(update, update.allow_internet_access), shown or None, update.allow_internet_access)
 
 
@@ -68,7 +68,7 @@ def _policy(egress: Egress, allow_internet: bool | None) -> NetworkPolicy:
             raise InvalidInputError(f"invalid DNS server {entry[:100]}: use IPv4 addresses")
     if domains:  # all traffic to them is allowed; the sandbox's own name server continues to answer
         allow = [*allow, *(egress.dnsServers or ())]
-    added = rules.read(egress.rules or {})
+    added = rules.parse_rules(egress.rules or {})
     if allow_internet is False and allow:  # "behaves the same as specifying denyOut to 0.0.0.0/0"
         return NetworkPolicy(allow_out=tuple(allow), deny_out=(*deny, ALL_TRAFFIC, ALL_TRAFFIC_V6), rules=added)
     return NetworkPolicy(allow_internet is not False, tuple(allow), tuple(deny), added)

@@ -20,7 +20,7 @@ _VALUE = re.compile(r"[^\x00-\x08\x0a-\x1f\x7f\ud800-\udfff]*")
 _FRAMING = frozenset("connection content-length expect host keep-alive te trailer transfer-encoding upgrade".split())
 
 
-def read(given: Mapping[str, list[Rule]]) -> tuple[HostRule, ...]:
+def parse_rules(given: Mapping[str, list[Rule]]) -> tuple[HostRule, ...]:
     """Return the headers of each host that has any; the last one of the same name counts. Raises InvalidInputError."""
     if len(given) > MAX_HOSTS:
         raise InvalidInputError(f"Network rules can have at most {MAX_HOSTS} hosts.")
@@ -42,7 +42,7 @@ def read(given: Mapping[str, list[Rule]]) -> tuple[HostRule, ...]:
     return tuple(rule for rule in found.values() if rule.headers)
 
 
-def shown(given: Mapping[str, list[Rule]]) -> dict[str, Any]:
+def render_rules(given: Mapping[str, list[Rule]]) -> dict[str, Any]:
     """Return the rules as clients see them: unchanged, with hosts in lower case."""
     return {host.lower(): [rule.model_dump(exclude_none=True) for rule in rules] for host, rules in given.items()}
 

@@ -14,9 +14,10 @@ from fastapi.responses import JSONResponse
 from pydantic import ValidationError
 
 from sandyard.engine.e2b.control import errors, network, views
-from sandyard.engine.e2b.control.context import Context, page_limit, short_id
+from sandyard.engine.e2b.control.context import Context, page_limit
 from sandyard.engine.e2b.control.wire import NewSandbox
 from sandyard.engine.e2b.dataplane.asgi import App, Receive, Scope, Send, header, whole_body
+from sandyard.engine.e2b.dataplane.target import short_id
 from sandyard.engine.sandboxes.model import CreateSandbox, OnTimeout, Sandbox, SandboxQuery, State
 from sandyard.kit.errors import InvalidInputError, SandyardError
 
@@ -33,7 +34,7 @@ def routes(context: Context) -> APIRouter:
     @router.get("/sandboxes")
     async def list_v1(metadata: str | None = None) -> JSONResponse:
         query = SandboxQuery(parse_metadata(metadata), frozenset((State.RUNNING,)), limit=V1_PIECE)
-        return JSONResponse([views.listed(sandbox) for sandbox in _walk(context, query)])
+        return JSONResponse([views.render_listed(sandbox) for sandbox in _walk(context, query)])
 
     @router.get("/v2/sandboxes")
     async def list_v2(
@@ -61,11 +62,11 @@ def routes(context: Context) -> APIRouter:
         headers = {"X-Next-Token": page.next_cursor} if page.next_cursor else {}
         if State.RUNNING in query.states:
             headers["X-Total-Running"] = str(service.count(replace(query, states=frozenset((State.RUNNING,)))))
-        return JSONResponse([views.listed(sandbox) for sandbox in page.items], headers=headers)
+        return JSONResponse([views.render_listed(sandbox) for sandbox in page.items], headers=headers)
 
     @router.get("/sandboxes/{sandbox_id}")
     async def get(sandbox_id: str) -> JSONResponse:
-        return JSONResponse(views.detail(service.get(short_id(sandbox_id)), context.domain))
+        return JSONResponse(views.render_detail(service.get(short_id(sandbox_id)), context.domain))
 
     return router
 
@@ -85,9 +86,9 @@ def direct(context: Context) -> dict[tuple[str, str], App]:
                 owner = scope["state"]["key"].id
                 mounts = context.volumes.resolve([(one.name, one.path) for one in body.volumeMounts or ()])
                 wanted = replace(wanted, idempotency_key=key, owner=owner, volume_mounts=mounts)
-                with context.volumes.held(mounts):
+                with context.volumes.hold(mounts):
                     sandbox = await context.sandboxes.create(wanted)
-                response = JSONResponse(views.created(sandbox, context.domain), 201)
+                response = JSONResponse(views.render_created(sandbox, context.domain), 201)
             except ValidationError as error:
                 response = errors.invalid(error.errors())
             except SandyardError as error:
@@ -126,7 +127,7 @@ def parse_new(body: NewSandbox, default_timeout: int, secure: bool) -> CreateSan
         timeout_s=body.timeout or default_timeout,
         metadata=body.metadata or {},
         env=body.envVars or {},
-        network=network.for_new(body.network, body.allow_internet_access),
+        network=network.make_network(body.network, body.allow_internet_access),
         secure=secure,
         public_traffic=public,
         on_timeout=OnTimeout.PAUSE if body.autoPause else OnTimeout.KILL,

@@ -17,7 +17,7 @@ def routes(context: Context) -> APIRouter:
     secrets = context.secrets
 
     @router.get("/secrets")
-    async def listed(limit: int | None = None, nextToken: str | None = None) -> JSONResponse:  # noqa: N803
+    async def list_secrets(limit: int | None = None, nextToken: str | None = None) -> JSONResponse:  # noqa: N803
         page = secrets.list(page_limit(limit), nextToken or None)
         headers = {"X-Next-Token": page.next_cursor} if page.next_cursor else None
         return JSONResponse([_view(info) for info in page.items], headers=headers)
@@ -48,6 +48,6 @@ def _view(info: SecretInfo) -> views.View:
         "name": info.name,
         "currentVersion": info.version,
         "metadata": dict(info.metadata),
-        "createdAt": views.time(info.created_at),
-        "updatedAt": views.time(info.updated_at),
+        "createdAt": views.format_time(info.created_at),
+        "updatedAt": views.format_time(info.updated_at),
     }

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Response
 from fastapi.responses import JSONResponse
 
-from sandyard.engine.building.model import Assignment, BuiltTemplate
-from sandyard.engine.building.service import checked_tag
+from sandyard.engine.builds.model import Assignment, BuiltTemplate
+from sandyard.engine.builds.service import checked_tag
 from sandyard.engine.e2b.control import template_views, views
 from sandyard.engine.e2b.control.context import Context
 from sandyard.engine.e2b.control.wire import AssignTags, RemoveTags
@@ -46,12 +46,12 @@ def routes(context: Context) -> APIRouter:
         template = builds.find(name)
         if template is not None:
             found = builds.tags(template).items()
-            return JSONResponse([template_views.tag(tag, history[-1]) for tag, history in found])
+            return JSONResponse([template_views.render_tag(tag, history[-1]) for tag, history in found])
         wanted = name.partition(":")[0].lower()
         snapshots = context.sandboxes.snapshots(SnapshotQuery(name=wanted)).items
         if snapshots:
-            return JSONResponse([views.tag(record.tag, record.id, record.created_at) for record in snapshots])
-        return JSONResponse([views.tag("default", context.sandboxes.find_template(name).id, views.UNKNOWN_TIME)])
+            return JSONResponse([views.render_tag(record.tag, record.id, record.created_at) for record in snapshots])
+        return JSONResponse([views.render_tag("default", context.sandboxes.find_template(name).id, views.UNKNOWN_TIME)])
 
     @router.get("/templates/{name:path}/tags/count")
     async def count(name: str) -> JSONResponse:
@@ -99,7 +99,7 @@ def routes(context: Context) -> APIRouter:
 
     def _assignment(template: BuiltTemplate, one: Assignment) -> views.View:
         known = next((build for build in builds.builds(template) if build.id == one.build_id), None)
-        return template_views.assignment(one, known)
+        return template_views.render_assignment(one, known)
 
     return router
 

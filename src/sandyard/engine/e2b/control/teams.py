@@ -35,41 +35,41 @@ def routes(keys: ApiKeys) -> APIRouter:
         return JSONResponse([{"teamID": TEAM_ID, "name": TEAM_NAME, "apiKey": used, "isDefault": True}])
 
     @router.get("/api-keys")
-    async def listed() -> JSONResponse:
+    async def list_keys() -> JSONResponse:
         return JSONResponse([_view(key) for key in keys.list()])
 
-    def made(request: Request, name: str) -> tuple[ApiKey, str]:
+    def create_key(request: Request, name: str) -> tuple[ApiKey, str]:
         key, secret = keys.create(name)
-        log.info("key_created", key=key.id, label=key.label, by=_asker(request))
+        log.info("key_created", key=key.id, label=key.label, by=_caller_id(request))
         return key, secret.reveal()
 
     @router.post("/api-keys")
     async def create(request: Request, body: KeyName) -> JSONResponse:
-        key, secret = made(request, body.name)
+        key, secret = create_key(request, body.name)
         return JSONResponse({**_view(key), "key": secret}, 201)
 
     @router.patch("/api-keys/{key_id}")
     async def rename(request: Request, key_id: str, body: KeyName) -> JSONResponse:
         key = keys.rename(key_id, body.name)
-        log.info("key_renamed", key=key.id, label=key.label, by=_asker(request))
+        log.info("key_renamed", key=key.id, label=key.label, by=_caller_id(request))
         return JSONResponse(_view(key))
 
     @router.post("/access-tokens")
     async def create_token(request: Request, body: KeyName) -> JSONResponse:
-        key, secret = made(request, body.name)
+        key, secret = create_key(request, body.name)
         return JSONResponse({**_view(key), "token": secret}, 201)
 
     @router.delete("/api-keys/{key_id}")
     @router.delete("/access-tokens/{key_id}")
     async def revoke(request: Request, key_id: str) -> Response:
         key = keys.revoke(key_id)
-        log.info("key_revoked", key=key.id, label=key.label, by=_asker(request))
+        log.info("key_revoked", key=key.id, label=key.label, by=_caller_id(request))
         return Response(status_code=204)
 
     return router
 
 
-def _asker(request: Request) -> str:
+def _caller_id(request: Request) -> str:
     key: ApiKey = request.scope["state"]["key"]
     return key.id
 
@@ -84,7 +84,7 @@ def _view(key: ApiKey) -> dict[str, Any]:
             "maskedValuePrefix": key.hint.removeprefix(PREFIX).removesuffix("…"),
             "maskedValueSuffix": "",
         },
-        "createdAt": views.time(key.created_at),
+        "createdAt": views.format_time(key.created_at),
         "createdBy": None,
         "lastUsed": None,
     }

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sandyard.engine.building.model import Assignment, Build, BuiltTemplate, LogLine, Size, Status
+from sandyard.engine.builds.model import Assignment, Build, BuiltTemplate, LogLine, Size, Status
 from sandyard.engine.contract import Limits
-from sandyard.engine.e2b.control.views import ENVD_VERSION, View, time
+from sandyard.engine.e2b.control.views import ENVD_VERSION, View, format_time
 
 REASON_LINES = 10
 
 
-def requested(template: BuiltTemplate, build: Build) -> View:
+def render_requested(template: BuiltTemplate, build: Build) -> View:
     return {
         "templateID": template.id,
         "buildID": build.id,
@@ -23,7 +23,7 @@ def requested(template: BuiltTemplate, build: Build) -> View:
     }
 
 
-def template(record: BuiltTemplate, builds: Sequence[Build], defaults: Limits) -> View:
+def render_template(record: BuiltTemplate, builds: Sequence[Build], defaults: Limits) -> View:
     """Return a template with its `builds`, newest first."""
     last = builds[0] if builds else None
     good = next((build for build in builds if build.status is Status.READY), last)
@@ -34,72 +34,72 @@ def template(record: BuiltTemplate, builds: Sequence[Build], defaults: Limits) -
         "public": record.public,
         "aliases": [record.name],
         "names": [record.name],
-        "createdAt": time(record.created_at),
-        "updatedAt": time(max(record.updated_at, last.updated_at if last else 0.0)),
+        "createdAt": format_time(record.created_at),
+        "updatedAt": format_time(max(record.updated_at, last.updated_at if last else 0.0)),
         "createdBy": None,
         "lastSpawnedAt": None,
         "spawnCount": 0,
         "buildCount": len(builds),
         "envdVersion": ENVD_VERSION,
-        "buildStatus": Status.WAITING.value if last is None else _status(last),
+        "buildStatus": Status.WAITING.value if last is None else _find_status(last),
         "isDefault": False,
     }
 
 
-def build(record: Build, defaults: Limits) -> View:
+def render_build(record: Build, defaults: Limits) -> View:
     view: View = {
         "buildID": record.id,
-        "status": _status(record),
-        "createdAt": time(record.created_at),
-        "updatedAt": time(record.updated_at),
+        "status": _find_status(record),
+        "createdAt": format_time(record.created_at),
+        "updatedAt": format_time(record.updated_at),
         **_size(record.size, defaults),
         "envdVersion": ENVD_VERSION,
     }
     if record.finished_at is not None:
-        view["finishedAt"] = time(record.finished_at)
+        view["finishedAt"] = format_time(record.finished_at)
     return view
 
 
-def status(record: Build, shown: Sequence[LogLine], lines: Sequence[LogLine]) -> View:
+def render_status(record: Build, shown: Sequence[LogLine], lines: Sequence[LogLine]) -> View:
     """Return the status of a build, with the `shown` ones of all its `lines`."""
     view: View = {
         "templateID": record.template_id,
         "buildID": record.id,
-        "status": _status(record),
+        "status": _find_status(record),
         "logs": [],
-        "logEntries": [line(one) for one in shown],
+        "logEntries": [render_line(one) for one in shown],
     }
     if record.reason is not None:
         step = record.reason.step
         about = [one for one in lines if step is not None and one.step == step][-REASON_LINES:]
-        view["reason"] = {"message": record.reason.message, "logEntries": [line(one) for one in about]}
+        view["reason"] = {"message": record.reason.message, "logEntries": [render_line(one) for one in about]}
         if step is not None:
             view["reason"]["step"] = step
     return view
 
 
-def line(entry: LogLine) -> View:
-    view: View = {"timestamp": time(entry.at), "level": entry.level.value, "message": entry.message}
+def render_line(entry: LogLine) -> View:
+    view: View = {"timestamp": format_time(entry.at), "level": entry.level.value, "message": entry.message}
     if entry.step is not None:
         view["step"] = entry.step
     return view
 
 
-def tag(name: str, latest: Assignment) -> View:
-    return {"tag": name, "buildID": latest.build_id, "createdAt": time(latest.at)}
+def render_tag(name: str, latest: Assignment) -> View:
+    return {"tag": name, "buildID": latest.build_id, "createdAt": format_time(latest.at)}
 
 
-def assignment(one: Assignment, record: Build | None) -> View:
+def render_assignment(one: Assignment, record: Build | None) -> View:
     return {
         "assignmentId": one.id,
         "buildId": one.build_id,
-        "assignedAt": time(one.at),
-        "buildCreatedAt": time(one.at if record is None else record.created_at),
-        "buildFinishedAt": None if record is None or record.finished_at is None else time(record.finished_at),
+        "assignedAt": format_time(one.at),
+        "buildCreatedAt": format_time(one.at if record is None else record.created_at),
+        "buildFinishedAt": None if record is None or record.finished_at is None else format_time(record.finished_at),
     }
 
 
-def _status(record: Build) -> str:
+def _find_status(record: Build) -> str:
     """Return the status for clients, which know no queue: a build is waiting until it is started, and building from
     then on."""
     queued = record.started and record.status is Status.WAITING

@@ -9,8 +9,9 @@ from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse
 
 from sandyard.engine.e2b.control import template_views, views
-from sandyard.engine.e2b.control.context import Context, page_limit, short_id
+from sandyard.engine.e2b.control.context import Context, page_limit
 from sandyard.engine.e2b.control.wire import TemplateUpdate
+from sandyard.engine.e2b.dataplane.target import short_id
 from sandyard.engine.sandboxes.model import SnapshotQuery
 from sandyard.kit.errors import ForbiddenError, InvalidInputError
 
@@ -20,10 +21,12 @@ def routes(context: Context) -> APIRouter:
     service, builds = context.sandboxes, context.builds
 
     def machine() -> list[views.View]:
-        return [{**views.template(one, context.defaults), "isDefault": True} for one in context.templates.list()]
+        return [{**views.render_template(one, context.defaults), "isDefault": True} for one in context.templates.list()]
 
     def everything() -> list[views.View]:
-        built = [template_views.template(one, builds.builds(one), context.defaults) for one in builds.templates()]
+        built = [
+            template_views.render_template(one, builds.builds(one), context.defaults) for one in builds.templates()
+        ]
         return [*built, *machine()]
 
     @router.get("/snapshots")
@@ -36,7 +39,7 @@ def routes(context: Context) -> APIRouter:
         sandbox_id = short_id(sandboxID) if sandboxID else None
         page = service.snapshots(SnapshotQuery(sandbox_id, name or None, page_limit(limit), nextToken or None))
         headers = {"X-Next-Token": page.next_cursor} if page.next_cursor else None
-        return JSONResponse([views.snapshot(record) for record in page.items], headers=headers)
+        return JSONResponse([views.render_snapshot(record) for record in page.items], headers=headers)
 
     @router.get("/templates")
     async def list_v1() -> JSONResponse:
@@ -69,15 +72,17 @@ def routes(context: Context) -> APIRouter:
         template = builds.find(name)
         if template is None:
             record = service.find_template(name)
-            build = views.template_build(record, context.defaults)
-            return JSONResponse({**views.template(record, context.defaults), "builds": [build] if record.ready else []})
+            build = views.render_template_build(record, context.defaults)
+            return JSONResponse(
+                {**views.render_template(record, context.defaults), "builds": [build] if record.ready else []}
+            )
         every = builds.builds(template)
         if nextToken and not nextToken.isdigit():
             raise InvalidInputError("nextToken is not valid: use one from a previous response.")
         begin, size = int(nextToken or 0), page_limit(limit)
-        shown = [template_views.build(one, context.defaults) for one in every[begin : begin + size]]
+        shown = [template_views.render_build(one, context.defaults) for one in every[begin : begin + size]]
         headers = {"X-Next-Token": str(begin + size)} if len(every) > begin + size else None
-        view = template_views.template(template, every, context.defaults)
+        view = template_views.render_template(template, every, context.defaults)
         return JSONResponse({**view, "builds": shown}, headers=headers)
 
     @router.patch("/templates/{name:path}")

@@ -7,7 +7,7 @@ from urllib.parse import parse_qs, quote
 
 from fastapi import Request, Response
 
-from sandyard.engine.building.service import Builds
+from sandyard.engine.builds.service import Builds
 from sandyard.engine.e2b.control.errors import error_response
 from sandyard.engine.e2b.dataplane.asgi import App, Receive, Scope, Send, discard_body, header
 from sandyard.kit.errors import InvalidInputError, SandyardError

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from sandyard.engine.contract import Limits
-from sandyard.engine.sandboxes.model import Forked, LogEntry, Metric, PauseKind, Sandbox, Snapshot, Template
+from sandyard.engine.sandboxes.model import ForkResult, LogEntry, Metric, PauseKind, Sandbox, Snapshot, Template
 
 ENVD_VERSION = "0.6.4"
 """The version of envd whose protocol the guest agent implements. Clients enable features based on it."""
@@ -20,20 +20,20 @@ _EPOCH = datetime(1970, 1, 1)  # UTC, without a zone, which would be printed
 View = dict[str, Any]
 
 
-def alias(sandbox: Sandbox) -> str | None:
+def find_alias(sandbox: Sandbox) -> str | None:
     """Return the template's name that was used to request it."""
     asked = (sandbox.name or "").partition(":")[0]
     return sandbox.alias and (asked if asked not in ("", sandbox.template_id) else sandbox.alias)
 
 
-def time(seconds: float) -> str:
+def format_time(seconds: float) -> str:
     """Format as RFC 3339 in UTC, rounded down to the microsecond, so that a query for items that began after it finds
     the item."""
     moment = _EPOCH + timedelta(microseconds=int(seconds * 1_000_000))
     return f"{moment.isoformat(timespec='microseconds')}Z"
 
 
-def created(sandbox: Sandbox, domain: str | None) -> View:
+def render_created(sandbox: Sandbox, domain: str | None) -> View:
     """Return the response to create, connect, resume and fork."""
     view: View = {
         "templateID": sandbox.template_id,
@@ -43,27 +43,27 @@ def created(sandbox: Sandbox, domain: str | None) -> View:
         "domain": domain,
         "trafficAccessToken": sandbox.traffic_token.reveal() if sandbox.traffic_token else None,
     }
-    if name := alias(sandbox):
+    if name := find_alias(sandbox):
         view["alias"] = name
     if sandbox.access_token:
         view["envdAccessToken"] = sandbox.access_token.reveal()
     return view
 
 
-def forked(result: Forked, domain: str | None) -> View:
+def render_fork(result: ForkResult, domain: str | None) -> View:
     if result.sandbox is not None:
-        return {"sandbox": created(result.sandbox, domain)}
+        return {"sandbox": render_created(result.sandbox, domain)}
     assert result.error is not None
     return {"error": {"code": result.error.status, "message": result.error.message}}
 
 
-def listed(sandbox: Sandbox) -> View:
+def render_listed(sandbox: Sandbox) -> View:
     view: View = {
         "templateID": sandbox.template_id,
         "sandboxID": sandbox.id,
         "clientID": CLIENT_ID,
-        "startedAt": time(sandbox.started_at),
-        "endAt": time(sandbox.ends_at),
+        "startedAt": format_time(sandbox.started_at),
+        "endAt": format_time(sandbox.ends_at),
         "cpuCount": sandbox.limits.cpu_count,
         "memoryMB": sandbox.limits.memory_mb,
         "diskSizeMB": sandbox.limits.disk_mb,
@@ -71,15 +71,15 @@ def listed(sandbox: Sandbox) -> View:
         "state": sandbox.state.value,
         "envdVersion": ENVD_VERSION,
     }
-    if name := alias(sandbox):
+    if name := find_alias(sandbox):
         view["alias"] = name
     if sandbox.volume_mounts:
         view["volumeMounts"] = [{key: mount[key] for key in ("name", "path")} for mount in sandbox.volume_mounts]
     return view
 
 
-def detail(sandbox: Sandbox, domain: str | None) -> View:
-    view = listed(sandbox)
+def render_detail(sandbox: Sandbox, domain: str | None) -> View:
+    view = render_listed(sandbox)
     view["domain"] = domain
     view["allowInternetAccess"] = sandbox.network.allow_internet
     view["lifecycle"] = {"autoResume": sandbox.auto_resume, "onTimeout": sandbox.on_timeout.value}
@@ -94,13 +94,13 @@ def detail(sandbox: Sandbox, domain: str | None) -> View:
     return view
 
 
-def snapshot(record: Snapshot) -> View:
+def render_snapshot(record: Snapshot) -> View:
     return {"snapshotID": record.ref, "names": list(record.names)}
 
 
-def metric(sample: Metric) -> View:
+def render_metric(sample: Metric) -> View:
     return {
-        "timestamp": time(sample.timestamp),
+        "timestamp": format_time(sample.timestamp),
         "timestampUnix": int(sample.timestamp),
         "cpuCount": sample.cpu_count,
         "cpuUsedPct": round(sample.cpu_used_pct, 2),
@@ -112,22 +112,22 @@ def metric(sample: Metric) -> View:
     }
 
 
-def log_entry(entry: LogEntry) -> View:
+def render_log_entry(entry: LogEntry) -> View:
     return {
-        "timestamp": time(entry.timestamp),
+        "timestamp": format_time(entry.timestamp),
         "level": entry.level.value,
         "message": entry.message,
         "fields": dict(entry.fields),
     }
 
 
-def log_line(entry: LogEntry) -> View:
+def render_log_line(entry: LogEntry) -> View:
     """Return an entry in the format that the CLI reads: each line is JSON with its level and its logger."""
     fields = {"level": entry.level.value, "logger": "engine", "message": entry.message}
-    return {"timestamp": time(entry.timestamp), "line": json.dumps({**entry.fields, **fields})}
+    return {"timestamp": format_time(entry.timestamp), "line": json.dumps({**entry.fields, **fields})}
 
 
-def build_id(template_id: str) -> str:
+def make_build_id(template_id: str) -> str:
     """Return the build's UUID that clients expect; a template here is one build, so the UUID is derived from its name."""
     return str(uuid.uuid5(uuid.NAMESPACE_URL, f"sandyard:template:{template_id}"))
 
@@ -136,19 +136,19 @@ UNKNOWN_TIME = 0.0
 """The creation time of a template is not stored. The field is required, so it is 1970, which is clearly not a real date."""
 
 
-def template(record: Template, defaults: Limits) -> View:
+def render_template(record: Template, defaults: Limits) -> View:
     names = list(record.aliases) or [record.id]
     return {
         "templateID": record.id,
-        "buildID": build_id(record.id),
+        "buildID": make_build_id(record.id),
         "cpuCount": record.cpu_count or defaults.cpu_count,
         "memoryMB": record.memory_mb or defaults.memory_mb,
         "diskSizeMB": record.disk_mb or defaults.disk_mb,
         "public": True,
         "aliases": names,
         "names": names,
-        "createdAt": time(UNKNOWN_TIME),
-        "updatedAt": time(UNKNOWN_TIME),
+        "createdAt": format_time(UNKNOWN_TIME),
+        "updatedAt": format_time(UNKNOWN_TIME),
         "createdBy": None,
         "lastSpawnedAt": None,
         "spawnCount": 0,
@@ -158,13 +158,13 @@ def template(record: Template, defaults: Limits) -> View:
     }
 
 
-def template_build(record: Template, defaults: Limits) -> View:
+def render_template_build(record: Template, defaults: Limits) -> View:
     return {
-        "buildID": build_id(record.id),
+        "buildID": make_build_id(record.id),
         "status": record.status.value,
-        "createdAt": time(UNKNOWN_TIME),
-        "updatedAt": time(UNKNOWN_TIME),
-        "finishedAt": time(UNKNOWN_TIME),
+        "createdAt": format_time(UNKNOWN_TIME),
+        "updatedAt": format_time(UNKNOWN_TIME),
+        "finishedAt": format_time(UNKNOWN_TIME),
         "cpuCount": record.cpu_count or defaults.cpu_count,
         "memoryMB": record.memory_mb or defaults.memory_mb,
         "diskSizeMB": record.disk_mb or defaults.disk_mb,
@@ -172,5 +172,5 @@ def template_build(record: Template, defaults: Limits) -> View:
     }
 
 
-def tag(name: str, template_id: str, made_at: float) -> View:
-    return {"tag": name, "buildID": build_id(template_id), "createdAt": time(made_at)}
+def render_tag(name: str, template_id: str, made_at: float) -> View:
+    return {"tag": name, "buildID": make_build_id(template_id), "createdAt": format_time(made_at)}

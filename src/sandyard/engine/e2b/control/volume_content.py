@@ -35,7 +35,7 @@ Id = Annotated[int | None, Query(ge=0, le=65535)]
 Mode = Annotated[int | None, Query(ge=0, le=0o7777)]
 
 
-async def _opened(volume_id: str, request: Request) -> Content:
+async def _open_content(volume_id: str, request: Request) -> Content:
     """Authorise with the volume's own token. It grants access to nothing else, and an API key is not accepted."""
     volumes: Volumes = request.app.state.volumes
     volume = volumes.get(volume_id)
@@ -44,7 +44,7 @@ async def _opened(volume_id: str, request: Request) -> Content:
     return volumes.content(volume)
 
 
-Files = Annotated[Content, Depends(_opened)]
+Files = Annotated[Content, Depends(_open_content)]
 
 
 @dataclass(slots=True)
@@ -106,7 +106,9 @@ def app(volumes: Volumes) -> FastAPI:
     async def read(files: Files, path: PathParam) -> Response:
         download = await volumes.run(lambda: Download.begin(files, path))
         headers = {"Content-Length": str(download.size)}
-        return StreamingResponse(_sent(volumes, download), headers=headers, media_type="application/octet-stream")
+        return StreamingResponse(
+            _stream_download(volumes, download), headers=headers, media_type="application/octet-stream"
+        )
 
     @made.put(root + "/file")
     async def write(
@@ -138,7 +140,7 @@ def app(volumes: Volumes) -> FastAPI:
     return made
 
 
-async def _sent(volumes: Volumes, download: Download) -> AsyncIterator[bytes]:
+async def _stream_download(volumes: Volumes, download: Download) -> AsyncIterator[bytes]:
     try:
         while piece := await volumes.run(lambda: download.read(PIECE)):
             yield piece
@@ -167,4 +169,4 @@ def view(entry: Entry) -> views.View:
 
 
 def _time(seconds: float) -> str:
-    return views.time(min(max(seconds, _EARLIEST), _LATEST))
+    return views.format_time(min(max(seconds, _EARLIEST), _LATEST))

@@ -19,14 +19,14 @@ from sandyard.engine.e2b.dataplane.asgi import (
     discard_body,
     header,
 )
-from sandyard.engine.e2b.dataplane.forwarding import REPLACED, forwarded, secure_name
+from sandyard.engine.e2b.dataplane.forwarded_headers import REPLACED, find_tls_server_name, make_forwarded_headers
 from sandyard.engine.e2b.dataplane.pages import Page
 from sandyard.engine.e2b.dataplane.pool import Pool
 from sandyard.engine.e2b.dataplane.relay import RECEIPTS, ClientGoneError, Exchange, StaleConnectionError, build_request
 from sandyard.engine.e2b.dataplane.reply import BadReplyError, UpstreamError
 from sandyard.engine.e2b.dataplane.signature import SignatureIndex
 from sandyard.engine.e2b.dataplane.target import Target, find_target, signed_file
-from sandyard.engine.e2b.dataplane.tunnel import Opened, Tunnel
+from sandyard.engine.e2b.dataplane.tunnel import Tunnel, TunnelConnection
 from sandyard.engine.e2b.dataplane.upstream import Upstream
 from sandyard.engine.sandboxes.model import Sandbox, SandboxQuery
 from sandyard.engine.sandboxes.service import Sandboxes
@@ -52,7 +52,7 @@ class Gateway:
         self._add_language = add_language
         self._signatures = SignatureIndex()
         self.pool = Pool()
-        sandboxes.on_interrupted(self._interrupted)
+        sandboxes.on_interrupted(self._on_interrupted)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -64,7 +64,7 @@ class Gateway:
                 target = await self._find_signed(scope)
         except SandyardError as error:
             await discard_body(receive)
-            await pages.answer(pages.plain(error.status, error.message), scope, send)
+            await pages.send_page(pages.plain(error.status, error.message), scope, send)
             return
         if target is None:
             await self._control(scope, receive, send)
@@ -86,7 +86,7 @@ class Gateway:
             return pages.not_found(target)  # a health check does not wake a sandbox
         return sandbox
 
-    async def open_tunnel(self, scope: Scope, tunnel: Tunnel) -> Opened | Page:
+    async def open_tunnel(self, scope: Scope, tunnel: Tunnel) -> TunnelConnection | Page:
         """Return the connection for a WebSocket request, or the response to send instead."""
         target = find_target(scope)
         if target is None:
@@ -97,14 +97,14 @@ class Gateway:
         try:
             sock = await self._sandboxes.dial(target.sandbox_id, target.port)
         except UnreachableError:
-            return self._why(target)
-        if self._left(target):
+            return self._explain_unreachable(target)
+        if self._has_left(target):
             sock.close()
-            return self._why(target)
+            return self._explain_unreachable(target)
         self.pool.enter(target.sandbox_id, tunnel)
         kept = [pair for pair in scope["headers"] if pair[0] not in _KEPT_FROM_USERS]
-        headers = kept + forwarded(target, admitted, scope)
-        return Opened(target, sock, secure_name(target, admitted, scope), headers)
+        headers = kept + make_forwarded_headers(target, admitted, scope)
+        return TunnelConnection(target, sock, find_tls_server_name(target, admitted, scope), headers)
 
     def end_tunnel(self, target: Target, tunnel: Tunnel) -> None:
         self.pool.leave(target.sandbox_id, tunnel)
@@ -134,7 +134,7 @@ class Gateway:
         admitted = self.admit(target, scope)
         if isinstance(admitted, Page):
             await discard_body(receive)
-            await pages.answer(admitted, scope, send)
+            await pages.send_page(admitted, scope, send)
             return
         if is_authenticated(scope, target, admitted):
             mark_authenticated(scope)
@@ -149,19 +149,19 @@ class Gateway:
         except ClientGoneError:
             return
         except UnreachableError:
-            await pages.answer(self._why(target), scope, send)
+            await pages.send_page(self._explain_unreachable(target), scope, send)
         except SandyardError as error:
-            await pages.answer(pages.plain(error.status, error.message, target), scope, send)
+            await pages.send_page(pages.plain(error.status, error.message, target), scope, send)
         except UpstreamError as error:
             if isinstance(error, BadReplyError):
-                await pages.answer(pages.plain(502, str(error), target), scope, send)
+                await pages.send_page(pages.plain(502, str(error), target), scope, send)
             else:
-                await pages.answer(self._why(target), scope, send)
+                await pages.send_page(self._explain_unreachable(target), scope, send)
 
     async def _exchange(self, target: Target, sandbox: Sandbox, scope: Scope, exchange: Exchange) -> None:
         if target.port != AGENT_PORT:
-            upstream = await self._dial(target, secure_name(target, sandbox, scope))
-            told = forwarded(target, sandbox, scope)
+            upstream = await self._dial(target, find_tls_server_name(target, sandbox, scope))
+            told = make_forwarded_headers(target, sandbox, scope)
             request = build_request(scope, keep_alive=False, drop=_KEPT_FROM_USERS, add=told)
             with self.pool.busy(target.sandbox_id, upstream):
                 await exchange.run(request, upstream)
@@ -207,23 +207,23 @@ class Gateway:
     async def _dial(self, target: Target, secure: str | None = None) -> Upstream:
         sock = await self._sandboxes.dial(target.sandbox_id, target.port)
         upstream = await Upstream.open(sock, secure)
-        if self._left(target):
+        if self._has_left(target):
             upstream.abort()
             raise UnreachableError("The sandbox was not found")
         return upstream
 
-    def _left(self, target: Target) -> bool:
+    def _has_left(self, target: Target) -> bool:
         """Return whether the sandbox was paused or ended while it was dialled, so that nothing will close the new
         connection."""
         sandbox = self._sandboxes.find(target.sandbox_id)
         return sandbox is None or not sandbox.running
 
-    def _interrupted(self, sandbox_id: str, reason: str) -> None:
+    def _on_interrupted(self, sandbox_id: str, reason: str) -> None:
         self.pool.drop(sandbox_id)
         if reason != "paused":
             self._signatures.forget(sandbox_id)
 
-    def _why(self, target: Target) -> Page:
+    def _explain_unreachable(self, target: Target) -> Page:
         """Return why the sandbox cannot be reached, based on its current state."""
         sandbox = self._sandboxes.find(target.sandbox_id)
         return pages.port_closed(target) if sandbox is not None and sandbox.running else pages.not_found(target)

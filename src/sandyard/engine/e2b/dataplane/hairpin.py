@@ -17,7 +17,7 @@ from sandyard.engine.e2b.dataplane.asgi import Receive, Scope, Send, discard_bod
 from sandyard.engine.e2b.dataplane.gateway import Gateway
 from sandyard.engine.e2b.dataplane.pages import Page
 from sandyard.engine.e2b.dataplane.target import Target, find_target
-from sandyard.engine.e2b.dataplane.tunnel import Opened, Tunnel
+from sandyard.engine.e2b.dataplane.tunnel import Tunnel, TunnelConnection
 from sandyard.kit.errors import SandyardError
 
 RATE, BURST = 200, 1000
@@ -33,7 +33,7 @@ class HairpinGateway:
         self._gateway = gateway
         self._hairpin = hairpin
         self._names = names
-        self._pace = Pace()
+        self._pace = ClientRateLimiter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         refusal = await self._refuse(scope)
@@ -41,9 +41,9 @@ class HairpinGateway:
             await self._gateway(scope, receive, send)
         else:
             await discard_body(receive)
-            await pages.answer(refusal, scope, send)
+            await pages.send_page(refusal, scope, send)
 
-    async def open_tunnel(self, scope: Scope, tunnel: Tunnel) -> Opened | Page:
+    async def open_tunnel(self, scope: Scope, tunnel: Tunnel) -> TunnelConnection | Page:
         return await self._refuse(scope) or await self._gateway.open_tunnel(scope, tunnel)
 
     def end_tunnel(self, target: Target, tunnel: Tunnel) -> None:
@@ -55,14 +55,14 @@ class HairpinGateway:
         if len(hosts) != 1:  # otherwise the policy could check one of them and the gateway use another
             return pages.plain(400, "Send exactly one Host header.")
         client = scope["client"][0] if scope.get("client") else ""
-        for name in self._asked_names(hosts[0], scope):
+        for name in self._list_requested_names(hosts[0], scope):
             if not self._names.include(name) or not self._hairpin.is_allowed(client, name):
                 return pages.plain(403, f"The network policy of this sandbox does not allow {name or 'this request'}.")
         if not await self._pace.wait(client):
             return pages.plain(429, "This sandbox sends too many requests. Try again later.")
         return None
 
-    def _asked_names(self, host: bytes, scope: Scope) -> list[str]:
+    def _list_requested_names(self, host: bytes, scope: Scope) -> list[str]:
         """Return the name in the Host header, and the name that the gateway routes the request to: headers of SDKs may
         select another one."""
         name, domain = host.decode("latin-1").partition(":")[0].lower().removesuffix("."), self._names.domain
@@ -75,7 +75,7 @@ class HairpinGateway:
         return [name] if name == domain else [name, f"api.{domain}"]
 
 
-class Pace:
+class ClientRateLimiter:
     """A rate limit per client: requests beyond RATE are delayed."""
 
     def __init__(self) -> None:

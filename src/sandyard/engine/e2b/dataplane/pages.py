@@ -94,7 +94,7 @@ def render(page: Page, headers: Headers) -> tuple[bytes, bytes]:
     return b"application/json; charset=utf-8", json.dumps(body).encode()
 
 
-async def answer(page: Page, scope: Scope, send: Send) -> None:
+async def send_page(page: Page, scope: Scope, send: Send) -> None:
     content_type, body = render(page, scope["headers"])
     length = str(len(body)).encode()
     headers = [(b"content-type", content_type), (b"content-length", length), *CORS]

@@ -115,7 +115,7 @@ class Exchange:
             head = await upstream.head()
             self._first = {}  # a stream may last for hours, and its first chunk is already sent
             if not await self._reply(head, upstream, receipts=request.receipts):
-                await self._cut(pump)
+                await self._cut_connection(pump)
         except UpstreamError as error:
             if self._client_gone:
                 raise ClientGoneError from error
@@ -190,7 +190,7 @@ class Exchange:
 
         return deliver
 
-    async def _cut(self, pump: asyncio.Future[None]) -> None:
+    async def _cut_connection(self, pump: asyncio.Future[None]) -> None:
         """Close the client's connection in the middle of its reply. Data sent before still arrives."""
         extension = self._scope.get("extensions", {}).get(CLOSE)
         if extension is not None:

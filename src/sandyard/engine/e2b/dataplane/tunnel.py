@@ -17,7 +17,7 @@ from urllib.parse import unquote
 
 from sandyard.engine.e2b.dataplane import pages
 from sandyard.engine.e2b.dataplane.asgi import Headers, Scope
-from sandyard.engine.e2b.dataplane.entering import enter
+from sandyard.engine.e2b.dataplane.connection import open_connection
 from sandyard.engine.e2b.dataplane.pages import Page
 from sandyard.engine.e2b.dataplane.relay import end_to_end
 from sandyard.engine.e2b.dataplane.reply import SILENT_LIMIT, BadReplyError, Reply, UpstreamError
@@ -35,7 +35,7 @@ FAREWELL_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class TunnelConnection:
     """A socket into the sandbox, the TLS server name if the server there uses TLS, and the headers to send."""
 
     target: Target
@@ -44,10 +44,10 @@ class Opened:
     headers: Headers
 
 
-class Door(Protocol):
-    """What the tunnel needs from the gateway."""
+class TunnelGateway(Protocol):
+    """The methods of the gateway that a tunnel calls."""
 
-    async def open_tunnel(self, scope: Scope, tunnel: Tunnel) -> Opened | Page:
+    async def open_tunnel(self, scope: Scope, tunnel: Tunnel) -> TunnelConnection | Page:
         """Return the connection that this request may use, or the response to send instead."""
         ...
 
@@ -57,21 +57,21 @@ class Door(Protocol):
 class Tunnel(asyncio.Protocol):
     """The client's side. Created by uvicorn, for one connection."""
 
-    def __init__(self, door: Door, server_state: ServerState) -> None:
-        self._door = door
+    def __init__(self, gateway: TunnelGateway, server_state: ServerState) -> None:
+        self._gateway = gateway
         self._connections = cast(set[Any], server_state.connections)
         self._transport: asyncio.Transport | None = None
         self._unread: UnreadWatch | None = None
-        self._inside: Inside | None = None
+        self._sandbox_side: SandboxSide | None = None
         self._task: asyncio.Task[None] | None = None
         self._target: Target | None = None
 
     @classmethod
-    def factory(cls, door: Door) -> Callable[..., Tunnel]:
+    def factory(cls, gateway: TunnelGateway) -> Callable[..., Tunnel]:
         """Return the factory that uvicorn calls as its WebSocket protocol."""
 
         def make(config: Any, server_state: ServerState, app_state: Any) -> Tunnel:
-            return cls(door, server_state)
+            return cls(gateway, server_state)
 
         return make
 
@@ -85,8 +85,8 @@ class Tunnel(asyncio.Protocol):
         if self._task is None:
             self.hold()
             self._task = asyncio.get_running_loop().create_task(self._open(data))
-        elif self._inside is not None:
-            self._inside.write(data)
+        elif self._sandbox_side is not None:
+            self._sandbox_side.write(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._connections.discard(self)
@@ -94,20 +94,20 @@ class Tunnel(asyncio.Protocol):
             self._unread.end()
         if self._task is not None:
             self._task.cancel()
-        if self._inside is not None:
-            self._inside.close()
+        if self._sandbox_side is not None:
+            self._sandbox_side.close()
         if self._target is not None:
-            self._door.end_tunnel(self._target, self)
+            self._gateway.end_tunnel(self._target, self)
 
     def pause_writing(self) -> None:
         if self._unread is not None:
             self._unread.begin()
-        if self._inside is not None:
-            self._inside.hold()
+        if self._sandbox_side is not None:
+            self._sandbox_side.hold()
 
     def resume_writing(self) -> None:
-        if self._inside is not None:
-            self._inside.go_on()
+        if self._sandbox_side is not None:
+            self._sandbox_side.go_on()
 
     def shutdown(self) -> None:
         """Close the connection because the server stops. Over TLS, do not rely on the client completing the closing
@@ -142,9 +142,9 @@ class Tunnel(asyncio.Protocol):
     def refuse(self, page: Page, headers: Headers) -> None:
         """Respond instead of the sandbox, and close the connection."""
         content_type, body = pages.render(page, headers)
-        self.answer(page.status, [(b"content-type", content_type), *pages.CORS], body)
+        self.respond(page.status, [(b"content-type", content_type), *pages.CORS], body)
 
-    def answer(self, status: int, headers: Headers, body: bytes) -> None:
+    def respond(self, status: int, headers: Headers, body: bytes) -> None:
         phrase = HTTPStatus(status).phrase if status in HTTPStatus._value2member_map_ else ""
         lines = [f"HTTP/1.1 {status} {phrase}".encode()]
         lines += [b"%b: %b" % pair for pair in headers if pair[0] != b"content-length"]
@@ -155,26 +155,26 @@ class Tunnel(asyncio.Protocol):
     async def _open(self, request: bytes) -> None:
         scope = _scope(request, self._transport)
         try:
-            opened = await self._door.open_tunnel(scope, self)
+            connection = await self._gateway.open_tunnel(scope, self)
         except SandyardError as error:
-            opened = pages.plain(error.status, error.message)
-        if isinstance(opened, Page):
-            self.refuse(opened, scope["headers"])
+            connection = pages.plain(error.status, error.message)
+        if isinstance(connection, Page):
+            self.refuse(connection, scope["headers"])
             return
-        self._target = opened.target
+        self._target = connection.target
         try:
-            self._inside = await enter(lambda: Inside(self), opened.sock, opened.secure)
+            self._sandbox_side = await open_connection(lambda: SandboxSide(self), connection.sock, connection.secure)
         except BadReplyError as error:
             self.refuse(pages.plain(502, str(error), self._target), scope["headers"])
             return
         except UpstreamError:
             self.refuse(pages.port_closed(self._target), scope["headers"])
             return
-        lines = [request.partition(b"\r\n")[0], *(b"%b: %b" % pair for pair in opened.headers), b"", b""]
-        self._inside.write(b"\r\n".join(lines))
+        lines = [request.partition(b"\r\n")[0], *(b"%b: %b" % pair for pair in connection.headers), b"", b""]
+        self._sandbox_side.write(b"\r\n".join(lines))
 
 
-class Inside(asyncio.Protocol):
+class SandboxSide(asyncio.Protocol):
     """The sandbox's side."""
 
     def __init__(self, client: Tunnel) -> None:
@@ -194,7 +194,7 @@ class Inside(asyncio.Protocol):
         elif self._inflow is not None:
             self._inflow.receive(data)
         else:
-            self._answered(self._head + data)
+            self._handle_head(self._head + data)
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._inflow is not None:
@@ -232,7 +232,7 @@ class Inside(asyncio.Protocol):
         if self._transport is not None:
             self._transport.close()
 
-    def _answered(self, head: bytes) -> None:
+    def _handle_head(self, head: bytes) -> None:
         self._head = head
         if b"\r\n\r\n" not in head:
             if len(head) > SILENT_LIMIT:
@@ -246,10 +246,10 @@ class Inside(asyncio.Protocol):
             return
         assert self._transport is not None
         self._refusal = Reply("GET")
-        self._inflow = Inflow(self._transport, self._refused, slice_bytes=SLICE_BYTES)
+        self._inflow = Inflow(self._transport, self._collect_refusal, slice_bytes=SLICE_BYTES)
         self._inflow.receive(head)
 
-    def _refused(self, data: bytes) -> int:
+    def _collect_refusal(self, data: bytes) -> int:
         """Collect the response that refuses the upgrade, within limits, and forward it as the last one. Return the
         number of parts."""
         reply = self._refusal
@@ -270,7 +270,7 @@ class Inside(asyncio.Protocol):
     def _pass_refusal(self, reply: Reply) -> None:
         self._head, self._refusal = None, None
         if reply.head is not None:
-            self._client.answer(reply.head.status, end_to_end(reply.head.headers), reply.take()[:SILENT_LIMIT])
+            self._client.respond(reply.head.status, end_to_end(reply.head.headers), reply.take()[:SILENT_LIMIT])
         self.close()
 
 

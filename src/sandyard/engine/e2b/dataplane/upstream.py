@@ -9,7 +9,7 @@ import asyncio
 import socket
 from typing import cast
 
-from sandyard.engine.e2b.dataplane.entering import enter
+from sandyard.engine.e2b.dataplane.connection import open_connection
 from sandyard.engine.e2b.dataplane.reply import BadReplyError, BrokenUpstreamError, Head, Reply, UpstreamError
 from sandyard.kit.pacing import Inflow
 from sandyard.kit.server import SLICE_BYTES
@@ -39,9 +39,9 @@ class Upstream(asyncio.Protocol):
 
     @classmethod
     async def open(cls, sock: socket.socket, secure: str | None = None) -> Upstream:
-        """Take over a connected socket, as `enter` does."""
+        """Take over a connected socket, as `open_connection` does."""
         loop = asyncio.get_running_loop()
-        return await enter(lambda: cls(loop), sock, secure)
+        return await open_connection(lambda: cls(loop), sock, secure)
 
     # the exchange
 
@@ -58,7 +58,7 @@ class Upstream(asyncio.Protocol):
             self._transport.write(data)
 
     def write_through(self) -> None:
-        """Until this exchange is finished, each write is a system call."""
+        """Make each write a system call until this exchange is finished."""
         if self._transport is not None:
             self._transport.set_write_buffer_limits(high=0)
 

@@ -37,7 +37,7 @@ class Downloads:
         fd = self._open(path)
         try:
             whole = not any(name in request.headers for name in _CONDITIONS)
-            coding = encoding.preferred(request.headers, whole=whole)
+            coding = encoding.choose_encoding(request.headers, whole=whole)
             headers = {
                 "Content-Disposition": _disposition(posixpath.basename(path)),
                 "Vary": "Accept-Encoding",

@@ -59,7 +59,7 @@ class Gunzip:
         return bool(count)
 
 
-def decoded(body: Body, headers: Mapping[str, str]) -> Source:
+def decode_body(body: Body, headers: Mapping[str, str]) -> Source:
     """Return the decoded body. Raises HttpError 400 for an unknown encoding."""
     header = headers.get("content-encoding", "")
     coding = header.partition(";")[0].strip().lower()
@@ -71,7 +71,7 @@ def decoded(body: Body, headers: Mapping[str, str]) -> Source:
     raise HttpError(400, f"error decompressing request body: {reason}")
 
 
-def preferred(headers: Mapping[str, str], *, whole: bool = True) -> str:
+def choose_encoding(headers: Mapping[str, str], *, whole: bool = True) -> str:
     """Return the encoding of a response: gzip only for a whole file, and only for a client that accepts nothing else or
     prefers it to none. Others list it because their library supports it, and would only wait longer for their file.
     Raises HttpError 406 if no encoding is acceptable."""

@@ -39,9 +39,9 @@ def describe_status(sandbox: Sandbox, path: str, status: os.stat_result) -> dict
         else:
             kind, bits = _kind(followed), followed & 0o777
     entry: dict[str, Any] = {
-        "name": protojson.printable(posixpath.basename(path.rstrip("/")) or "/"),
+        "name": protojson.make_printable(posixpath.basename(path.rstrip("/")) or "/"),
         "type": kind,
-        "path": protojson.printable(path),
+        "path": protojson.make_printable(path),
         "size": str(status.st_size or (_DIRECTORY_SIZE if kind == _DIRECTORY else 0)),
         "mode": bits,
         "permissions": permissions(mode),
@@ -50,7 +50,7 @@ def describe_status(sandbox: Sandbox, path: str, status: os.stat_result) -> dict
         "modifiedTime": protojson.timestamp(status.st_mtime_ns),
     }
     if target is not None:
-        entry["symlinkTarget"] = protojson.printable(target)
+        entry["symlinkTarget"] = protojson.make_printable(target)
         entry["isSymlink"] = True
     if kind in (_FILE, _DIRECTORY):
         stored = metadata.read(host)

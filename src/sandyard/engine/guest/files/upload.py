@@ -27,7 +27,7 @@ class Uploads:
 
     async def post(self, exchange: Exchange) -> None:
         request = exchange.request
-        source = encoding.decoded(request.body, request.headers)
+        source = encoding.decode_body(request.body, request.headers)
         user = self._sandbox.file_user(request.query("username"))
         stored = metadata.from_headers(request.headers)
         content_type = request.headers.get("content-type", "")
@@ -46,7 +46,7 @@ class Uploads:
         else:
             expected = "expected multipart/form-data or application/octet-stream"
             raise HttpError(400, f"unsupported content type: {content_type}, {expected}")
-        await exchange.reply_json(200, [_printable(info) for info in files])
+        await exchange.reply_json(200, [_make_printable(info) for info in files])
 
     async def compose(self, exchange: Exchange) -> None:
         """Concatenate files into a new one, which appears complete or not at all, and remove them."""
@@ -78,7 +78,7 @@ class Uploads:
             with contextlib.suppress(OSError):
                 os.unlink(source)
         info = {"path": destination, "name": posixpath.basename(destination), "type": "file"}
-        await exchange.reply_json(200, _printable(info))
+        await exchange.reply_json(200, _make_printable(info))
 
     def _resolve(self, path: str, user: User) -> str:
         try:
@@ -165,5 +165,5 @@ async def _append(sandbox: Sandbox, source: str, target: Target) -> None:
         os.close(fd)
 
 
-def _printable(info: dict[str, Any]) -> dict[str, Any]:
-    return {key: protojson.printable(value) if isinstance(value, str) else value for key, value in info.items()}
+def _make_printable(info: dict[str, Any]) -> dict[str, Any]:
+    return {key: protojson.make_printable(value) if isinstance(value, str) else value for key, value in info.items()}

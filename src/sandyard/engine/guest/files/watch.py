@@ -161,7 +161,7 @@ class Watch:
                     kernel.inotify_rm_watch(self._fd, watch)
 
     def _tell(self, path: str, kind: str) -> None:
-        event: Event = {"name": protojson.printable(path), "type": kind}
+        event: Event = {"name": protojson.make_printable(path), "type": kind}
         if self._include_entry and kind in _WITH_ENTRY:
             full = self._path if path == "." else f"{self._path}/{path}"
             with contextlib.suppress(OSError):

@@ -37,9 +37,9 @@ class StartRequest:
 
     @classmethod
     def parse(cls, message: protojson.Message) -> StartRequest:
-        process = protojson.nested(message, "process") or {}
-        pty = protojson.nested(message, "pty")
-        size = (protojson.nested(pty, "size") or {}) if pty is not None else None
+        process = protojson.nested_message(message, "process") or {}
+        pty = protojson.nested_message(message, "pty")
+        size = (protojson.nested_message(pty, "size") or {}) if pty is not None else None
         command = protojson.text(process, "cmd")
         if not command:
             raise RpcError("invalid_argument", "the request has no command")
@@ -160,10 +160,10 @@ class Launcher:
             config=request.config(),
             tag=request.tag,
             budget=self._budget,
-            on_end=self._registry.ended,
+            on_end=self._registry.record_end,
         )
         self._registry.add(process)
-        self._waiter.expect(pid, process.exited)
+        self._waiter.expect(pid, process.set_exit_status)
         return process
 
 

@@ -23,7 +23,7 @@ Chunk = tuple[str, bytes]  # "stdout", "stderr" or "pty", and the data
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """How a process ended, in the words of Go's os.ProcessState, as envd reports it."""
+    """The end of a process, in the format of Go's os.ProcessState, as envd reports it."""
 
     exit_code: int
     exited: bool
@@ -74,7 +74,7 @@ class Reader:
         chunk = self.chunks.popleft()
         before, self.size = self.size, self.size - len(chunk[1]) - _OVERHEAD
         if before > LOW_WATER >= self.size:
-            self._output.relieved()
+            self._output.notify_room()
         return chunk
 
     def give_back(self, chunks: list[Chunk]) -> None:
@@ -142,14 +142,14 @@ class Output:
             for chunk in reader.chunks:
                 self._keep(chunk)
         reader.chunks = deque()
-        self.relieved()
+        self.notify_room()
 
     def drop(self) -> None:
         """Drop the kept output."""
         self._backlog.clear()
         self._count(-self._backlog_size)
 
-    def relieved(self) -> None:
+    def notify_room(self) -> None:
         if not self.congested:
             self._on_room()
 

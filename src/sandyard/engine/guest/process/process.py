@@ -95,7 +95,7 @@ class Process:
             size = struct.pack("HHHH", rows & 0xFFFF, columns & 0xFFFF, 0, 0)
             fcntl.ioctl(self.terminal.fd, termios.TIOCSWINSZ, size)
 
-    def exited(self, status: int) -> None:
+    def set_exit_status(self, status: int) -> None:
         """Set the wait status. Call it when the process has been waited for."""
         self._status = status
         if self._deadline is not None:
@@ -158,9 +158,9 @@ class Process:
             self._finish(self._status)
         elif self._linger is None:
             self._read_since_exit = 0
-            self._linger = self._loop.call_later(LINGER_QUIET, self._lingered, self._status, 0, LINGER_QUIET)
+            self._linger = self._loop.call_later(LINGER_QUIET, self._check_lingering, self._status, 0, LINGER_QUIET)
 
-    def _lingered(self, status: int, seen: int, elapsed: float) -> None:
+    def _check_lingering(self, status: int, seen: int, elapsed: float) -> None:
         if self.output.end is not None:
             return
         quiet = self._read_since_exit == seen and not self._paused
@@ -168,7 +168,7 @@ class Process:
             self._finish(status)
             return
         args = (status, self._read_since_exit, elapsed + LINGER_QUIET)
-        self._linger = self._loop.call_later(LINGER_QUIET, self._lingered, *args)
+        self._linger = self._loop.call_later(LINGER_QUIET, self._check_lingering, *args)
 
     def _drain(self) -> None:
         """Read what the ended process itself has written: at most what a pipe holds."""

@@ -42,7 +42,7 @@ class Registry:
                 self._forget(pid)
         self._live[process.pid] = process
 
-    def ended(self, process: Process) -> None:
+    def record_end(self, process: Process) -> None:
         """Keep the end and the unread output for a late `Connect`."""
         if self._live.get(process.pid) is not process:
             return
@@ -54,7 +54,7 @@ class Registry:
             self._sweeping = True
             self._loop.call_later(KEEP_SEEN, self._sweep)
 
-    def seen(self, pid: int, output: Output) -> None:
+    def mark_seen(self, pid: int, output: Output) -> None:
         """Remove an end that a client has received."""
         ended = self._ended.get(pid)
         if ended is not None and ended.output is output:
@@ -66,7 +66,7 @@ class Registry:
 
     def find(self, message: protojson.Message) -> Process:
         """Return the running process that a request selects by pid or tag."""
-        selector = protojson.nested(message, "process") or {}
+        selector = protojson.nested_message(message, "process") or {}
         if protojson.value(selector, "pid") is not None:
             pid = protojson.uint32(selector, "pid")
             process = self._live.get(pid)
@@ -86,7 +86,7 @@ class Registry:
         try:
             return self.find(message)
         except RpcError as error:
-            selector = protojson.nested(message, "process") or {}
+            selector = protojson.nested_message(message, "process") or {}
             pid, tag = protojson.value(selector, "pid"), protojson.value(selector, "tag")
             for ended in self._ended.values():
                 if str(ended.pid) == str(pid) or (pid is None and tag is not None and ended.tag == tag):

@@ -79,13 +79,13 @@ class ProcessService:
                     if end is not None:
                         events.append(envelope(protojson.render({"event": {"end": end.render()}})))
                         await stream.end(b"".join(events))
-                        self._registry.seen(pid, output)
+                        self._registry.mark_seen(pid, output)
                         return
                     if events:
                         await stream.send(b"".join(events))
                 except PeerGoneError as gone:
                     if not exchange.receipts:
-                        reader.give_back(_undelivered(chunks, events, gone.sent))
+                        reader.give_back(_list_undelivered(chunks, events, gone.sent))
                     raise
                 if not events:
                     await stream.wait()
@@ -109,11 +109,11 @@ class ProcessService:
 
     async def update(self, _request: Request, message: Message) -> Message:
         process = self._registry.find(message)
-        pty = protojson.nested(message, "pty")
+        pty = protojson.nested_message(message, "pty")
         if pty is not None:
             if process.terminal is None or process.terminal.closed:
                 raise RpcError("internal", "error resizing tty: tty not assigned to process")
-            size = protojson.nested(pty, "size") or {}
+            size = protojson.nested_message(pty, "size") or {}
             process.resize(protojson.uint32(size, "cols"), protojson.uint32(size, "rows"))
         return {}
 
@@ -121,7 +121,7 @@ class ProcessService:
         process = self._registry.find(message)
         try:
             async with asyncio.timeout(connect.timeout(request)):
-                await _write(process, protojson.nested(message, "input") or {})
+                await _write(process, protojson.nested_message(message, "input") or {})
         except TimeoutError:
             raise RpcError("deadline_exceeded", "the process has not read its input in time") from None
         return {}
@@ -163,14 +163,14 @@ class ProcessService:
         try:
             async with asyncio.timeout(connect.timeout(exchange.request)):
                 async for message in connect.messages(exchange.request):
-                    start, data = protojson.nested(message, "start"), protojson.nested(message, "data")
+                    start, data = protojson.nested_message(message, "start"), protojson.nested_message(message, "data")
                     if start is not None:
                         process = self._registry.find(start)
                     elif data is not None:
                         if process is None:
                             raise RpcError("invalid_argument", "input arrived before its process was selected")
-                        await _write(process, protojson.nested(data, "input") or {})
-                    elif protojson.nested(message, "keepalive") is None:
+                        await _write(process, protojson.nested_message(data, "input") or {})
+                    elif protojson.nested_message(message, "keepalive") is None:
                         raise RpcError("unimplemented", "invalid event type")
         except TimeoutError:
             raise RpcError("deadline_exceeded", "context deadline exceeded") from None
@@ -201,7 +201,7 @@ def _render(chunk: Chunk) -> bytes:
     return envelope(b'{"event":{"data":{"%b":"%b"}}}' % (kind.encode(), binascii.b2a_base64(data, newline=False)))
 
 
-def _undelivered(chunks: list[Chunk], events: list[bytes], sent: int) -> list[Chunk]:
+def _list_undelivered(chunks: list[Chunk], events: list[bytes], sent: int) -> list[Chunk]:
     """Return the chunks whose events were not completely accepted by the kernel."""
     end = _CHUNK_HEADER
     for index, _chunk in enumerate(chunks):

@@ -99,7 +99,7 @@ class Spawner:
         switched = self._switch_user and user.uid != 0
         try:
             if switched:
-                self._become(user)
+                self._become_user(user)
             _enter(program.cwd)
             pid = self._exec(program, actions)
         except OSError as error:
@@ -116,7 +116,7 @@ class Spawner:
                 file.write(self._oom_score)
         return pid
 
-    def _become(self, user: User) -> None:
+    def _become_user(self, user: User) -> None:
         os.setgroups(user.groups)
         os.setresgid(user.gid, user.gid, 0)
         os.setresuid(user.uid, user.uid, 0)
@@ -183,15 +183,15 @@ def _candidates(program: Program) -> Iterator[str]:
 
 def _ignored_signals() -> list[int]:
     """Return the signals to reset to their defaults for a program. Two belong to the C library and cannot be changed."""
-    mask = int(_own("status").partition(b"SigIgn:")[2].split()[0], 16)
+    mask = int(_read_own_file("status").partition(b"SigIgn:")[2].split()[0], 16)
     return [number for number in range(1, 65) if mask >> (number - 1) & 1 and number not in (32, 33)]
 
 
 def _own_oom_score() -> int:
-    return int(_own("oom_score_adj"))
+    return int(_read_own_file("oom_score_adj"))
 
 
-def _own(name: str) -> bytes:
+def _read_own_file(name: str) -> bytes:
     """Read a file about this process. Avoids Python's file objects, which would use more memory than anything else in
     an idle agent."""
     fd = os.open(f"/proc/self/{name}", os.O_RDONLY | os.O_CLOEXEC)

@@ -39,7 +39,7 @@ class RpcError(Exception):
         self.message = message
 
     def render(self) -> dict[str, str]:
-        return {"code": self.code, "message": protojson.printable(self.message)}
+        return {"code": self.code, "message": protojson.make_printable(self.message)}
 
 
 def envelope(payload: bytes, flags: int = 0) -> bytes:
@@ -175,7 +175,7 @@ class ServerStream:
         if patience:
             # use the same time for both: a timer that fires slightly early would not fire again
             self._patient_until = self._loop.time() + patience
-            self._loop.call_at(self._patient_until, self._stir)
+            self._loop.call_at(self._patient_until, self._wake)
         else:
             await self.send(b"")
 
@@ -195,7 +195,7 @@ class ServerStream:
             await self._exchange.start(200, _STREAM_HEADERS, self._opening + envelopes, last=True)
         else:
             await self._exchange.write(envelopes, last=True)
-        await self._exchange.settle()
+        await self._exchange.wait_until_confirmed()
 
     def release(self) -> None:
         """Release the timers and the connection. Idempotent."""
@@ -209,7 +209,7 @@ class ServerStream:
 
     def wake(self) -> None:
         self._woken = True
-        self._stir()
+        self._wake()
 
     def check(self) -> None:
         """Raise PeerGoneError if the client has disconnected, and deadline_exceeded if its time is over."""
@@ -236,7 +236,7 @@ class ServerStream:
             finally:
                 self._waiter = None
 
-    def _stir(self) -> None:
+    def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
@@ -249,17 +249,17 @@ class ServerStream:
         now = self._loop.time() + 0.005
         if self._deadline is not None and now >= self._deadline:
             self._expired = True
-            self._stir()
+            self._wake()
             return
         if now >= self._last_sent + self._interval:
             self._due = True
             self._last_sent = now
-            self._stir()
+            self._wake()
         self._timer = self._loop.call_at(self._next_tick(), self._tick)
 
     def _hang_up(self) -> None:
         self._gone = True
-        self._stir()
+        self._wake()
 
 
 def _keepalive_interval(request: Request) -> float:

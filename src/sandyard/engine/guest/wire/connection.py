@@ -87,7 +87,7 @@ class Connection:
             self._buffer = self._buffer[self._position :] + data if self.buffered else data
             self._position = 0
             self._filled = len(data) >= _READ_AHEAD  # more is probably coming, in large pieces
-            await self._be_fair(len(data))
+            await self._yield_fairly(len(data))
             return bool(data)
 
     async def take_until(self, mark: bytes, limit: int, timeout: float) -> bytes | None:
@@ -117,7 +117,7 @@ class Connection:
                 continue
             except OSError as error:
                 raise PeerGoneError from error
-            await self._be_fair(count)
+            await self._yield_fairly(count)
             return count
 
     def watch(self, on_gone: Callable[[], None], on_data: Callable[[], None] | None = None) -> None:
@@ -170,7 +170,7 @@ class Connection:
                 raise PeerGoneError(sent) from error
             if sent >= size:
                 break
-        await self._be_fair(size)
+        await self._yield_fairly(size)
 
     async def send_file(self, fd: int, offset: int, count: int) -> int:
         """Send `count` bytes of a file from the page cache. Return how many were sent: fewer if the file became shorter."""
@@ -187,7 +187,7 @@ class Connection:
                 break
             offset += sent
             left -= sent
-            await self._be_fair(sent)
+            await self._yield_fairly(sent)
         return count - left
 
     def send_with_fd(self, data: bytes, fd: int) -> None:
@@ -233,7 +233,7 @@ class Connection:
             else:
                 loop.remove_writer(self.fd)
 
-    async def _be_fair(self, moved: int) -> None:
+    async def _yield_fairly(self, moved: int) -> None:
         self._share += moved
         if self._share >= _FAIR_SHARE:
             self._share = 0

@@ -282,12 +282,12 @@ class Exchange:
         self.sent = len(first)
         more = {RECEIPTS: "1"} if self.receipts else {}
         head = self.head(status, {**headers, **more, "Transfer-Encoding": "chunked"})
-        await self.conn.send(head + _piece(first, last=last))
+        await self.conn.send(head + _encode_chunk(first, last=last))
 
     async def write(self, data: bytes, *, last: bool = False) -> None:
         """Send one more piece, and with `last` the end."""
         self.sent += len(data)
-        await self.conn.send(_piece(data, last=last))
+        await self.conn.send(_encode_chunk(data, last=last))
 
     @property
     def receipts(self) -> bool:
@@ -306,7 +306,7 @@ class Exchange:
             self.conn.read_what_came()
             self.take_receipts()
 
-    async def settle(self) -> None:
+    async def wait_until_confirmed(self) -> None:
         """Return when everything sent is confirmed. Raises PeerGoneError if it cannot be."""
         while self.receipts and self.confirmed < self.sent:
             self.take_receipts()
@@ -314,6 +314,6 @@ class Exchange:
                 raise PeerGoneError
 
 
-def _piece(data: bytes, *, last: bool) -> bytes:
+def _encode_chunk(data: bytes, *, last: bool) -> bytes:
     piece = b"%x\r\n%b\r\n" % (len(data), data) if data else b""
     return piece + b"0\r\n\r\n" if last else piece

@@ -79,7 +79,7 @@ def uint32(message: Message, name: str) -> int:
     return found
 
 
-def nested(message: Message, name: str) -> Message | None:
+def nested_message(message: Message, name: str) -> Message | None:
     found = value(message, name)
     if found is not None and not isinstance(found, dict):
         raise FieldError(f"field {name}: not an object")
@@ -131,7 +131,7 @@ def timestamp(nanoseconds: int) -> str:
     return f"{whole}.{digits}Z"
 
 
-def printable(name: str) -> str:
+def make_printable(name: str) -> str:
     """Return a file name that JSON can contain: bytes that are not UTF-8 become U+FFFD."""
     try:
         name.encode()

@@ -17,7 +17,7 @@ MODULE = "PIL.Image"
 def install() -> None:
     """Install the hook, which runs when the user imports Pillow."""
     if MODULE in sys.modules:
-        _teach(sys.modules[MODULE])
+        _extend_image(sys.modules[MODULE])
     elif not any(isinstance(finder, _Watch) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Watch())
 
@@ -37,13 +37,13 @@ class _Watch(importlib.abc.MetaPathFinder):
 
             def load_and_teach(module: ModuleType) -> None:
                 load(module)
-                _teach(module)
+                _extend_image(module)
 
             spec.loader.exec_module = load_and_teach  # type: ignore[method-assign]
         return spec
 
 
-def _teach(module: Any) -> None:
+def _extend_image(module: Any) -> None:
     from IPython.display import display  # noqa: PLC0415
 
     image = module.Image

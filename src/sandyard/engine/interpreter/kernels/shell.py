@@ -19,21 +19,21 @@ class ShellKernel(BashKernel):  # type: ignore[misc]
 
     async def execute_request(self, stream: Any, ident: Any, parent: dict[str, Any]) -> None:
         wishes = (parent.get("metadata") or {}).get(KEY) or {}
-        stay, once, back = (_sayable(wishes.get(name)) for name in ("env", "env_once", "env_back"))
-        self._quietly(_exports({**stay, **back}))
-        self._quietly("\n".join(map(_set_aside, once)))
-        self._quietly(_exports(once))
+        stay, once, back = (_filter_names(wishes.get(name)) for name in ("env", "env_once", "env_back"))
+        self._run_quietly(_exports({**stay, **back}))
+        self._run_quietly("\n".join(map(_set_aside, once)))
+        self._run_quietly(_exports(once))
         try:
             await super().execute_request(stream, ident, parent)
         finally:
-            self._quietly("\n".join(map(_take_back, once)))
+            self._run_quietly("\n".join(map(_take_back, once)))
 
-    def _quietly(self, commands: str) -> None:
+    def _run_quietly(self, commands: str) -> None:
         if commands:
             self.bashwrapper.run_command(commands, timeout=10)
 
 
-def _sayable(variables: Mapping[str, str] | None) -> dict[str, str]:
+def _filter_names(variables: Mapping[str, str] | None) -> dict[str, str]:
     """Return the variables whose names are valid in a shell."""
     return {name: value for name, value in (variables or {}).items() if _NAME.fullmatch(name)}
 

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sandyard.kit.errors import NotFoundError, SandyardError
 from sandyard.kit.ids import random_id
-from sandyard.kit.logging import bound, get_logger
+from sandyard.kit.logging import bind_fields, get_logger
 from sandyard.kit.server import mark_authenticated
 from sandyard.platform.api.guard import host_name
 from sandyard.platform.api.previewing import pages
@@ -48,7 +48,7 @@ class Previewing:
         if self._addresses is not None and scope["type"] in ("http", "websocket"):
             host = host_name(Headers(scope=scope).get("host", ""))
             if self._addresses.below(host):
-                with bound(request=random_id("req_"), host=host):
+                with bind_fields(request=random_id("req_"), host=host):
                     await _Visit(self._services.previews, self._addresses, scope, receive, send).answer(host)
                 return
         await self._app(scope, receive, send)

@@ -17,7 +17,7 @@ from githubkit.exception import GitHubException, RequestError, RequestFailed, Re
 from sandyard.kit import bounded_json
 from sandyard.kit.clock import Clock
 from sandyard.kit.destinations import Destinations, PrivateAddressError
-from sandyard.kit.guarded_http import GuardedTransport
+from sandyard.kit.http_clients import GuardedTransport
 from sandyard.kit.logging import get_logger
 from sandyard.kit.paced_http import limit_responses
 from sandyard.kit.pacing import take_turn

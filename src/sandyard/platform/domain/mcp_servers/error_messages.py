@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import httpx
 
-from sandyard.kit.connection_faults import describe_unreachable
 from sandyard.kit.errors import SandyardError
+from sandyard.kit.http_clients import describe_unreachable
 from sandyard.platform.domain.models.redaction import Redactor
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import httpx
 
 from sandyard.kit.destinations import Destinations
-from sandyard.kit.guarded_http import GuardedTransport
-from sandyard.kit.shared_http import open_shared_client
+from sandyard.kit.http_clients import GuardedTransport, open_shared_client
 from sandyard.platform.domain.models import addresses
 
 CONNECT_S, WRITE_S = 15.0, 120.0

@@ -8,8 +8,8 @@ from enum import StrEnum
 from typing import Any
 
 from sandyard.kit import bounded_json
-from sandyard.kit.connection_faults import describe_unreachable
 from sandyard.kit.errors import ConflictError
+from sandyard.kit.http_clients import describe_unreachable
 from sandyard.platform.domain.models.presets import all_presets, preset_at
 from sandyard.platform.domain.models.redaction import Redactor
 

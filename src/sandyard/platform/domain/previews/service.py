@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from sandyard.kit.clock import Clock
-from sandyard.kit.cookies import discard_cookies
+from sandyard.kit.http_clients import discard_cookies
 from sandyard.kit.listen import is_loopback
 from sandyard.kit.paced_http import limit_responses
 from sandyard.kit.vault import Vault

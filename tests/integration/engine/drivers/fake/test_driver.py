@@ -107,10 +107,10 @@ async def test_orphans_belong_to_their_sandbox(driver: FakeDriver) -> None:
     await start(driver, handle, "(setsid sleep 1000 & echo $! > /tmp/unused; setsid sleep 1001 &) ; exec sleep 1002")
     agent = driver._agents["ione"]
     for _ in range(200):
-        if len(processes.family(agent)) >= 4:
+        if len(processes.list_process_tree(agent)) >= 4:
             break
         await asyncio.sleep(0.01)
-    members = [process.pid for process in processes.family(agent)]
+    members = [process.pid for process in processes.list_process_tree(agent)]
     assert len(members) == 4
     await driver.kill(handle)
     assert not any((found := processes.look(pid)) and found.alive for pid in members)
@@ -165,12 +165,12 @@ async def test_fork(driver: FakeDriver) -> None:
 
 async def test_the_end_is_noticed(driver: FakeDriver) -> None:
     handle = await driver.create(spec("one"))
-    waiting = asyncio.create_task(driver.exited(handle))
+    waiting = asyncio.create_task(driver.wait_for_exit(handle))
     await asyncio.sleep(0)
     os.kill(driver._agents["ione"], signal.SIGKILL)
     assert "exit code -9" in await asyncio.wait_for(waiting, 30)
     assert await driver.condition(handle) is Condition.STOPPED
-    waiting = asyncio.create_task(driver.exited(await driver.create(spec("two"))))
+    waiting = asyncio.create_task(driver.wait_for_exit(await driver.create(spec("two"))))
     await asyncio.sleep(0)
     await driver.vanish("itwo")
     assert await asyncio.wait_for(waiting, 30) == "It vanished"
@@ -179,7 +179,7 @@ async def test_the_end_is_noticed(driver: FakeDriver) -> None:
 
 async def test_waiting_for_the_end_can_be_cancelled(driver: FakeDriver) -> None:
     handle = await driver.create(spec("one"))
-    waiting = asyncio.create_task(driver.exited(handle))
+    waiting = asyncio.create_task(driver.wait_for_exit(handle))
     await asyncio.sleep(0)
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
@@ -204,7 +204,7 @@ async def test_another_driver_object_goes_on(driver: FakeDriver, tmp_path: Path)
     await other.thaw(handles["froze"])
     assert {path.name for path in other._files.sandboxes.iterdir()} == {"irun", "ifroze", "istop"}
     assert {path.name for path in other._files.snapshots.iterdir()} == {"keep"}
-    ended = asyncio.create_task(other.exited(handles["run"]))
+    ended = asyncio.create_task(other.wait_for_exit(handles["run"]))
     await asyncio.sleep(0)
     os.kill(other._agents["irun"], signal.SIGKILL)
     assert "ended" in await asyncio.wait_for(ended, 30)
@@ -244,20 +244,20 @@ async def test_what_is_not_there(driver: FakeDriver) -> None:
 
 async def test_faults(driver: FakeDriver) -> None:
     handle = await driver.create(spec("one"))
-    driver.faults.broken("freeze", FullError("no room"))
+    driver.faults.make_fail("freeze", FullError("no room"))
     with pytest.raises(FullError, match="no room"):
         await driver.freeze(handle)
     assert await driver.condition(handle) is Condition.RUNNING
-    driver.faults.broken("freeze", FullError("no room"), When.AFTER)
+    driver.faults.make_fail("freeze", FullError("no room"), When.AFTER)
     driver.faults.heal()
-    driver.faults.stuck("freeze")
+    driver.faults.make_stuck("freeze")
     stuck = asyncio.create_task(driver.freeze(handle))
-    await asyncio.wait_for(driver.faults.met("freeze"), 30)
+    await asyncio.wait_for(driver.faults.wait_until_hit("freeze"), 30)
     assert await driver.condition(handle) is Condition.RUNNING and not stuck.done()
     driver.faults.heal()
     await asyncio.wait_for(stuck, 30)
     assert await driver.condition(handle) is Condition.FROZEN
-    driver.faults.slow("thaw", 0.01)
+    driver.faults.make_slow("thaw", 0.01)
     await driver.thaw(handle)
 
 

@@ -28,7 +28,7 @@ async def store(tmp_path: Path) -> AsyncIterator[CowStore]:
     async with asyncio.timeout(
         30
     ):  # a sandbox that starts at this moment has the mount too, until it has left its old root
-        while image.attached(tmp_path / "store.img") is not None:
+        while image.find_loop_device(tmp_path / "store.img") is not None:
             await asyncio.sleep(0.05)
 
 
@@ -54,7 +54,7 @@ def _upper(store: CowStore, sandbox: str) -> Path:
 async def test_an_image_has_all_its_blocks_and_begins_small(store: CowStore) -> None:
     file = store.path.parent / "store.img"
     assert image.SMALLEST <= file.stat().st_size <= image.SMALLEST + (11 << 30)
-    assert not image.unreserved(file)
+    assert not image.unreserved_bytes(file)
     assert store.limits == {"disk"}
 
 
@@ -67,10 +67,10 @@ async def test_an_image_grows_and_shrinks_with_all_its_blocks(store: CowStore) -
     before = file.stat().st_size
     image.grow(file, store.path, 1 << 30)
     assert _size(store.path) == file.stat().st_size == before + (1 << 30)
-    assert not image.unreserved(file)
+    assert not image.unreserved_bytes(file)
     image.shrink(file, store.path, image.SMALLEST)
     assert _size(store.path) == file.stat().st_size == image.SMALLEST
-    assert not image.unreserved(file)
+    assert not image.unreserved_bytes(file)
     assert (_upper(store, "one") / "file").read_text() == "kept"
 
 
@@ -81,7 +81,7 @@ async def test_what_is_deleted_stays_reserved(store: CowStore) -> None:
     await store.remove("one")
     await store.flush()
     subprocess.run(["fstrim", str(store.path)], check=False, capture_output=True)
-    assert not image.unreserved(store.path.parent / "store.img")
+    assert not image.unreserved_bytes(store.path.parent / "store.img")
 
 
 async def test_an_image_of_an_earlier_version_becomes_a_reserved_one(tmp_path: Path) -> None:
@@ -92,13 +92,13 @@ async def test_an_image_of_an_earlier_version_becomes_a_reserved_one(tmp_path: P
     await first.close(unmount=True)
     os.truncate(tmp_path / "store.img", 20 << 30)
     image.mount(tmp_path / "store.img", tmp_path / "store")
-    image.fit(tmp_path / "store.img", tmp_path / "store")
+    image.resize_to_file(tmp_path / "store.img", tmp_path / "store")
     assert _size(tmp_path / "store") == 20 << 30
     kernel.unmount(str(tmp_path / "store"))
     second = await _open(tmp_path)
     try:
         assert _size(tmp_path / "store") == (tmp_path / "store.img").stat().st_size < 5 << 30
-        assert not image.unreserved(tmp_path / "store.img")
+        assert not image.unreserved_bytes(tmp_path / "store.img")
         assert (_upper(second, "one") / "file").read_text() == "kept"
     finally:
         await second.close(unmount=True)
@@ -112,11 +112,11 @@ async def test_an_image_that_lacks_blocks_leaves_the_disk_its_reserve(
     await store._guard.stop()
     before = guard.survey(store.path, file).free
     os.truncate(file, file.stat().st_size + (1 << 30))
-    image.fit(file, store.path)
+    image.resize_to_file(file, store.path)
     monkeypatch.setattr(image, "reserve", lambda _: 1 << 60)
     with pytest.raises(OSError, match="No space left"):
         image.reserve_all(file)
-    assert image.unreserved(file) > (1 << 30) - (1 << 20), "nothing was taken"
+    assert image.unreserved_bytes(file) > (1 << 30) - (1 << 20), "nothing was taken"
     assert guard.survey(store.path, file).free < before + (1 << 20), "what has no blocks can't be counted on"
     store._guard._adjust()
 
@@ -130,7 +130,7 @@ async def test_a_store_grows_ahead_of_what_is_written(store: CowStore) -> None:
     async with asyncio.timeout(20):
         while _size(store.path) <= before:
             await asyncio.sleep(0.1)
-    assert not image.unreserved(store.path.parent / "store.img")
+    assert not image.unreserved_bytes(store.path.parent / "store.img")
 
 
 async def test_copies_are_independent(store: CowStore) -> None:
@@ -207,22 +207,22 @@ async def test_the_store_is_found_again(tmp_path: Path) -> None:
     await second.close(unmount=False)
     third = await _open(tmp_path)
     await third.close(unmount=False)
-    device = image.attached(tmp_path / "store.img")
+    device = image.find_loop_device(tmp_path / "store.img")
     held = os.open(tmp_path / "store/sandboxes", os.O_RDONLY)
     try:
         kernel.unmount(str(tmp_path / "store"), kernel.MNT_DETACH)
         fourth = await _open(tmp_path)
-        assert image.attached(tmp_path / "store.img") == device
+        assert image.find_loop_device(tmp_path / "store.img") == device
         assert (_upper(fourth, "one") / "file").read_text() == "kept"
     finally:
         os.close(held)
     await fourth.sweep((), ())
     await fourth.close(unmount=True)
     for _ in range(100):
-        if image.attached(tmp_path / "store.img") is None:
+        if image.find_loop_device(tmp_path / "store.img") is None:
             break
         await asyncio.sleep(0.05)
-    assert image.attached(tmp_path / "store.img") is None
+    assert image.find_loop_device(tmp_path / "store.img") is None
 
 
 async def test_a_broken_image_is_not_touched(tmp_path: Path) -> None:

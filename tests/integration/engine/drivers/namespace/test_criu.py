@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from sandyard.engine.drivers.namespace.criu import probe, scan
-from sandyard.engine.drivers.namespace.criu.checkpoint import Criu, Frozen, Place, _explain
+from sandyard.engine.drivers.namespace.criu.checkpoint import Criu, Frozen, RestoreTarget, _explain
 from sandyard.kit.errors import NoSpaceError, UnsupportedError
 
 # What runs as the agent: a child that counts in shared memory, a thread, a deleted file, a pipe with something in it.
@@ -102,7 +102,7 @@ class Sandbox:
     async def restore(self) -> None:
         holder = await probe.start(self.folder, "hold", self.freezer)
         try:
-            place = Place(holder, self.folder / "stage/root", (self.freezer,), self.socket)
+            place = RestoreTarget(holder, self.folder / "stage/root", (self.freezer,), self.socket)
             self.pid = await self.criu.restore(self.images, place)
         finally:
             os.kill(holder, signal.SIGKILL)

@@ -22,7 +22,7 @@ def parent() -> Iterator[subprocess.Popen[bytes]]:
     assert process.stdout is not None
     process.stdout.readline()
     yield process
-    for pid in processes.family(process.pid):
+    for pid in processes.list_process_tree(process.pid):
         os.kill(pid, signal.SIGKILL)
     process.wait()
     process.stdout.close()
@@ -46,14 +46,14 @@ def test_a_zombie_is_no_process() -> None:
 
 
 async def test_a_family_is_stopped_and_goes_on(parent: subprocess.Popen[bytes]) -> None:
-    assert len(processes.family(parent.pid)) == 2
+    assert len(processes.list_process_tree(parent.pid)) == 2
     await processes.stop_all(parent.pid)
-    assert processes.stopped(parent.pid)
-    assert set(processes.family(parent.pid).values()) == {"T"}
+    assert processes.is_stopped(parent.pid)
+    assert set(processes.list_process_tree(parent.pid).values()) == {"T"}
     await processes.stop_all(parent.pid)
     processes.continue_all(parent.pid)
     async with asyncio.timeout(10):
-        while "T" in processes.family(parent.pid).values():
+        while "T" in processes.list_process_tree(parent.pid).values():
             await asyncio.sleep(0.01)
 
 
@@ -65,4 +65,4 @@ def test_usage_counts_the_whole_family(parent: subprocess.Popen[bytes]) -> None:
 
 
 def test_processes_are_found_by_their_title() -> None:
-    assert os.getpid() not in set(processes.titled("sandyard nobody"))
+    assert os.getpid() not in set(processes.find_by_title("sandyard nobody"))

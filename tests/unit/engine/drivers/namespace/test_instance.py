@@ -64,7 +64,7 @@ def test_a_copy_of_a_data_directory_is_somebody_else(tmp_path: Path) -> None:
     assert copy.cgroups == {}
     assert _load(tmp_path, "one") == first
     assert _load(tmp_path, "copy") == copy, "as long as it was not taken over"
-    taken = instances.taken_over(tmp_path / "copy", copy)
+    taken = instances.mark_adopted(tmp_path / "copy", copy)
     assert taken == replace(copy, is_copy=False)
     assert _load(tmp_path, "copy") == taken, "a copy only once"
 

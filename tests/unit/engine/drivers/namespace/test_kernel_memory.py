@@ -78,7 +78,7 @@ def test_sockets_that_hold_more_than_is_charged(monkeypatch: pytest.MonkeyPatch)
             raise ProcessLookupError
         yield from amounts[pid]
 
-    monkeypatch.setattr(socket_memory, "held", held)
+    monkeypatch.setattr(socket_memory, "measure_sockets", held)
     sandboxes = {"within": 10, "beyond": 20, "uncounted": 30, "gone": 40, "over its limit": 50}
     found = kernel_memory.find_sockets(sandboxes, 10, lambda sandbox: charged.get(sandbox, within))
     assert found == [Excess("beyond", "sockets", 20), Excess("over its limit", "sockets", 15)]
@@ -104,7 +104,7 @@ def test_orphans_beyond_their_share(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_buffers_that_are_charged_while_they_are_read_are_no_excess(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = iter([SocketMemory(0, 2000), SocketMemory(1000, 2000)])
-    monkeypatch.setattr(socket_memory, "held", lambda _pid, _share: iter([1000]))
+    monkeypatch.setattr(socket_memory, "measure_sockets", lambda _pid, _share: iter([1000]))
     assert kernel_memory.find_sockets({"busy": 10}, 10, lambda _: next(answers)) == []
 
 

@@ -39,7 +39,7 @@ async def test_a_running_sandbox_is_copied(store: PlainStore) -> None:
     assert (_upper(store, "two") / "file").read_text() == "one"
     (layer,) = await store.snapshot("one", "snap", stopped=False)
     assert Path(layer, "file").read_text() == "changed"
-    assert store.below("one") == store.below("two") == ()
+    assert store.shared_layers("one") == store.shared_layers("two") == ()
 
 
 async def test_a_stopped_sandbox_is_shared(store: PlainStore) -> None:
@@ -48,8 +48,8 @@ async def test_a_stopped_sandbox_is_shared(store: PlainStore) -> None:
     inode = (_upper(store, "one") / "file").stat().st_ino
     await store.copy("one", "two", 0, stopped=True)
     assert list(_upper(store, "one").iterdir()) == list(_upper(store, "two").iterdir()) == []
-    (shared,) = store.below("one")
-    assert store.below("two") == (shared,)
+    (shared,) = store.shared_layers("one")
+    assert store.shared_layers("two") == (shared,)
     assert Path(shared, "file").stat().st_ino == inode
     layers = await store.snapshot("two", "snap", stopped=True)
     assert layers[1:] == (shared,)
@@ -72,7 +72,7 @@ async def test_a_crash_while_sharing_loses_nothing(store: PlainStore) -> None:
     assert store.has("one")
     await store.sweep({"one"}, set())
     assert _upper(store, "one").is_dir()
-    (shared,) = store.below("one")
+    (shared,) = store.shared_layers("one")
     assert Path(shared, "file").read_text() == "one"
 
 

@@ -12,7 +12,7 @@ def test_the_smallest_free_slot_is_taken() -> None:
     slots.give_back(2)
     slots.give_back(0)
     slots.give_back(0)
-    assert slots.upcoming(3) == [0, 2, 4]
+    assert slots.list_next(3) == [0, 2, 4]
     assert [slots.take() for _ in range(3)] == [0, 2, 4]
 
 
@@ -31,4 +31,4 @@ def test_a_claimed_slot_is_not_given_away() -> None:
 def test_what_comes_next_ends_with_the_range() -> None:
     slots = Slots(3)
     slots.take()
-    assert slots.upcoming(10) == [1, 2]
+    assert slots.list_next(10) == [1, 2]

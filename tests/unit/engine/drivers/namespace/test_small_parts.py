@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sandyard.engine.contract import HostRule, NetworkPolicy
-from sandyard.engine.drivers.namespace import base_layer, policies, suspend
+from sandyard.engine.drivers.namespace import base_layer, policies, suspender
 from sandyard.engine.drivers.namespace.capacity import Memory
 from sandyard.engine.drivers.namespace.errors import from_child, from_errno
 from sandyard.kit.errors import FullError, NoSpaceError, SandyardError
@@ -67,5 +67,5 @@ def test_errors_say_what_is_full() -> None:
 def test_memory_on_disk_keeps_its_whole_policy(tmp_path: Path) -> None:
     rules = (HostRule("api.test", (("authorization", "Bearer ${{ TOKEN }}"),)),)
     for policy in (NetworkPolicy(), NetworkPolicy(False, ("web.test",), ("10.0.0.0/8",), rules)):
-        suspend._save(tmp_path, policy)
-        assert suspend._load(tmp_path) == policy
+        suspender._save(tmp_path, policy)
+        assert suspender._load(tmp_path) == policy

@@ -84,7 +84,7 @@ def test_orphans_of_a_network_namespace_are_counted_and_ended() -> None:
     def in_a_namespace() -> tuple[int, int, list[bytes]]:
         new_network_namespace()
         with Netlink() as netlink:
-            netlink.request(links.up(links.LOOPBACK))
+            netlink.request(links.bring_up(links.LOOPBACK))
         thread = threading.get_native_id()
         with socket.create_server(("127.0.0.1", 0)) as server:
             client = socket.create_connection(server.getsockname())
@@ -110,5 +110,7 @@ def test_orphans_of_a_network_namespace_are_counted_and_ended() -> None:
 def test_sockets_of_this_network_namespace_are_seen() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
         client.send(bytes(10_000))
-        assert sum(socket_memory.held(os.getpid(), 0)) > 10_000, "it waits in a connection that nobody has accepted"
+        assert sum(socket_memory.measure_sockets(os.getpid(), 0)) > 10_000, (
+            "it waits in a connection that nobody has accepted"
+        )
         assert socket_memory.count_sockets(os.getpid()) >= 2

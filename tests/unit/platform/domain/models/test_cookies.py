@@ -7,9 +7,8 @@ from unittest import mock
 import httpx
 import pytest
 
-from sandyard.kit.cookies import discard_cookies
 from sandyard.kit.destinations import Destinations
-from sandyard.kit.guarded_http import GuardedTransport
+from sandyard.kit.http_clients import GuardedTransport, discard_cookies
 from sandyard.platform.db.models import ModelProvider
 from sandyard.platform.domain.models.gateway import Gateway
 from tests.unit.platform.domain.models import upstream as scripted

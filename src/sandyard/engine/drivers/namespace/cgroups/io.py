@@ -24,7 +24,7 @@ class IoLimits:
     write_bps: int = 0
 
 
-def weigh(group: Path, weight: int) -> None:
+def set_weight(group: Path, weight: int) -> None:
     """Set a group's weight, in every way its hierarchy supports."""
     for name in _WEIGHTS:
         with contextlib.suppress(OSError):

@@ -54,8 +54,8 @@ class SocketMemory:
 class Cgroups:
     def __init__(self, hierarchies: Sequence[Hierarchy]) -> None:
         self.hierarchies = tuple(hierarchies)
-        self._unified = self._named(UNIFIED)
-        self._freezer = self._serving("freezer")
+        self._unified = self._find_by_name(UNIFIED)
+        self._freezer = self._find_by_controller("freezer")
         self.limits = frozenset({"memory", "cpu", "pids"} & {c for h in hierarchies for c in h.controllers})
         self._known: dict[tuple[str, str], bool] = {}
         self.can_freeze = self._unified is not None or self._freezer is not None
@@ -66,23 +66,23 @@ class Cgroups:
         `disk` is `major:minor`."""
         for hierarchy in self.hierarchies:
             if hierarchy.controllers & {"io", "blkio"}:
-                io.weigh(hierarchy.root, limits.weight)
+                io.set_weight(hierarchy.root, limits.weight)
                 self._io[hierarchy.name] = list(io.files(hierarchy.version, limits, disk))
 
     def limit_processes(self, sysctl: Path = Path("/proc/sys/kernel")) -> None:
         """Limit the processes of all sandboxes together, so that the machine always has process ids and threads left
         for everything else."""
-        hierarchy = self._serving("pids")
+        hierarchy = self._find_by_controller("pids")
         if hierarchy is None:
             return
         most = min(int((sysctl / name).read_text()) for name in ("pid_max", "threads-max"))
         with contextlib.suppress(OSError):  # without root the engine's own group may belong to another user
             _write(hierarchy.root / "pids.max", str(most * 3 // 4))
 
-    def _named(self, name: str) -> Hierarchy | None:
+    def _find_by_name(self, name: str) -> Hierarchy | None:
         return next((h for h in self.hierarchies if h.name == name), None)
 
-    def _serving(self, controller: str) -> Hierarchy | None:
+    def _find_by_controller(self, controller: str) -> Hierarchy | None:
         return next((h for h in self.hierarchies if controller in h.controllers), None)
 
     @property
@@ -232,7 +232,7 @@ class Cgroups:
             elif self._freezer is not None:
                 _write(self._freezer.root / name / "freezer.state", "THAWED")
 
-    def frozen(self, name: str) -> bool:
+    def is_frozen(self, name: str) -> bool:
         """Return whether it was told to freeze, even if that is not complete yet."""
         with contextlib.suppress(OSError):
             if self._unified is not None:
@@ -244,7 +244,9 @@ class Cgroups:
     @property
     def accounts(self) -> bool:
         """Whether `usage` reports both CPU time and memory."""
-        return (self._unified is not None or self._serving("cpuacct") is not None) and "memory" in self.limits
+        return (
+            self._unified is not None or self._find_by_controller("cpuacct") is not None
+        ) and "memory" in self.limits
 
     # Accounting -------------------------------------------------------------------------------------------------------------
 
@@ -252,9 +254,9 @@ class Cgroups:
         cpu, memory, cache, kills = 0.0, 0, 0, 0
         if self._unified is not None:
             cpu = _table(self._unified.root / name / "cpu.stat").get("usage_usec", 0) / 1e6
-        elif (accounting := self._serving("cpuacct")) is not None:
+        elif (accounting := self._find_by_controller("cpuacct")) is not None:
             cpu = _number(accounting.root / name / "cpuacct.usage") / 1e9
-        hierarchy = self._serving("memory")
+        hierarchy = self._find_by_controller("memory")
         if hierarchy is not None and hierarchy.version == 2:
             group = hierarchy.root / name
             memory, cache = _number(group / "memory.current"), _table(group / "memory.stat").get("file", 0)
@@ -270,7 +272,7 @@ class Cgroups:
 
     def socket_memory(self, name: str) -> SocketMemory | None:
         """Return the socket memory, or None if memory is not accounted for."""
-        hierarchy = self._serving("memory")
+        hierarchy = self._find_by_controller("memory")
         if hierarchy is None:
             return None
         if hierarchy.version == 2:

@@ -24,7 +24,7 @@ import sandyard
 from sandyard.engine.drivers.namespace.criu.child import EXIT_REFUSED
 from sandyard.kit.errors import NoSpaceError, SandyardError, UnsupportedError
 from sandyard.kit.python import bare_python_command
-from sandyard.kit.tasks import uninterrupted
+from sandyard.kit.tasks import run_uninterrupted
 
 PRIVATE_CRIU = Path("/var/lib/sandyard/criu/criu")  # where scripts/get-criu installs it
 OLDEST = (4, 1)
@@ -61,8 +61,8 @@ class Frozen:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where a sandbox is restored: everything as for a boot, but without processes."""
+class RestoreTarget:
+    """The target of a restore: everything as for a boot, but without processes."""
 
     holder: int  # a process in the new mount, net, uts, ipc and cgroup namespaces; it may end once restore has returned
     root: Path  # where it sees the sandbox's root file system, with all mounts on it (proc may be missing)
@@ -107,7 +107,7 @@ class Criu:
         what in the sandbox can't be dumped, or NoSpaceError if the disk is full.
         """
         partial, library = images.with_name(images.name + _PARTIAL), images.parent / _LIBRARY
-        await uninterrupted(self._dump(sandbox, images, partial, library))
+        await run_uninterrupted(self._dump(sandbox, images, partial, library))
 
     async def _dump(self, sandbox: Frozen, images: Path, partial: Path, library: Path) -> None:
         request: dict[str, Any] = {"verb": "dump", "pid": sandbox.pid, "freezer": str(sandbox.freezer)}
@@ -120,7 +120,7 @@ class Criu:
         finally:
             await asyncio.to_thread(shutil.rmtree, partial, ignore_errors=True)
 
-    async def restore(self, images: Path, place: Place) -> int:
+    async def restore(self, images: Path, place: RestoreTarget) -> int:
         """Restore the processes, running, and return the host's pid of the agent. The images stay unchanged.
 
         The processes are no children of the engine and outlive it. UnsupportedError explains a failure; empty the
@@ -129,7 +129,7 @@ class Criu:
         request: dict[str, Any] = {"verb": "restore", "images": str(images), "library": str(images.parent / _LIBRARY)}
         request |= {"holder": place.holder, "root": str(place.root), "socket": str(place.socket)}
         request["cgroups"] = [str(folder) for folder in place.cgroups]
-        return int(await uninterrupted(self._child(request, "be restored", answer="pid")))
+        return int(await run_uninterrupted(self._child(request, "be restored", answer="pid")))
 
     async def _child(self, request: dict[str, Any], what: str, answer: str | None = None) -> str:
         command = bare_python(f"from {_CHILD} import main; main()")

@@ -159,10 +159,10 @@ def _copy_of_mounts(mounts: int, users: int) -> tuple[int, dict[str, str]]:
         try:
             kernel.setns(mounts, kernel.CLONE_NEWNS)
             kernel.setns(users, kernel.CLONE_NEWUSER)
-            limits = {kind: _knob(knobs, f"max_{kind}_namespaces") for kind in scan.NAMESPACES}
-            _knob(knobs, "max_mnt_namespaces", _SOME)
+            limits = {kind: _access_user_sysctl(knobs, f"max_{kind}_namespaces") for kind in scan.NAMESPACES}
+            _access_user_sysctl(knobs, "max_mnt_namespaces", _SOME)
             kernel.unshare(kernel.CLONE_NEWNS)
-            _knob(knobs, "max_mnt_namespaces", limits["mnt"])
+            _access_user_sysctl(knobs, "max_mnt_namespaces", limits["mnt"])
             os.write(tell, json.dumps(limits).encode())
             os.close(release)
             os.read(hold, 1)
@@ -181,7 +181,7 @@ def _copy_of_mounts(mounts: int, users: int) -> tuple[int, dict[str, str]]:
         os.waitpid(pid, 0)
 
 
-def _knob(folder: int, name: str, value: str = "") -> str:
+def _access_user_sysctl(folder: int, name: str, value: str = "") -> str:
     """Read or write a file of /proc/sys/user: its meaning depends on the user namespace of the process that opens it."""
     descriptor = os.open(name, os.O_RDWR if value else os.O_RDONLY, dir_fd=folder)
     try:
@@ -211,8 +211,8 @@ def restore(request: dict[str, Any]) -> NoReturn:
     for kind in ("uts", "ipc", "cgroup"):
         kernel.setns(namespaces[kind], _KINDS[kind])
     _private_mounts()
-    root, *places = _lay_out(namespaces["mnt"], request["root"], ["/", *facts["prepared"]], f"{work}/mounts")
-    places += [_blank(kind, f"{work}/mounts/blank{number}") for number, kind in enumerate(facts["blank"].values())]
+    root, *places = _copy_mounts(namespaces["mnt"], request["root"], ["/", *facts["prepared"]], f"{work}/mounts")
+    places += [_make_mask(kind, f"{work}/mounts/blank{number}") for number, kind in enumerate(facts["blank"].values())]
     arguments = ["restore", "--images-dir", str(images / "criu"), "--root", root, "--restore-detached"]
     arguments += ["--pidfile", "pid", "--action-script", f"{work}/mounts/limit", *_common(request)]
     _write_script(Path(work, "mounts/limit"), facts["limits"], images / USED)
@@ -274,7 +274,7 @@ def _listen(path: str) -> int:
     return listener.detach()
 
 
-def _blank(kind: str, place: str) -> str:
+def _make_mask(kind: str, place: str) -> str:
     """Return something that hides what is below it, on proc."""
     if kind == "device":
         return "/dev/null"
@@ -286,7 +286,7 @@ def _blank(kind: str, place: str) -> str:
     return place
 
 
-def _lay_out(mounts: int, root: str, points: list[str], place: str) -> list[str]:
+def _copy_mounts(mounts: int, root: str, points: list[str], place: str) -> list[str]:
     """Copy mounts out of the tree at `root` in that mount namespace: each alone, below `place`."""
     here = _open_namespace("/proc/self/ns/mnt")
     kernel.setns(mounts, kernel.CLONE_NEWNS)

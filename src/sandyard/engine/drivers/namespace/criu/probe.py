@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from sandyard.engine.drivers.namespace import kernel
-from sandyard.engine.drivers.namespace.criu.checkpoint import Criu, Frozen, Place, bare_python
+from sandyard.engine.drivers.namespace.criu.checkpoint import Criu, Frozen, RestoreTarget, bare_python
 from sandyard.kit.errors import SandyardError, UnsupportedError
 
 _FIRST_ID = 1_910_000_000  # of the sandbox's users on the host; otherwise unused
@@ -73,7 +73,9 @@ async def _try(criu: Criu) -> None:
         await asyncio.to_thread(end_all, freezer)
         holder = await start(folder, "hold", freezer)
         try:
-            await criu.restore(folder / "images" / "probe", Place(holder, folder / "stage/root", (freezer,), place))
+            await criu.restore(
+                folder / "images" / "probe", RestoreTarget(holder, folder / "stage/root", (freezer,), place)
+            )
         finally:
             os.kill(holder, signal.SIGKILL)
         if await ask(place) != b"2":
@@ -130,7 +132,7 @@ def set_frozen(group: Path, *, frozen: bool) -> None:
     else:
         wanted, state = "FROZEN" if frozen else "THAWED", group / "freezer.state"
         state.write_text(wanted)
-    _until(lambda: wanted in state.read_text())
+    _wait_until(lambda: wanted in state.read_text())
 
 
 def end_all(group: Path) -> None:
@@ -143,10 +145,10 @@ def end_all(group: Path) -> None:
                 os.kill(int(pid), signal.SIGKILL)
         return not pids
 
-    _until(emptied)
+    _wait_until(emptied)
 
 
-def _until(reached: Callable[[], bool]) -> None:
+def _wait_until(reached: Callable[[], bool]) -> None:
     """Wait until it is reached, because the kernel needs a millisecond and does not report completion."""
     deadline = time.monotonic() + _PATIENCE
     while not reached():
@@ -176,7 +178,7 @@ async def start(folder: Path, verb: str, freezer: Path, entry: str = f"from {__n
 
 
 def main(serve: Callable[[socket.socket], None] | None = None) -> None:
-    """In a separate process: start a sandbox (`live`) or empty namespaces for one (`hold`), and print its pid.
+    """Start a sandbox (`live`) or empty namespaces for one (`hold`) in a separate process, and print its pid.
 
     `serve` is what the sandbox does with its agent's listening socket; by default it counts the clients.
     """

@@ -1,4 +1,4 @@
-"""What a frozen sandbox consists of, as far as CRIU needs to know: read from /proc while nothing in it runs.
+"""Collects the facts about a frozen sandbox that CRIU needs. They are read from /proc while nothing in it runs.
 
 Everything is written to `sandbox.json` next to CRIU's images, because a restore needs the same information.
 """
@@ -123,7 +123,7 @@ def mounts(root: int) -> Mounts:
         if kind == "proc":
             procs.append(f"{point}/")
         elif point.startswith(tuple(procs)):
-            blank[point] = _kind_of_blank(Path(f"/proc/{root}/root{point}"))
+            blank[point] = _describe_mask(Path(f"/proc/{root}/root{point}"))
         elif point == "/dev" or not (
             point == "/" or kind == "devpts" or (kind == "tmpfs" and part == "/" and writable)
         ):
@@ -142,7 +142,7 @@ def rlimits(pid: int) -> list[tuple[int, int]]:
     return [(kind, int(hard)) for kind, hard in known if hard.isdigit()]
 
 
-def _kind_of_blank(path: Path) -> str:
+def _describe_mask(path: Path) -> str:
     status = path.stat()
     if stat.S_ISDIR(status.st_mode) and not any(path.iterdir()):
         return "folder"
@@ -171,7 +171,7 @@ def host_files(pids: list[int], root: int, known: list[Path]) -> Iterator[tuple[
             path = _target(handle)
             if not path.startswith("/") or path.startswith(_KERNEL_FILES):
                 continue
-            mount, status = _looked_at(handle)
+            mount, status = _stat_handle(handle)
             key = f"file[{mount:x}:{status.st_ino:x}]"
             if mount not in inside and key not in seen:
                 seen.add(key)
@@ -189,10 +189,10 @@ def handles(pid: int) -> Iterator[Path]:
 
 def mount_of(handle: Path) -> int:
     """Return the id of the mount that such a file is on."""
-    return _looked_at(handle)[0]
+    return _stat_handle(handle)[0]
 
 
-def _looked_at(handle: Path) -> tuple[int, os.stat_result]:
+def _stat_handle(handle: Path) -> tuple[int, os.stat_result]:
     descriptor = os.open(handle, os.O_PATH | os.O_CLOEXEC)
     try:
         return _field(Path(f"/proc/self/fdinfo/{descriptor}"), "mnt_id", 10), os.fstat(descriptor)

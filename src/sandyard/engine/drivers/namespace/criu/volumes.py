@@ -16,16 +16,16 @@ def check(pids: Sequence[int], root: int, volumes: Sequence[str]) -> None:
     its working directory there."""
     if not volumes:
         return
-    mounts, devices = _mounted(root, volumes)
+    mounts, devices = _find_volume_mounts(root, volumes)
     for pid in pids:
         for handle in _uses(pid):
             if mount_of(handle) in mounts:
                 raise NotDumpableError(f"process {describe(pid)} uses a file of a volume ({handle.readlink()})")
-        if devices & set(_watched(pid)):
+        if devices & set(_list_watched_devices(pid)):
             raise NotDumpableError(f"process {describe(pid)} watches a file of a volume")
 
 
-def _mounted(root: int, volumes: Sequence[str]) -> tuple[set[int], set[int]]:
+def _find_volume_mounts(root: int, volumes: Sequence[str]) -> tuple[set[int], set[int]]:
     """Return the ids of their mounts in the sandbox, and the devices they are on."""
     mounts, devices = set(), set()
     for line in Path(f"/proc/{root}/mountinfo").read_text().splitlines():
@@ -44,7 +44,7 @@ def _uses(pid: int) -> Iterator[Path]:
             yield Path(f"/proc/{pid}/{name}")
 
 
-def _watched(pid: int) -> Iterator[int]:
+def _list_watched_devices(pid: int) -> Iterator[int]:
     """Yield the devices on which a process watches something."""
     for handle in Path(f"/proc/{pid}/fd").iterdir():
         if str(handle.readlink()) == "anon_inode:inotify":

@@ -7,7 +7,7 @@ import struct
 from ipaddress import IPv4Address
 from pathlib import Path
 
-from sandyard.engine.drivers.namespace.net.netlink import Message, Netlink, attribute, nested, u32
+from sandyard.engine.drivers.namespace.net.netlink import Message, Netlink, attribute, nest_attributes, u32
 
 _NETFILTER = 12
 _DELETE = 1 << 8 | 2  # NFNL_SUBSYS_CTNETLINK, IPCTNL_MSG_CT_DELETE
@@ -40,6 +40,6 @@ class Conntrack:
     def forget(self, source: IPv4Address) -> None:
         """Delete every connection that was opened from that address."""
         header = struct.pack("=BBH", socket.AF_INET, 0, 0)
-        tuple_ = nested(_TUPLE_ORIG, nested(_TUPLE_IP, attribute(_IP_V4_SRC, source.packed)))
-        filter_ = nested(_FILTER, u32(_FILTER_ORIG_FLAGS, _BY_SOURCE))
+        tuple_ = nest_attributes(_TUPLE_ORIG, nest_attributes(_TUPLE_IP, attribute(_IP_V4_SRC, source.packed)))
+        filter_ = nest_attributes(_FILTER, u32(_FILTER_ORIG_FLAGS, _BY_SOURCE))
         self._netlink.request(Message(_DELETE, header + tuple_ + filter_))

@@ -33,13 +33,13 @@ class Question:
         """Whether it asks for an A record."""
         return self.section[-4:] == _A_IN
 
-    def answer(self, address: IPv4Address, ttl: int) -> bytes:
+    def make_answer(self, address: IPv4Address, ttl: int) -> bytes:
         """Return a response with that address for one of our own names; without records if another type is requested."""
         count = 1 if self.asks_for_address else 0
         head = _HEADER.pack(self.id, _RESPONSE | _AUTHORITATIVE | _RECURSION, 1, count, 0, 0) + self.section
         return head + (_POINTER + _A_IN + _RECORD.pack(ttl, 4) + address.packed) * count
 
-    def reply(self, code: int) -> bytes:
+    def make_empty_reply(self, code: int) -> bytes:
         """Return an empty response with that code."""
         return _HEADER.pack(self.id, _RESPONSE | _RECURSION | code, 1, 0, 0, 0) + self.section
 
@@ -86,7 +86,7 @@ def answers_to(message: bytes, number: int, question: Question) -> bool:
     return section.lower() == question.section.lower()
 
 
-def addresses(message: bytes) -> dict[IPv4Address, int]:
+def parse_addresses(message: bytes) -> dict[IPv4Address, int]:
     """Return the A records of the requested name, following its aliases, with the shortest TTL on the way."""
     try:
         parsed = dns.message.from_wire(message, ignore_trailing=True)

@@ -17,7 +17,7 @@ from itertools import islice
 
 from sandyard.engine.contract import Denied
 from sandyard.engine.drivers.namespace.net import ranges
-from sandyard.engine.drivers.namespace.net.kernel_sets import KernelSets, Written
+from sandyard.engine.drivers.namespace.net.kernel_sets import KernelSets, WrittenPolicy
 from sandyard.engine.drivers.namespace.net.nft import Nft, NftError
 from sandyard.engine.drivers.namespace.net.policy import NEVER, Domains, Egress
 from sandyard.engine.drivers.namespace.net.ranges import Ranges
@@ -47,7 +47,7 @@ class Firewall:
         self._sets = KernelSets(nft, layout.names.table)
         self._private: Ranges | None = None
         self._crowded = False
-        self._written: dict[IPv4Address, Written] = {}
+        self._written: dict[IPv4Address, WrittenPolicy] = {}
         self._egress: dict[IPv4Address, Egress] = {}
         self._resolved: dict[IPv4Address, dict[int, _Resolved]] = {}
 
@@ -81,9 +81,9 @@ class Firewall:
         if self._sets.table_exists():
             return False
         lines = [transaction(self._layout), *replace_set(self._layout.names, "private", self._private or ())]
-        lines += self._crowd()
+        lines += self._write_crowded_set()
         for address, written in self._written.items():
-            lines += self._sets.difference(address, Written(), written)
+            lines += self._sets.difference(address, WrittenPolicy(), written)
         now = time.monotonic()
         for address, answers in self._resolved.items():
             for to, answer in answers.items():
@@ -110,16 +110,16 @@ class Firewall:
     def set_crowded(self, crowded: bool) -> None:
         """While the table is crowded, no sandbox can open a connection; existing ones continue."""
         self._crowded = crowded
-        self._run(self._crowd())
+        self._run(self._write_crowded_set())
 
-    def _crowd(self) -> list[str]:
+    def _write_crowded_set(self) -> list[str]:
         subnet = self._layout.subnet
         everybody = ((int(subnet.network_address), int(subnet.broadcast_address)),)
         return replace_set(self._layout.names, "crowded", everybody if self._crowded else ())
 
     def apply(self, address: IPv4Address, egress: Egress) -> None:
         """Apply this policy, also to existing connections. Addresses of names that stay allowed stay open."""
-        before, after = self._written.get(address, Written()), self._wanted(egress)
+        before, after = self._written.get(address, WrittenPolicy()), self._translate_policy(egress)
         lines = self._sets.difference(address, before, after)
         known = self._resolved.get(address, {})
         if before.mark != after.mark:
@@ -135,7 +135,7 @@ class Firewall:
 
     def clear(self, address: IPv4Address) -> None:
         """Remove a sandbox that is gone. Idempotent."""
-        if self._written.get(address, Written()) != Written() or self._resolved.get(address):
+        if self._written.get(address, WrittenPolicy()) != WrittenPolicy() or self._resolved.get(address):
             self.apply(address, Egress())
         for memory in (self._written, self._egress, self._resolved):
             memory.pop(address, None)
@@ -187,14 +187,14 @@ class Firewall:
                 raise
             self._nft.run("\n".join(lines))
 
-    def _wanted(self, egress: Egress) -> Written:
+    def _translate_policy(self, egress: Egress) -> WrittenPolicy:
         private = self._private or ()
         allow, ruled = egress.open_ranges(private), bool(egress.rules)
         if egress.closed:
-            return Written(_CLOSED, _mark(egress.domains), allow, ruled=ruled)
+            return WrittenPolicy(_CLOSED, _mark(egress.domains), allow, ruled=ruled)
         if egress.deny or any(ranges.subtract((item,), private) != (item,) for item in allow):
-            return Written(_LISTED, "", allow, egress.deny, ruled)
-        return Written(ruled=ruled)
+            return WrittenPolicy(_LISTED, "", allow, egress.deny, ruled)
+        return WrittenPolicy(ruled=ruled)
 
 
 def _mark(domains: Domains) -> str:

@@ -20,7 +20,14 @@ from dataclasses import dataclass, field
 from ipaddress import IPv4Address
 from typing import Any
 
-from sandyard.engine.drivers.namespace.net.dns_wire import NOTIMP, REFUSED, SERVFAIL, Question, addresses, read_question
+from sandyard.engine.drivers.namespace.net.dns_wire import (
+    NOTIMP,
+    REFUSED,
+    SERVFAIL,
+    Question,
+    parse_addresses,
+    read_question,
+)
 from sandyard.engine.drivers.namespace.net.hairpin import TTL, GatewayNames
 from sandyard.engine.drivers.namespace.net.policy import Domains, Egress
 from sandyard.engine.drivers.namespace.net.upstream import Upstream
@@ -156,13 +163,13 @@ class Forwarder(asyncio.DatagramProtocol):
         if not client.may_ask(question.name):
             if len(client.refused) < _REFUSED:
                 client.refused[question.name] = None
-            return question.reply(REFUSED)
+            return question.make_empty_reply(REFUSED)
         if client.questions >= _AT_ONCE:
-            return question.reply(SERVFAIL)
+            return question.make_empty_reply(SERVFAIL)
         client.questions += 1
         try:
             if self._own is not None and self._own.names.include(question.name):
-                answer: bytes | None = question.answer(self._own.address, TTL)
+                answer: bytes | None = question.make_answer(self._own.address, TTL)
             else:
                 answer = await self._upstream.ask(message, question, stream)
             if answer is not None and client.domains:
@@ -173,11 +180,11 @@ class Forwarder(asyncio.DatagramProtocol):
         finally:
             client.questions -= 1
         if not client.may_ask(question.name):  # the policy changed while the query was in progress
-            return question.reply(REFUSED)
-        return answer or question.reply(SERVFAIL)
+            return question.make_empty_reply(REFUSED)
+        return answer or question.make_empty_reply(SERVFAIL)
 
     async def _open(self, client: _Client, question: Question, answer: bytes) -> None:
-        found = addresses(answer)
+        found = parse_addresses(answer)
         if found:
             await self._admit(client.address, question.name, found)
 

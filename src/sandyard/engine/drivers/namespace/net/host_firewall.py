@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sandyard.engine.drivers.namespace.net.naming import ANY_CABLE, Names
+from sandyard.engine.drivers.namespace.net.names import ANY_CABLE, Names
 from sandyard.engine.drivers.namespace.net.nft import Nft, NftError
 
 log = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ def pass_docker(nft: Nft, names: Names) -> None:
             log.info("network_docker_rule_added chain=%s %s=%s*", _DOCKER, key, names.prefix)
 
 
-def unpass_docker(nft: Nft, names: Names) -> None:
+def remove_docker_rules(nft: Nft, names: Names) -> None:
     """Remove these rules again. Idempotent."""
     if _find_chain(nft) is None:
         return
@@ -82,7 +82,7 @@ def unpass_docker(nft: Nft, names: Names) -> None:
         nft.run(f"delete rule {_DOCKER} handle {handle}")
 
 
-def complaints(nft: Nft) -> dict[str, str]:
+def list_problems(nft: Nft) -> dict[str, str]:
     """Return the problems that the host's own firewall causes, by what does not work, with the remedy."""
     result = {}
     found = blockers(nft)
@@ -98,7 +98,7 @@ def complaints(nft: Nft) -> dict[str, str]:
             f"the host's firewall drops incoming packets ({', '.join(incoming)}), so that names may not resolve in "
             f"sandboxes. Allow them: {LET_ASK}"
         )
-    if _legacy() and "forward" not in result:
+    if _has_legacy_rules() and "forward" not in result:
         result["legacy"] = (
             "rules of iptables-legacy are loaded, which cannot be seen from here. If sandboxes do not reach the "
             f"internet: {_let_forward('iptables-legacy')}"
@@ -113,7 +113,7 @@ def _let_forward(command: str) -> str:
     )
 
 
-def _legacy() -> bool:
+def _has_legacy_rules() -> bool:
     try:
         return "filter" in _LEGACY.read_text().split()
     except OSError:

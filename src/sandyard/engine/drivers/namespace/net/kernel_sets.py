@@ -15,7 +15,7 @@ _PROTOCOLS: dict[str | int, str] = {6: "tcp", 17: "udp"}
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WrittenPolicy:
     """One sandbox's policy. `mark` represents its names; the default policy writes nothing."""
 
     verdict: str = ""
@@ -53,7 +53,7 @@ class KernelSets:
     def delete(self, name: str, content: str) -> str:
         return f"delete element {self._table} {name} {{ {content} }}"
 
-    def difference(self, address: IPv4Address, before: Written, after: Written) -> list[str]:
+    def difference(self, address: IPv4Address, before: WrittenPolicy, after: WrittenPolicy) -> list[str]:
         """Return the commands that change one policy into the other."""
         lines = []
         for name, old, new in (("allow", before.allow, after.allow), ("deny", before.deny, after.deny)):
@@ -88,7 +88,7 @@ class KernelSets:
             lines += [self.add(name, f"{pair} timeout 60s"), self.delete(name, pair)]
         return lines
 
-    def read_written(self) -> dict[IPv4Address, Written]:
+    def read_written(self) -> dict[IPv4Address, WrittenPolicy]:
         verdicts: dict[IPv4Address, tuple[str, str]] = {}
         for key, verdict in self._elements("map", "verdicts"):
             element = key["elem"] if isinstance(key, dict) else {"val": key}
@@ -97,7 +97,7 @@ class KernelSets:
         allow, deny = (self._read_ranges(name) for name in ("allow", "deny"))
         ruled = {IPv4Address(item) for item in self._elements("set", "ruled")}
         return {
-            address: Written(
+            address: WrittenPolicy(
                 *verdicts.get(address, ("", "")),
                 allow=tuple(sorted(allow.get(address, ()))),
                 deny=tuple(sorted(deny.get(address, ()))),
@@ -149,4 +149,4 @@ def _interval(target: Any) -> Range:
     if "range" in target:
         low, high = target["range"]
         return int(IPv4Address(low)), int(IPv4Address(high))
-    return ranges.of([f"{target['prefix']['addr']}/{target['prefix']['len']}"])[0]
+    return ranges.make_ranges([f"{target['prefix']['addr']}/{target['prefix']['len']}"])[0]

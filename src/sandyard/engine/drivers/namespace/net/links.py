@@ -15,7 +15,7 @@ from sandyard.engine.drivers.namespace.net.netlink import (
     Netlink,
     attribute,
     attributes,
-    nested,
+    nest_attributes,
     text,
     u32,
 )
@@ -85,7 +85,9 @@ class Route:
 def veth(here: Peer, there: Peer, mtu: int) -> Message:
     """Create a pair, both ends down."""
     peer = _end(there, mtu)
-    info = nested(_IFLA_LINKINFO, text(_INFO_KIND, "veth"), nested(_INFO_DATA, attribute(_VETH_PEER, peer)))
+    info = nest_attributes(
+        _IFLA_LINKINFO, text(_INFO_KIND, "veth"), nest_attributes(_INFO_DATA, attribute(_VETH_PEER, peer))
+    )
     return Message(_NEWLINK, _end(here, mtu) + info, CREATE | EXCLUSIVE)
 
 
@@ -102,11 +104,11 @@ def _end(peer: Peer, mtu: int) -> bytes:
     return b"".join(parts)
 
 
-def up(index: int) -> Message:
+def bring_up(index: int) -> Message:
     return Message(_NEWLINK, _LINK.pack(0, 0, index, _UP, _UP))
 
 
-def settle(index: int) -> Message:
+def wait_until_ready(index: int) -> Message:
     """Wait until the interface can send. The kernel (6.8 or later) ensures that before it answers this; otherwise it
     happens shortly after both ends of a cable are up, and earlier packets are lost."""
     return Message(_GETLINK, _LINK.pack(0, 0, index, 0, 0))
@@ -115,7 +117,9 @@ def settle(index: int) -> Message:
 def no_ipv6(index: int) -> Message:
     """Prevent the interface, still down, from getting an IPv6 address. EAFNOSUPPORT on a kernel without IPv6."""
     mode = attribute(_INET6_ADDR_GEN_MODE, bytes([_GENERATE_NONE]))
-    return Message(_SETLINK, _LINK.pack(0, 0, index, 0, 0) + nested(_IFLA_AF_SPEC, nested(socket.AF_INET6, mode)))
+    return Message(
+        _SETLINK, _LINK.pack(0, 0, index, 0, 0) + nest_attributes(_IFLA_AF_SPEC, nest_attributes(socket.AF_INET6, mode))
+    )
 
 
 def regroup(index: int, group: int) -> Message:

@@ -23,7 +23,7 @@ from ipaddress import IPv4Address
 from pathlib import Path
 
 from sandyard.engine.drivers.namespace.net import links
-from sandyard.engine.drivers.namespace.net.naming import Names
+from sandyard.engine.drivers.namespace.net.names import Names
 from sandyard.engine.drivers.namespace.net.netlink import Netlink, NetlinkError
 from sandyard.engine.drivers.namespace.net.syscalls import (
     bind_mount,
@@ -119,21 +119,21 @@ class Namespaces:
             enter_network_namespace(self._home)
         with inside:
             if cable is None:
-                inside.request(links.up(links.LOOPBACK))
+                inside.request(links.bring_up(links.LOOPBACK))
             else:
                 self._connect(inside, name, cable)
 
     def _connect(self, inside: Netlink, name: str, cable: Cable) -> None:
         mac = b"\x02\x53" + cable.address.packed
         inside.request(
-            links.up(links.LOOPBACK),
+            links.bring_up(links.LOOPBACK),
             links.veth(
                 links.Peer("eth0", mac, index=_ETH0),
                 links.Peer(name, _OUTSIDE_MAC, group=self._names.group, namespace=self._home),
                 cable.mtu,
             ),
             links.no_ipv6(_ETH0),
-            links.up(_ETH0),
+            links.bring_up(_ETH0),
             links.add_address(_ETH0, cable.address),
             links.neighbour(cable.gateway, _OUTSIDE_MAC, _ETH0),
             links.route_to(cable.gateway, _ETH0),
@@ -142,11 +142,11 @@ class Namespaces:
         outside = socket.if_nametoindex(name)
         self._netlink.request(
             links.no_ipv6(outside),
-            links.up(outside),
+            links.bring_up(outside),
             links.route_to(cable.address, outside),
             links.neighbour(cable.address, mac, outside),
         )
-        inside.request(links.settle(_ETH0))
+        inside.request(links.wait_until_ready(_ETH0))
 
     def label(self, index: int, slot: int) -> None:
         """Record, next to the pins, that the namespace belongs to that slot. Fast, and usable from any thread."""
@@ -186,16 +186,16 @@ class Namespaces:
         for index in doomed:
             self._unpin(index)
 
-    def found(self) -> set[int]:
+    def list_existing(self) -> set[int]:
         """Return the indexes that have anything left on this host: a pin, or a cable."""
         pins = {int(path.name) for path in self.pins.iterdir() if path.name.isdigit()}
-        return pins | self.connected()
+        return pins | self.list_connected()
 
-    def connected(self) -> set[int]:
+    def list_connected(self) -> set[int]:
         """Return the indexes that have a cable."""
         return {index for index, _ in self._cables()}
 
-    def alive(self, index: int) -> bool:
+    def is_alive(self, index: int) -> bool:
         """Return whether the pin holds a namespace, and is not just the plain file of one that was never finished."""
         with suppress(OSError):
             return self.pin(index).stat().st_dev != self.pins.stat().st_dev

@@ -47,7 +47,7 @@ def attribute(kind: int, data: bytes) -> bytes:
     return _ATTRIBUTE.pack(4 + len(data), kind) + data + b"\0" * (-len(data) % 4)
 
 
-def nested(kind: int, *attributes: bytes) -> bytes:
+def nest_attributes(kind: int, *attributes: bytes) -> bytes:
     return attribute(kind | _NESTED, b"".join(attributes))
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from sandyard.engine.contract import Denied, Hairpin, NetworkPolicy, Outbound
+from sandyard.engine.drivers.namespace.net.names import Names
 from sandyard.engine.drivers.namespace.net.namespaces import Cable, Namespaces
-from sandyard.engine.drivers.namespace.net.naming import Names
 from sandyard.engine.drivers.namespace.net.nft import NftError
 from sandyard.engine.drivers.namespace.net.policy import Egress, read_policy
 from sandyard.engine.drivers.namespace.net.pool import Pool
@@ -58,7 +58,7 @@ class Network:
         self._settings = settings or NetworkSettings()
         self._outbound = outbound
         self._state = state_dir
-        self._names = Names.of(instance)
+        self._names = Names.for_instance(instance)
         self._namespaces = Namespaces(state_dir / "netns", self._names)
         self._uplink: Uplink | None = None
         self._pool: Pool | None = None
@@ -70,7 +70,7 @@ class Network:
 
     @property
     def missing(self) -> Mapping[str, str]:
-        """What does not work here, with the reason and the remedy. Available after `open`."""
+        """The features that do not work here, each with the reason and the remedy. Available after `open`."""
         return {**self._missing, **(self._uplink.missing if self._uplink else {})}
 
     @property
@@ -106,7 +106,7 @@ class Network:
         swept = await self._do(self._sweep, set(kept.values()))
         self._uplink = Uplink(self._names, self._state, self._settings, self._namespaces.pin, self._outbound)
         await self._uplink.open(set(kept.values()), swept)
-        cabled = await self._do(self._namespaces.connected)
+        cabled = await self._do(self._namespaces.list_connected)
         for slot, index in kept.items():
             self._used.add(index)
             self._held[slot] = _Held(index, self._slot(slot, index, index in cabled))
@@ -237,11 +237,13 @@ class Network:
     def _find(self, slots: Collection[int]) -> dict[int, int]:
         """Return the index of each slot that still exists."""
         labelled = self._namespaces.labels()
-        return {slot: labelled[slot] for slot in slots if slot in labelled and self._namespaces.alive(labelled[slot])}
+        return {
+            slot: labelled[slot] for slot in slots if slot in labelled and self._namespaces.is_alive(labelled[slot])
+        }
 
     def _sweep(self, keep: Collection[int]) -> set[int]:
         """Remove every namespace except these, and its label. Return which ones were removed."""
-        garbage = self._namespaces.found() - set(keep)
+        garbage = self._namespaces.list_existing() - set(keep)
         if garbage:
             log.info("network_swept namespaces=%d", len(garbage))
         self._namespaces.remove(garbage)

@@ -27,7 +27,7 @@ from sandyard.engine.drivers.namespace.net import ranges
 from sandyard.engine.drivers.namespace.net.ranges import Ranges
 from sandyard.kit.errors import InvalidInputError
 
-NEVER: Ranges = ranges.of(
+NEVER: Ranges = ranges.make_ranges(
     (
         "0.0.0.0/8",
         "127.0.0.0/8",
@@ -39,7 +39,7 @@ NEVER: Ranges = ranges.of(
         "240.0.0.0/4",
     )
 )
-PRIVATE: Ranges = ranges.of(("10.0.0.0/8", "100.64.0.0/10", "172.16.0.0/12", "192.0.0.0/24", "192.168.0.0/16"))
+PRIVATE: Ranges = ranges.make_ranges(("10.0.0.0/8", "100.64.0.0/10", "172.16.0.0/12", "192.0.0.0/24", "192.168.0.0/16"))
 
 _ENTRIES = 1000
 _RULES = 100
@@ -121,7 +121,7 @@ def read_policy(policy: NetworkPolicy) -> Egress:
             raise InvalidInputError(f"invalid denied CIDR {entry}")
         if isinstance(network, IPv4Network):
             deny.append(network)
-    denied = ranges.of(deny)
+    denied = ranges.make_ranges(deny)
     closed = not policy.allow_internet or denied == ranges.EVERYTHING
 
     allow, exact, below, everything = [], set(), set(), False

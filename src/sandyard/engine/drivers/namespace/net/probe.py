@@ -25,16 +25,16 @@ class Finding:
 def probe(settings: NetworkSettings | None = None) -> tuple[Finding, ...]:
     """Run the checks. Blocks for some milliseconds. Without root it finds less, and says so."""
     settings = settings or NetworkSettings()
-    return (*_rules(), _forwarding(), _resolver(settings))
+    return (*_check_rules(), _check_forwarding(), _check_resolver(settings))
 
 
-def _rules() -> list[Finding]:
+def _check_rules() -> list[Finding]:
     try:
         nft = Nft()
     except NftUnavailableError as error:
         return [Finding("nftables", False, str(error))]
     try:
-        complaints = host_firewall.complaints(nft)
+        complaints = host_firewall.list_problems(nft)
     except NftError as error:
         return [Finding("nftables", False, f"nftables cannot be used by this user ({error}). Run the engine as root")]
     finally:
@@ -45,7 +45,7 @@ def _rules() -> list[Finding]:
     return found + [Finding(f"host firewall ({what})", False, why) for what, why in complaints.items()]
 
 
-def _forwarding() -> Finding:
+def _check_forwarding() -> Finding:
     try:
         on = _FORWARDING.read_text().strip() == "1"
         if not on:
@@ -59,6 +59,6 @@ def _forwarding() -> Finding:
     return Finding("forwarding", True, "IPv4 forwarding is on" if on else "the engine will turn IPv4 forwarding on")
 
 
-def _resolver(settings: NetworkSettings) -> Finding:
+def _check_resolver(settings: NetworkSettings) -> Finding:
     servers = ", ".join(str(address[0]) for _, address in Upstream(settings.resolv_conf).servers())
     return Finding("resolver", True, f"DNS queries of sandboxes are forwarded to {servers}")

@@ -11,7 +11,7 @@ Ranges = tuple[Range, ...]
 EVERYTHING: Ranges = ((0, 0xFFFFFFFF),)
 
 
-def of(networks: Iterable[IPv4Network | str]) -> Ranges:
+def make_ranges(networks: Iterable[IPv4Network | str]) -> Ranges:
     """Return the union of the networks."""
     parsed = (IPv4Network(network) for network in networks)
     return merge((int(network.network_address), int(network.broadcast_address)) for network in parsed)

@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network
 
 from sandyard.engine.drivers.namespace.net import ranges
-from sandyard.engine.drivers.namespace.net.naming import ANY_CABLE, Names
+from sandyard.engine.drivers.namespace.net.names import ANY_CABLE, Names
 from sandyard.engine.drivers.namespace.net.policy import NEVER
-from sandyard.engine.drivers.namespace.net.proxy.dialling import MARK
+from sandyard.engine.drivers.namespace.net.proxy.dialler import MARK
 from sandyard.engine.drivers.namespace.net.proxy.listener import HTTP, HTTPS
 from sandyard.engine.drivers.namespace.net.ranges import Ranges
 
@@ -145,7 +145,7 @@ def _rules(layout: Layout) -> Iterable[tuple[str, str]]:
         web = f"ip saddr @ruled ip dscp != {MARK} tcp dport {{ {HTTP}, {HTTPS} }}"
         yield "redirected", f"iifname {ours} {web} dnat ip to {proxy}"
         yield "incoming", f"iifname {ours} ct status dnat tcp dport {layout.proxy_port} goto proxied"
-        yield from _proxied(layout)
+        yield from _filter_proxied(layout)
     yield "incoming", f"iifname {ours} goto asking"
     yield "incoming", f'ip daddr {gateway} iifname != "lo" drop'
     yield (
@@ -163,7 +163,7 @@ def _rules(layout: Layout) -> Iterable[tuple[str, str]]:
     yield "out", "ip daddr @never goto refuse"
     yield "out", f"ip dscp {MARK} ip dscp set cs0"
     if layout.connections:
-        yield from _counted("out", layout)
+        yield from _limit_connections("out", layout)
     yield "out", "ip saddr vmap @verdicts"
     yield "out", "ct original ip daddr @private goto refuse"
     yield "out", "accept"
@@ -197,12 +197,12 @@ def _policies() -> Iterable[tuple[str, str]]:
     yield "note", f"ct direction original meta l4proto {{ tcp, udp }} update @denied {{ {attempt} }}"
 
 
-def _proxied(layout: Layout) -> Iterable[tuple[str, str]]:
+def _filter_proxied(layout: Layout) -> Iterable[tuple[str, str]]:
     yield "proxied", "ct state invalid,untracked drop"
     limit = f"limit rate over {_DIALS}/second burst {4 * _DIALS} packets"
     yield "proxied", f"ct state new update @dials {{ ip saddr {limit} }} goto refuse"
     if layout.connections:
-        yield from _counted("proxied", layout)
+        yield from _limit_connections("proxied", layout)
     yield "proxied", "ip saddr vmap @verdicts"
     yield "proxied", "ct original ip daddr @private goto refuse"
     yield "proxied", "accept"
@@ -218,12 +218,12 @@ def _hairpin(layout: Layout, ports: HairpinPorts) -> Iterable[tuple[str, str]]:
     yield "hairpin", f"ct state new update @hairpin_dials {{ ip saddr {limit} }} goto refuse"
     yield "hairpin", f"ct state new add @hairpins {{ ip saddr ct count over {_HAIRPINS} }} goto refuse"
     if layout.connections:
-        yield from _counted("hairpin", layout)
+        yield from _limit_connections("hairpin", layout)
     yield "hairpin", "ip saddr vmap @verdicts"
     yield "hairpin", "accept"
 
 
-def _counted(chain: str, layout: Layout) -> Iterable[tuple[str, str]]:
+def _limit_connections(chain: str, layout: Layout) -> Iterable[tuple[str, str]]:
     """Limit how much of the host's connection table one sandbox uses, and all of them together."""
     limit = f"limit rate over {_BEGUN}/second burst {_BEGUN} packets"
     yield chain, "ct state new ip saddr @crowded goto refuse"

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from sandyard.engine.drivers.namespace.net import links
 from sandyard.engine.drivers.namespace.net.links import LOOPBACK, Link, Route
-from sandyard.engine.drivers.namespace.net.naming import Names
+from sandyard.engine.drivers.namespace.net.names import Names
 from sandyard.engine.drivers.namespace.net.netlink import Netlink, NetlinkError
 
 log = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ def reserve(netlink: Netlink, names: Names, memory: Path, wanted: str | None, in
 
     A new `wanted` subnet takes effect only if no sandbox uses the old one (`in_use`).
     """
-    with _one_at_a_time():
+    with _lock_namespace():
         mine = find_reserved(netlink, names)
         choice = _parse(wanted) if wanted else None
         if mine and (in_use or choice is None or choice == mine):
@@ -149,7 +149,7 @@ def _claim(netlink: Netlink, names: Names, choices: Iterator[Subnet]) -> Subnet:
     own = {link.index for link in all_links if link.name.startswith(names.prefix)}
     reason = "every candidate overlaps with a route of this host"
     for subnet in choices:
-        if _taken(subnet.network, routes, own, all_links):
+        if _is_taken(subnet.network, routes, own, all_links):
             continue
         try:
             netlink.request(links.add_blackhole(subnet.network))
@@ -165,7 +165,7 @@ def _claim(netlink: Netlink, names: Names, choices: Iterator[Subnet]) -> Subnet:
     raise NoSubnetError(f"no free subnet for the sandboxes: {reason}. Set one in the setting `subnet`")
 
 
-def _taken(network: IPv4Network, routes: list[Route], own: Collection[int], all_links: list[Link]) -> bool:
+def _is_taken(network: IPv4Network, routes: list[Route], own: Collection[int], all_links: list[Link]) -> bool:
     # Tailscale's firewall rules drop everything from this space that is not its own.
     if network.overlaps(_SHARED_SPACE) and any(link.name.startswith("tailscale") for link in all_links):
         return True
@@ -176,7 +176,7 @@ def _taken(network: IPv4Network, routes: list[Route], own: Collection[int], all_
 
 
 @contextmanager
-def _one_at_a_time() -> Iterator[None]:
+def _lock_namespace() -> Iterator[None]:
     """Let one engine of this network namespace run at a time: an abstract socket is visible in all of it and nowhere
     else."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as lock:

@@ -24,13 +24,13 @@ from sandyard.engine.drivers.namespace.net.conntrack import Conntrack, is_crowde
 from sandyard.engine.drivers.namespace.net.firewall import Firewall
 from sandyard.engine.drivers.namespace.net.forwarder import Forwarder
 from sandyard.engine.drivers.namespace.net.hairpin import GatewayNames
-from sandyard.engine.drivers.namespace.net.naming import Names
+from sandyard.engine.drivers.namespace.net.names import Names
 from sandyard.engine.drivers.namespace.net.netlink import Netlink
 from sandyard.engine.drivers.namespace.net.nft import Nft, NftError, NftUnavailableError
 from sandyard.engine.drivers.namespace.net.policy import PRIVATE, Egress
-from sandyard.engine.drivers.namespace.net.proxy.apart import ProxyThread
-from sandyard.engine.drivers.namespace.net.proxy.dialling import Dialler
+from sandyard.engine.drivers.namespace.net.proxy.dialler import Dialler
 from sandyard.engine.drivers.namespace.net.proxy.listener import Proxy
+from sandyard.engine.drivers.namespace.net.proxy.thread import ProxyThread
 from sandyard.engine.drivers.namespace.net.ranges import Ranges
 from sandyard.engine.drivers.namespace.net.ruleset import HairpinPorts, Layout
 from sandyard.engine.drivers.namespace.net.settings import NetworkSettings
@@ -99,7 +99,7 @@ class Uplink:
             self.missing["egress"] = f"sandboxes have only a loopback and no network: {error}"
             if self._netlink is not None and not keep:
                 await self._do(subnets.release, self._netlink, self._names)
-            await self._shut()
+            await self._close_services()
 
     async def _open(self, keep: Collection[int]) -> None:
         self._nft, self._netlink, self._conntrack = (
@@ -127,9 +127,9 @@ class Uplink:
         )
         self._firewall = Firewall(self._nft, layout)
         kept = [subnet.address(index) for index in keep]
-        await self._do(self._firewall.open, kept, await self._do(self._private))
+        await self._do(self._firewall.open, kept, await self._do(self._list_private_ranges))
         await self._do(host_firewall.pass_docker, self._nft, self._names)
-        self.missing.update(await self._do(host_firewall.complaints, self._nft))
+        self.missing.update(await self._do(host_firewall.list_problems, self._nft))
         self._watches = [Watch(ADDRESS_CHANGED, self._readdress), Watch(RULES_CHANGED, self._restore)]
         self._crowding = asyncio.get_running_loop().create_task(self._watch_crowding(self._firewall))
         self.subnet = subnet
@@ -164,11 +164,11 @@ class Uplink:
             assert self._firewall is not None
             await self._end_watches()
             await self._do(self._firewall.remove)
-            await self._do(host_firewall.unpass_docker, self._nft, self._names)
+            await self._do(host_firewall.remove_docker_rules, self._nft, self._names)
             await self._do(subnets.release, self._netlink, self._names)
         if remove:
             (self._state / "subnet").unlink(missing_ok=True)
-        await self._shut()
+        await self._close_services()
         self._worker.shutdown()
 
     def serve(self, index: int, egress: Egress) -> None:
@@ -212,7 +212,7 @@ class Uplink:
         loop = asyncio.get_running_loop()
         try:
             question.connect((str(self.subnet.gateway), 53))
-            await _asked_and_answered(loop, question)
+            await _query_until_answered(loop, question)
             self.missing.pop("dns", None)
         except OSError:
             self.missing.setdefault(
@@ -230,7 +230,7 @@ class Uplink:
 
     async def _readdress(self) -> None:
         if self._firewall is not None:
-            await self._do(self._firewall.set_private, await self._do(self._private))
+            await self._do(self._firewall.set_private, await self._do(self._list_private_ranges))
 
     async def _restore(self) -> None:
         """Handle a change by others: they deleted a table, perhaps ours, or created a chain, perhaps Docker's."""
@@ -260,7 +260,7 @@ class Uplink:
             except OSError as error:  # they will time out
                 log.warning("network_connections_kept error=%s", error)
 
-    def _private(self) -> Ranges:
+    def _list_private_ranges(self) -> Ranges:
         if self._settings.lan == "allow":
             return ()
         assert self._netlink is not None
@@ -269,7 +269,7 @@ class Uplink:
             for item in links.list_addresses(self._netlink)
             if item.index != links.LOOPBACK and item.network.prefixlen > 0
         ]
-        return ranges.merge([*PRIVATE, *ranges.of(connected)])
+        return ranges.merge([*PRIVATE, *ranges.make_ranges(connected)])
 
     async def _do(self, work: Callable[..., _T], *arguments: object) -> _T:
         return await asyncio.get_running_loop().run_in_executor(self._worker, work, *arguments)
@@ -283,7 +283,7 @@ class Uplink:
         while self._watches:
             await self._watches.pop().close()
 
-    async def _shut(self) -> None:
+    async def _close_services(self) -> None:
         await self._end_watches()
         if self._forwarder is not None:
             await self._forwarder.close()
@@ -327,7 +327,7 @@ def _uplink_mtu(netlink: Netlink) -> int:
     return min(sizes, default=1500)
 
 
-async def _asked_and_answered(loop: asyncio.AbstractEventLoop, question: socket.socket) -> None:
+async def _query_until_answered(loop: asyncio.AbstractEventLoop, question: socket.socket) -> None:
     """Send a query several times, because a new cable may lose the first packets on older kernels. Raises TimeoutError."""
     for last in (False, False, False, True):
         try:

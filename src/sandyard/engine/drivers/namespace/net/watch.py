@@ -17,7 +17,7 @@ _SOL_NETLINK, _ADD_MEMBERSHIP = 270, 1
 
 
 @dataclass(frozen=True, slots=True)
-class News:
+class Subscription:
     """A multicast group, the message types that matter, and how long to wait for the rest of a burst."""
 
     protocol: int
@@ -26,14 +26,14 @@ class News:
     settle: float
 
 
-ADDRESS_CHANGED = News(socket.NETLINK_ROUTE, 5, frozenset({20, 21}), 0.2)  # RTM_NEWADDR, RTM_DELADDR
-RULES_CHANGED = News(12, 7, frozenset({10 << 8 | 2, 10 << 8 | 3}), 0)  # NFT_MSG_DELTABLE, NFT_MSG_NEWCHAIN
+ADDRESS_CHANGED = Subscription(socket.NETLINK_ROUTE, 5, frozenset({20, 21}), 0.2)  # RTM_NEWADDR, RTM_DELADDR
+RULES_CHANGED = Subscription(12, 7, frozenset({10 << 8 | 2, 10 << 8 | 3}), 0)  # NFT_MSG_DELTABLE, NFT_MSG_NEWCHAIN
 
 
 class Watch:
     """Calls `notice` soon after something happened: once for a burst, and never twice at a time."""
 
-    def __init__(self, news: News, notice: Callable[[], Awaitable[None]]) -> None:
+    def __init__(self, news: Subscription, notice: Callable[[], Awaitable[None]]) -> None:
         self._news = news
         self._notice = notice
         self._happened = asyncio.Event()

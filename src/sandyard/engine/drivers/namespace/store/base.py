@@ -41,11 +41,11 @@ class Store(Protocol):
         """Raise FullError if no new sandbox should be created, well before anything breaks."""
         ...
 
-    async def failed(self) -> str:
+    async def wait_for_failure(self) -> str:
         """Wait until the store has failed and must be opened again. Return the reason. Cancellable."""
         ...
 
-    def below(self, sandbox: str) -> Layers:
+    def shared_layers(self, sandbox: str) -> Layers:
         """Return the layers between a sandbox's own directory and those it was created from, which result from sharing
         a stopped one."""
         ...

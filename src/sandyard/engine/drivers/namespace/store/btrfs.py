@@ -35,7 +35,7 @@ _MAX = 2**64 - 1
 
 
 @contextlib.contextmanager
-def _opened(path: Path) -> Iterator[int]:
+def _open_directory(path: Path) -> Iterator[int]:
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield fd
@@ -51,14 +51,14 @@ def resize(path: Path, size: int | None) -> None:
     """Resize the file system to its device, or to this many bytes. Shrinking moves data beyond the end; ENOSPC means
     that it does not fit. Crash-safe; returns when it is on disk."""
     name = b"1:max" if size is None else f"1:{size}".encode()
-    with _opened(path) as fd:
+    with _open_directory(path) as fd:
         fcntl.ioctl(fd, _RESIZE, bytearray(struct.pack("=q4088s", 0, name)))
 
 
-def pending(path: Path) -> int:
+def pending_bytes(path: Path) -> int:
     """Return the bytes that were written but have no place on disk yet: statvfs still reports them as free."""
     info = bytearray(1024)
-    with _opened(path) as fd:
+    with _open_directory(path) as fd:
         fcntl.ioctl(fd, _FS_INFO, info)
     uuid = info[16:32].hex()
     name = "-".join((uuid[:8], uuid[8:12], uuid[12:16], uuid[16:20], uuid[20:]))
@@ -76,7 +76,7 @@ def create(path: Path, group: int | None) -> int:
 
 def snapshot(source: Path, path: Path, group: int | None, *, read_only: bool) -> int:
     """Copy a subvolume as it is now, including dirty pages."""
-    with _opened(source) as fd:
+    with _open_directory(source) as fd:
         _make(_SNAP_CREATE_V2, path, fd, _READ_ONLY if read_only else 0, group)
     return subvolume_id(path)
 
@@ -86,21 +86,21 @@ def _make(request: int, path: Path, source: int, flags: int, group: int | None) 
     size, pointer = (80, ctypes.addressof(inherit)) if group is not None else (0, 0)
     flags |= _INHERIT if group is not None else 0
     args = bytearray(struct.pack("=qQQQQ16s4040s", source, 0, flags, size, pointer, b"", os.fsencode(path.name)))
-    with _opened(path.parent) as parent:
+    with _open_directory(path.parent) as parent:
         fcntl.ioctl(parent, request, args)
 
 
 def delete(path: Path) -> None:
     """Delete the subvolume. It is gone at once; a kernel thread frees its space. Does nothing if it does not exist."""
     args = bytearray(struct.pack("=q4088s", 0, os.fsencode(path.name)))
-    with _opened(path.parent) as parent, contextlib.suppress(FileNotFoundError):
+    with _open_directory(path.parent) as parent, contextlib.suppress(FileNotFoundError):
         fcntl.ioctl(parent, _SNAP_DESTROY, args)
 
 
 def subvolume_id(path: Path) -> int:
     args = bytearray(4096)
     struct.pack_into("=QQ", args, 0, 0, _FIRST_OBJECT)
-    with _opened(path) as fd:
+    with _open_directory(path) as fd:
         fcntl.ioctl(fd, _INO_LOOKUP, args)
     return int(struct.unpack_from("=Q", args)[0])
 
@@ -118,7 +118,7 @@ def quota_kind(path: Path) -> str | None:
 
 def enable_quota(path: Path) -> str:
     """Enable quotas: simple ones if the kernel supports them (6.7), which cost almost nothing, otherwise full ones."""
-    with _opened(path) as fd:
+    with _open_directory(path) as fd:
         for kind, command in (("simple", _QUOTA_ENABLE_SIMPLE), ("full", _QUOTA_ENABLE)):
             try:
                 fcntl.ioctl(fd, _QUOTA_CTL, bytearray(struct.pack("=QQ", command, 0)))
@@ -132,13 +132,13 @@ def enable_quota(path: Path) -> str:
 
 def create_group(path: Path, group: int) -> None:
     """Create a quota group. Idempotent."""
-    with _opened(path) as fd, contextlib.suppress(FileExistsError):
+    with _open_directory(path) as fd, contextlib.suppress(FileExistsError):
         fcntl.ioctl(fd, _QGROUP_CREATE, struct.pack("=QQ", 1, group))
 
 
 def set_limit(path: Path, group: int, limit: int) -> None:
     """Set the bytes that a quota group may use. A subvolume's own group has its id."""
-    with _opened(path) as fd:
+    with _open_directory(path) as fd:
         fcntl.ioctl(fd, _QGROUP_LIMIT, struct.pack("=6Q", group, _LIMIT_REFERENCED, limit, 0, 0, 0))
 
 
@@ -153,7 +153,7 @@ def drop_stale_groups(path: Path) -> None:
     """Remove the quota groups of deleted subvolumes. New kernels do this by themselves."""
     subvolumes = {objectid for objectid, _, _ in _search(path, _ROOT_TREE, _FIRST_OBJECT, _MAX, kind=_ROOT_ITEM_KEY)}
     groups = [group for _, group, _ in _search(path, _QUOTA_TREE, 0, 0, kind=_QGROUP_INFO_KEY)]
-    with _opened(path) as fd:
+    with _open_directory(path) as fd:
         for group in groups:
             if group >= _FIRST_OBJECT and group >> 48 == 0 and group not in subvolumes:
                 with contextlib.suppress(OSError):  # its extents are still shared with others
@@ -165,7 +165,7 @@ def _search(
 ) -> Iterator[tuple[int, int, bytes]]:
     """Yield items of one type in a metadata tree, as (objectid, offset, data). Nothing if there is no such tree."""
     start = (first, offset or 0)
-    with _opened(path) as fd:
+    with _open_directory(path) as fd:
         while True:
             args = bytearray(4096)
             end = _MAX if offset is None else offset

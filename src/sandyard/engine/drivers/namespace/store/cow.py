@@ -70,7 +70,7 @@ class CowStore:
     def _fit(self, image: Path) -> None:
         """Finish what a crash interrupted. An image of an earlier version is as large as the disk and has no allocated
         blocks: it is converted to one that has them all."""
-        if images.unreserved(image):
+        if images.unreserved_bytes(image):
             space = guard.survey(self.path, image)
             small = -(-(space.used + (2 << 30)) // (1 << 30)) << 30
             if images.SMALLEST <= small < images.size(image):
@@ -78,7 +78,7 @@ class CowStore:
                     images.shrink(image, self.path, small)
             with contextlib.suppress(OSError):  # the guard continues with these too
                 images.reserve_all(image)
-        images.fit(image, self.path)
+        images.resize_to_file(image, self.path)
 
     async def close(self, *, unmount: bool) -> None:
         if self._guard is not None:
@@ -113,14 +113,14 @@ class CowStore:
         if self._guard is not None:
             self._guard.check()
 
-    async def failed(self) -> str:
+    async def wait_for_failure(self) -> str:
         if self._guard is None:
             await asyncio.get_running_loop().create_future()
         else:
             await self._guard.broken.wait()
         return f"The store {self.path} is no longer writable: the kernel has made it read-only after an error."
 
-    def below(self, sandbox: str) -> Layers:
+    def shared_layers(self, sandbox: str) -> Layers:
         return ()
 
     async def create(self, sandbox: str, disk_mb: int) -> None:

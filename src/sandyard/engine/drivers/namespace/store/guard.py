@@ -20,7 +20,7 @@ from sandyard.engine.drivers.namespace.store import btrfs
 from sandyard.engine.drivers.namespace.store import image as images
 from sandyard.kit.errors import FullError
 from sandyard.kit.logging import get_logger
-from sandyard.kit.tasks import uninterrupted
+from sandyard.kit.tasks import run_uninterrupted
 
 log = get_logger(__name__)
 
@@ -57,12 +57,12 @@ class Space:
 
     @property
     def ahead(self) -> int:
-        """What sandboxes can still write immediately."""
+        """The bytes that sandboxes can still write immediately."""
         return self.free - self.pending - _REST
 
     @property
     def wanted(self) -> int:
-        """How much should be ahead: sandboxes may fill it before the next check, or request all of it at once
+        """The bytes that should be ahead: sandboxes may fill them before the next check, or request all of them at once
         (fallocate)."""
         return min(max(self.growth // _PART_AHEAD, _LEAST_AHEAD), _MOST_AHEAD)
 
@@ -84,8 +84,8 @@ def survey(store: Path, image: Path) -> Space:
     inside, outside = os.statvfs(store), os.statvfs(image.parent)
     return Space(
         used=(inside.f_blocks - inside.f_bfree) * inside.f_frsize,
-        free=max(inside.f_bavail * inside.f_frsize - images.unreserved(image), 0),
-        pending=btrfs.pending(store),
+        free=max(inside.f_bavail * inside.f_frsize - images.unreserved_bytes(image), 0),
+        pending=btrfs.pending_bytes(store),
         growth=outside.f_bavail * outside.f_frsize - images.reserve(image.parent),
     )
 
@@ -135,10 +135,10 @@ class Guard:
         failed = None
         while True:
             try:
-                if await uninterrupted(loop.run_in_executor(threads, images.is_read_only, self._store)):
+                if await run_uninterrupted(loop.run_in_executor(threads, images.is_read_only, self._store)):
                     self.broken.set()
                 else:
-                    await uninterrupted(loop.run_in_executor(threads, self._adjust))
+                    await run_uninterrupted(loop.run_in_executor(threads, self._adjust))
                     failed = None
             except OSError as error:  # the next round may succeed; creates are still checked
                 if failed != str(error):
@@ -153,7 +153,7 @@ class Guard:
                 self._set_limit(btrfs.usage(self._store, self._group) + max(self._room.left, 0), self._room.left)
             return
         space = survey(self._store, self._image)
-        if images.unreserved(self._image):
+        if images.unreserved_bytes(self._image):
             with contextlib.suppress(OSError):  # space without blocks is not counted as free
                 images.reserve_all(self._image)
                 space = survey(self._store, self._image)

@@ -99,7 +99,7 @@ def mount(image: Path, target: Path) -> None:
     """Mount the image, already attached or not. Idempotent. Raises ImageError; never changes the image's contents."""
     if target.is_mount():
         if btrfs.is_btrfs(target):
-            _keep_blocks(attached(image))
+            _keep_blocks(find_loop_device(image))
             return
         raise ImageError(f"{target} is a mount point of something else")
     device, fd = _attach(image)
@@ -135,7 +135,7 @@ def size(image: Path) -> int:
     return image.stat().st_size
 
 
-def unreserved(image: Path) -> int:
+def unreserved_bytes(image: Path) -> int:
     """Return the bytes of the image for which the disk has reserved no blocks."""
     status = image.stat()
     return max(status.st_size - status.st_blocks * 512, 0)
@@ -145,15 +145,15 @@ def reserve_all(image: Path) -> None:
     """Reserve missing blocks of an image from an earlier version. Raises OSError, and takes nothing, if the disk would
     not keep its reserve."""
     disk = os.statvfs(image.parent)
-    if unreserved(image) > disk.f_bavail * disk.f_frsize - reserve(image.parent):
+    if unreserved_bytes(image) > disk.f_bavail * disk.f_frsize - reserve(image.parent):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(image))
-    with _opened(image) as fd:
+    with _open_image(image) as fd:
         _reserve(fd, 0, os.fstat(fd).st_size)
 
 
 def grow(image: Path, target: Path, amount: int) -> None:
     """Enlarge the mounted image, or leave it unchanged. Raises OSError."""
-    with _opened(image) as fd:
+    with _open_image(image) as fd:
         before = os.fstat(fd).st_size
         try:
             os.ftruncate(fd, before + amount)
@@ -161,25 +161,25 @@ def grow(image: Path, target: Path, amount: int) -> None:
         except OSError:
             os.ftruncate(fd, before)
             raise
-    fit(image, target)
+    resize_to_file(image, target)
 
 
 def shrink(image: Path, target: Path, size: int) -> None:
     """Shrink the mounted image to this size, or leave it unchanged. Moves the data in its last part. Raises OSError."""
     btrfs.resize(target, size)
-    with _opened(image) as fd:
+    with _open_image(image) as fd:
         os.ftruncate(fd, size)
     _tell_size(image)
 
 
-def fit(image: Path, target: Path) -> None:
+def resize_to_file(image: Path, target: Path) -> None:
     """Let the btrfs use the whole file, also after a crash during a change. Idempotent."""
     _tell_size(image)
     btrfs.resize(target, None)
 
 
 def _tell_size(image: Path) -> None:
-    device = attached(image)
+    device = find_loop_device(image)
     if device is not None:
         fd = os.open(device, os.O_RDWR | os.O_CLOEXEC)
         try:
@@ -200,7 +200,7 @@ def _reserve(fd: int, offset: int, length: int) -> None:
 
 
 @contextlib.contextmanager
-def _opened(image: Path) -> Iterator[int]:
+def _open_image(image: Path) -> Iterator[int]:
     fd = os.open(image, os.O_RDWR | os.O_CLOEXEC)
     try:
         yield fd
@@ -208,7 +208,7 @@ def _opened(image: Path) -> Iterator[int]:
         os.close(fd)
 
 
-def attached(image: Path) -> str | None:
+def find_loop_device(image: Path) -> str | None:
     """Return the loop device this file is attached to, or None."""
     status = image.stat()
     for entry in Path("/sys/block").glob("loop*/loop"):
@@ -226,7 +226,7 @@ def attached(image: Path) -> str | None:
 
 def _attach(image: Path) -> tuple[str, int]:
     """Attach the image to a loop device, which the returned descriptor holds until something is mounted from it."""
-    device = attached(image)
+    device = find_loop_device(image)
     if device is not None:
         return device, os.open(device, os.O_RDWR | os.O_CLOEXEC)
     image_fd = os.open(image, os.O_RDWR | os.O_CLOEXEC)

@@ -85,11 +85,11 @@ class PlainStore:
             free = max(room.left, 0) >> 20
             raise FullError(f"The machine is full (disk): {room.where} has {free} MiB left beside its reserve.")
 
-    async def failed(self) -> str:
+    async def wait_for_failure(self) -> str:
         never: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         return await never
 
-    def below(self, sandbox: str) -> Layers:
+    def shared_layers(self, sandbox: str) -> Layers:
         return tuple(str(self.path / SHARED / name / UPPER) for name in self._stack(SANDBOXES, sandbox))
 
     def _stack(self, folder: str, name: str) -> list[str]:

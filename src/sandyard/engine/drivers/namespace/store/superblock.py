@@ -37,10 +37,10 @@ def renew_uuid(image: Path) -> None:
         if not blocks or blocks[0][0] != _PLACES[0]:
             raise ValueError("it has no superblock of btrfs")
         # the first one last: it is the one that counts, and nothing has changed until it is written
-        first = _renewed(blocks[0][1], new)
+        first = _update_block(blocks[0][1], new)
         for place, block in reversed(blocks[1:]):
             with contextlib.suppress(ValueError):  # a damaged copy stays as it is
-                os.pwrite(fd, _renewed(block, new), place)
+                os.pwrite(fd, _update_block(block, new), place)
         os.pwrite(fd, first, _PLACES[0])
         os.fsync(fd)
     finally:
@@ -58,7 +58,7 @@ def _is_superblock(block: bytes) -> bool:
     return len(block) == _SIZE and block[_MAGIC_AT : _MAGIC_AT + 8] == _MAGIC
 
 
-def _renewed(block: bytes, new: bytes) -> bytes:
+def _update_block(block: bytes, new: bytes) -> bytes:
     changed = bytearray(block)
     form, at = _CHECKSUM_KIND
     if form.unpack_from(changed, at)[0] != _CRC32C:

@@ -1,4 +1,4 @@
-"""What a sandbox's first process gives up before it becomes the agent: identity, capabilities, system calls."""
+"""Drops the privileges of a sandbox's first process before it becomes the agent: identity, capabilities, system calls."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sandyard.engine.drivers.namespace import kernel, seccomp
-from sandyard.engine.drivers.namespace.zygote import confine, files, home, protocol, userns
+from sandyard.engine.drivers.namespace.zygote import confine, files, protocol, userns, zygote_root
 from sandyard.engine.drivers.namespace.zygote.child import FIRST_FREE_FD, Maker
 from sandyard.engine.drivers.namespace.zygote.probe import working_root
 from sandyard.engine.drivers.namespace.zygote.rootfs import MOST_LAYERS
@@ -152,7 +152,7 @@ class Zygote:
             os.setresgid(0, 0, 0)
             os.setresuid(0, 0, 0)
         confine.limit_self()
-        root, problem = working_root(home.enter(request))
+        root, problem = working_root(zygote_root.enter(request))
         if root is not None:
             self._maker = Maker(root, kernel.SeccompProgram(seccomp.program()))
         return {"problem": problem}
@@ -185,12 +185,12 @@ class Zygote:
         self._epoll.register(pidfd, select.EPOLLIN)
 
     def _copy(self, request: protocol.Message, _fds: list[int]) -> None:
-        self._aside(request, lambda: files.copy_tree(request["source"], request["target"]))
+        self._run_in_helper(request, lambda: files.copy_tree(request["source"], request["target"]))
 
     def _remove(self, request: protocol.Message, _fds: list[int]) -> None:
-        self._aside(request, lambda: files.remove_tree(request["path"]))
+        self._run_in_helper(request, lambda: files.remove_tree(request["path"]))
 
-    def _aside(self, request: protocol.Message, work: Callable[[], None]) -> None:
+    def _run_in_helper(self, request: protocol.Message, work: Callable[[], None]) -> None:
         """Run slow work in a separate process, which sends the answer itself."""
         pid, pidfd = kernel.clone(0)
         if pid:

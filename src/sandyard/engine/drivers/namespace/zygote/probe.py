@@ -6,14 +6,14 @@ import os
 
 from sandyard.engine.drivers.namespace import kernel
 from sandyard.engine.drivers.namespace.zygote import files, script, userns
-from sandyard.engine.drivers.namespace.zygote.home import Home
 from sandyard.engine.drivers.namespace.zygote.rootfs import ROOT, RootFs
+from sandyard.engine.drivers.namespace.zygote.zygote_root import ZygoteRoot
 
 _PLACE = "/store/probe"
 _ANY_UID = 0x7000_0000
 
 
-def working_root(home: Home) -> tuple[RootFs | None, str | None]:
+def working_root(home: ZygoteRoot) -> tuple[RootFs | None, str | None]:
     """Return a root maker that works here, or the reason why there is none. Mounts in a separate namespace, and leaves
     nothing."""
     problem = None

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 
 from sandyard.engine.drivers.namespace import kernel
 from sandyard.engine.drivers.namespace.kernel import libc
-from sandyard.engine.drivers.namespace.zygote.home import DEVICES, Home
 from sandyard.engine.drivers.namespace.zygote.script import Step
+from sandyard.engine.drivers.namespace.zygote.zygote_root import DEVICES, ZygoteRoot
 
 ROOT = b"/root"
 FIRST_LAYER_FD, MOST_LAYERS = 4, 120  # descriptors that the zygote keeps free for its children
@@ -50,7 +50,7 @@ class RootFs:
     layers, which is faster.
     """
 
-    def __init__(self, home: Home, *, attach: bool) -> None:
+    def __init__(self, home: ZygoteRoot, *, attach: bool) -> None:
         self.rootless = home.rootless
         self._attach = attach and not home.rootless
         self.capabilities = kernel.capset_arguments(kernel.effective_capabilities())
@@ -115,7 +115,7 @@ def _mount(source: bytes, below: bytes, kind: bytes | None, flags: int, data: by
     return libc.mount, (source, ROOT + below, kind, flags, data), _SYSTEM
 
 
-def _devices(home: Home) -> list[Step]:
+def _devices(home: ZygoteRoot) -> list[Step]:
     """Return the steps for /dev, all of it owned by its creator."""
     steps: list[Step] = [_mount(b"tmpfs", b"/dev", b"tmpfs", kernel.MS_NOSUID, b"mode=755,size=64k,nr_inodes=64")]
     steps.append((libc.umask, (0,), _DEVICES))
@@ -134,7 +134,7 @@ def _devices(home: Home) -> list[Step]:
     return [*steps, *((libc.mkdir, (ROOT + folder, 0o755), _DEVICES) for folder in (b"/dev/pts", b"/dev/shm"))]
 
 
-def _system(home: Home) -> list[Step]:
+def _system(home: ZygoteRoot) -> list[Step]:
     """Return the steps for /proc with sensitive parts covered, and /sys."""
     return [
         _mount(b"proc", b"/proc", b"proc", _QUIET),

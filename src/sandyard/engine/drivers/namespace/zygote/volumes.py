@@ -58,7 +58,7 @@ def attach_all(volumes: Volumes, uid: int, capabilities: tuple[bytes, bytes], *,
 
 
 def _attach(fd: int, target: str) -> int:
-    place = _made(target)
+    place = _open_target(target)
     if place < 0:
         return -1
     flags = kernel.MOVE_MOUNT_F_EMPTY_PATH | _MOVE_MOUNT_T_EMPTY_PATH
@@ -67,7 +67,7 @@ def _attach(fd: int, target: str) -> int:
     return done
 
 
-def _made(target: str) -> int:
+def _open_target(target: str) -> int:
     """Return a descriptor of that directory, created with its parents if it is missing."""
     parts = target.strip("/").split("/")
     root = os.open("/", _FOLDER)

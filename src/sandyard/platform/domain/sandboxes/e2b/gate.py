@@ -22,7 +22,7 @@ from packaging.version import Version
 from tenacity.wait import wait_base
 
 from sandyard.kit.clock import Clock
-from sandyard.kit.tasks import heeded
+from sandyard.kit.tasks import propagate_cancellation
 from sandyard.platform.domain.sandboxes.e2b.breaker import Breaker
 from sandyard.platform.domain.sandboxes.e2b.config import EngineConfig
 from sandyard.platform.domain.sandboxes.e2b.errors import (
@@ -173,7 +173,7 @@ class Gate:
         if not self.config.api_key:
             raise EngineNotConfiguredError
         try:
-            with heeded():  # the SDK wraps much of its work in `wait_for`
+            with propagate_cancellation():  # the SDK wraps much of its work in `wait_for`
                 return await call()
         except Exception as error:
             ours = translate(error, self.config.api_key)

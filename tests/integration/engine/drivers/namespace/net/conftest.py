@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 
 from sandyard.engine.drivers.namespace.net import Network, NetworkSettings
-from tests.integration.engine.drivers.namespace.net.world import World
+from tests.integration.engine.drivers.namespace.net.topology import Topology
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    """A world to be root in."""
+def topology(tmp_path: Path) -> Iterator[Topology]:
+    """A topology to be root in."""
     if os.geteuid() != 0:
         pytest.skip("needs root for network namespaces")
-    made = World(tmp_path)
+    made = Topology(tmp_path)
     try:
         yield made
     finally:
@@ -23,9 +23,9 @@ def world(tmp_path: Path) -> Iterator[World]:
 
 
 @pytest.fixture
-async def network(world: World) -> AsyncIterator[Network]:
-    """An open network with the default settings, a small pool, and the world's name server."""
-    made = Network("test", world.state / "net", NetworkSettings(pool=2, resolv_conf=world.resolv_conf))
+async def network(topology: Topology) -> AsyncIterator[Network]:
+    """An open network with the default settings, a small pool, and the topology's name server."""
+    made = Network("test", topology.state / "net", NetworkSettings(pool=2, resolv_conf=topology.resolv_conf))
     await made.open(())
     assert dict(made.missing) == {}
     try:

@@ -18,7 +18,7 @@ from sandyard.engine.drivers.namespace.net.conntrack import is_crowded
 from sandyard.engine.drivers.namespace.net.netlink import Netlink
 from sandyard.engine.drivers.namespace.net.nft import Nft
 from sandyard.kit.errors import InvalidInputError, NotFoundError
-from tests.integration.engine.drivers.namespace.net.world import (
+from tests.integration.engine.drivers.namespace.net.topology import (
     CLOUD,
     HOST,
     LAN,
@@ -28,7 +28,7 @@ from tests.integration.engine.drivers.namespace.net.world import (
     STREAM,
     WEB,
     Internet,
-    World,
+    Topology,
     dial,
     inside,
     knock,
@@ -48,18 +48,18 @@ async def udp(slot: NetSlot, address: str) -> str:
     return await inside(slot.netns_path, lambda: knock(address))
 
 
-async def test_internet_is_reached_through_the_hosts_address(world: World, network: Network) -> None:
+async def test_internet_is_reached_through_the_hosts_address(topology: Topology, network: Network) -> None:
     slot = await network.acquire(0)
     assert await tcp(slot, WEB) == "ok"
     assert await udp(slot, MIRROR) == "ok"
     assert await inside(slot.netns_path, lambda: ping(WEB)) == "ok"
-    assert set(world.internet.seen) == {("tcp", WEB, HOST), ("udp", MIRROR, HOST)}
+    assert set(topology.internet.seen) == {("tcp", WEB, HOST), ("udp", MIRROR, HOST)}
 
 
-async def test_the_host_is_out_of_reach_on_every_address(world: World, network: Network) -> None:
+async def test_the_host_is_out_of_reach_on_every_address(topology: Topology, network: Network) -> None:
     slot = await network.acquire(0)
     assert slot.gateway
-    services = Internet(world.host, ("127.0.0.1", HOST, slot.gateway), names=False)
+    services = Internet(topology.host, ("127.0.0.1", HOST, slot.gateway), names=False)
     try:
         for address in ("127.0.0.1", HOST, slot.gateway):
             assert (dial(address), knock(address)) == ("ok", "ok"), "the service must be there to be denied"
@@ -75,7 +75,7 @@ async def test_the_host_is_out_of_reach_on_every_address(world: World, network: 
         services.close()
 
 
-async def test_what_the_host_redirects_from_itself_stays_out_of_reach(world: World, network: Network) -> None:
+async def test_what_the_host_redirects_from_itself_stays_out_of_reach(topology: Topology, network: Network) -> None:
     """A port that Docker, say, publishes on the host's address and leads elsewhere."""
     slot = await network.acquire(0)
     nft = Nft()
@@ -88,10 +88,10 @@ async def test_what_the_host_redirects_from_itself_stays_out_of_reach(world: Wor
     await network.set_policy(0, NetworkPolicy(allow_out=("198.18.0.0/16", ALL)))
     assert await tcp(slot, HOST, 8088) == REFUSED
     assert await tcp(slot, WEB) == "ok"
-    assert world.internet.seen == [("tcp", WEB, HOST)]
+    assert topology.internet.seen == [("tcp", WEB, HOST)]
 
 
-async def test_other_sandboxes_are_out_of_reach(world: World, network: Network) -> None:
+async def test_other_sandboxes_are_out_of_reach(topology: Topology, network: Network) -> None:
     one, two = await network.acquire(0), await network.acquire(1)
     assert two.address
     namespace = two.netns_path.open()
@@ -112,18 +112,18 @@ async def test_other_sandboxes_are_out_of_reach(world: World, network: Network) 
 
 @pytest.mark.parametrize("lan", ["deny", "allow"])
 async def test_nobody_reaches_a_sandbox_from_outside(
-    world: World, tmp_path: Path, lan: Literal["deny", "allow"]
+    topology: Topology, tmp_path: Path, lan: Literal["deny", "allow"]
 ) -> None:
-    network = Network("in", tmp_path / "net", NetworkSettings(lan=lan, pool=1, resolv_conf=world.resolv_conf))
+    network = Network("in", tmp_path / "net", NetworkSettings(lan=lan, pool=1, resolv_conf=topology.resolv_conf))
     await network.open(())
     slot = await network.acquire(0)
     assert slot.address
     namespace = slot.netns_path.open()
     services = Internet(namespace.fileno(), (slot.address,), names=False)
     try:
-        with within(world.outside), Netlink() as netlink:
+        with within(topology.outside), Netlink() as netlink:
             netlink.request(links.default_route(IPv4Address(HOST), 10))  # a neighbour who routes through the host
-        with within(world.outside):
+        with within(topology.outside):
             assert dial(slot.address, timeout=0.5) != "ok"
             assert knock(slot.address, timeout=0.5) != "ok"
         assert services.seen == []
@@ -136,16 +136,16 @@ async def test_nobody_reaches_a_sandbox_from_outside(
 @pytest.mark.parametrize("address", [METADATA, CLOUD, "224.0.0.251", "255.255.255.255", "0.0.0.0", "240.0.0.1"])
 @pytest.mark.parametrize("policy", [NetworkPolicy(), NetworkPolicy(allow_out=("169.254.0.0/16", "100.64.0.0/10", ALL))])
 async def test_some_addresses_are_never_reached(
-    world: World, network: Network, address: str, policy: NetworkPolicy
+    topology: Topology, network: Network, address: str, policy: NetworkPolicy
 ) -> None:
     slot = await network.acquire(0)
     await network.set_policy(0, policy)
     assert await tcp(slot, address) != "ok"
     assert await inside(slot.netns_path, lambda: knock(address, timeout=0.5)) != "ok"
-    assert world.internet.seen == []
+    assert topology.internet.seen == []
 
 
-async def test_private_networks_need_permission(world: World, network: Network) -> None:
+async def test_private_networks_need_permission(topology: Topology, network: Network) -> None:
     slot = await network.acquire(0)
     for address in (LAN, NEIGHBOUR):
         assert await tcp(slot, address) == REFUSED
@@ -162,13 +162,13 @@ async def test_private_networks_need_permission(world: World, network: Network) 
     assert await tcp(slot, HOST) == REFUSED
 
 
-async def test_the_operator_may_open_the_lan(world: World, tmp_path: Path) -> None:
-    settings = NetworkSettings(lan="allow", pool=1, resolv_conf=world.resolv_conf)
+async def test_the_operator_may_open_the_lan(topology: Topology, tmp_path: Path) -> None:
+    settings = NetworkSettings(lan="allow", pool=1, resolv_conf=topology.resolv_conf)
     network = Network("lan", tmp_path / "net", settings)
     await network.open(())
     try:
         slot = await network.acquire(0)
-        services = Internet(world.host, (HOST,), names=False)
+        services = Internet(topology.host, (HOST,), names=False)
         try:
             assert await tcp(slot, LAN) == await tcp(slot, NEIGHBOUR) == "ok"
             assert await tcp(slot, HOST) == await tcp(slot, METADATA) == REFUSED
@@ -179,12 +179,12 @@ async def test_the_operator_may_open_the_lan(world: World, tmp_path: Path) -> No
         await network.close(remove=True)
 
 
-async def test_a_network_the_host_joins_later_is_private_too(world: World, network: Network) -> None:
+async def test_a_network_the_host_joins_later_is_private_too(topology: Topology, network: Network) -> None:
     slot = await network.acquire(0)
     assert await tcp(slot, WEB) == "ok"
     with Netlink() as netlink:
         netlink.request(links.add_address(10, IPv4Address("198.51.100.1"), 24))
-    with within(world.outside), Netlink() as netlink:
+    with within(topology.outside), Netlink() as netlink:
         netlink.request(links.route_to(IPv4Address("198.51.100.1"), 10))
     for _ in range(1000):
         if await tcp(slot, WEB) == REFUSED:
@@ -194,7 +194,7 @@ async def test_a_network_the_host_joins_later_is_private_too(world: World, netwo
     assert await tcp(slot, WEB) == REFUSED
 
 
-async def test_there_is_no_ipv6_but_on_the_loopback(world: World, network: Network) -> None:
+async def test_there_is_no_ipv6_but_on_the_loopback(topology: Topology, network: Network) -> None:
     slot = await network.acquire(0)
 
     def look() -> tuple[list[str], list[str]]:
@@ -219,23 +219,23 @@ async def test_there_is_no_ipv6_but_on_the_loopback(world: World, network: Netwo
     assert len(outcomes) == 2
     assert "ok" not in outcomes
     names = {line.split()[-1] for line in Path("/proc/net/if_inet6").read_text().splitlines()}
-    assert not names & world.interfaces()
+    assert not names & topology.interfaces()
 
 
-async def test_allow_internet_false_denies_all(world: World, network: Network) -> None:
+async def test_allow_internet_false_denies_all(topology: Topology, network: Network) -> None:
     slot = await network.acquire(0)
     await network.set_policy(0, NetworkPolicy(allow_internet=False))
     assert await tcp(slot, WEB) == REFUSED
     assert await udp(slot, WEB) == "EHOSTUNREACH"
     assert await inside(slot.netns_path, lambda: ping(WEB)) == "EHOSTUNREACH"
-    assert world.internet.seen == []
+    assert topology.internet.seen == []
     await network.set_policy(0, NetworkPolicy())
     assert await tcp(slot, WEB) == "ok"
 
 
 @pytest.mark.parametrize("closing", [{"allow_internet": False}, {"deny_out": (ALL,)}])
 async def test_allow_out_is_what_is_left_of_denying_all(
-    world: World, network: Network, closing: dict[str, object]
+    topology: Topology, network: Network, closing: dict[str, object]
 ) -> None:
     slot = await network.acquire(0)
     await network.set_policy(0, NetworkPolicy(allow_out=(WEB,), **closing))  # type: ignore[arg-type]
@@ -246,7 +246,7 @@ async def test_allow_out_is_what_is_left_of_denying_all(
     assert await tcp(slot, MIRROR) == "ok"
 
 
-async def test_deny_out_and_allow_out_over_it(world: World, network: Network) -> None:
+async def test_deny_out_and_allow_out_over_it(topology: Topology, network: Network) -> None:
     slot = await network.acquire(0)
     await network.set_policy(0, NetworkPolicy(deny_out=("198.51.100.0/24",), allow_out=(MIRROR,)))
     assert await tcp(slot, WEB) == REFUSED
@@ -256,7 +256,7 @@ async def test_deny_out_and_allow_out_over_it(world: World, network: Network) ->
     assert await tcp(slot, MIRROR) == REFUSED
 
 
-async def test_a_policy_is_one_sandboxes_own(world: World, network: Network) -> None:
+async def test_a_policy_is_one_sandboxes_own(topology: Topology, network: Network) -> None:
     one, two = await network.acquire(0), await network.acquire(1)
     await network.set_policy(0, NetworkPolicy(allow_internet=False, allow_out=(MIRROR,)))
     await network.set_policy(1, NetworkPolicy(deny_out=(MIRROR,)))
@@ -264,7 +264,7 @@ async def test_a_policy_is_one_sandboxes_own(world: World, network: Network) -> 
     assert (await tcp(two, WEB), await tcp(two, MIRROR)) == ("ok", REFUSED)
 
 
-async def test_a_new_policy_cuts_established_connections_and_no_others(world: World, network: Network) -> None:
+async def test_a_new_policy_cuts_established_connections_and_no_others(topology: Topology, network: Network) -> None:
     slot = await network.acquire(0)
 
     def connect() -> tuple[socket.socket, socket.socket]:
@@ -292,7 +292,7 @@ async def test_a_new_policy_cuts_established_connections_and_no_others(world: Wo
         mirror.close()
 
 
-async def test_a_new_policy_also_cuts_what_only_comes_in(world: World, network: Network) -> None:
+async def test_a_new_policy_also_cuts_what_only_comes_in(topology: Topology, network: Network) -> None:
     """A server that goes on sending to somebody who never says another word."""
     slot = await network.acquire(0)
 
@@ -311,15 +311,15 @@ async def test_a_new_policy_also_cuts_what_only_comes_in(world: World, network: 
         with pytest.raises(BlockingIOError):
             while True:
                 listening.recv(100)  # what had arrived before
-        sent = world.internet.streamed
-        while world.internet.streamed < sent + 20:
+        sent = topology.internet.streamed
+        while topology.internet.streamed < sent + 20:
             await asyncio.sleep(0.01)
         with pytest.raises(BlockingIOError):
             listening.recv(100)
 
 
-async def test_one_sandbox_cannot_fill_the_hosts_connection_table(world: World, tmp_path: Path) -> None:
-    network = Network("few", tmp_path / "net", NetworkSettings(pool=1, connections=5, resolv_conf=world.resolv_conf))
+async def test_one_sandbox_cannot_fill_the_hosts_connection_table(topology: Topology, tmp_path: Path) -> None:
+    network = Network("few", tmp_path / "net", NetworkSettings(pool=1, connections=5, resolv_conf=topology.resolv_conf))
     await network.open(())
     try:
         slot, other = await network.acquire(0), await network.acquire(1)
@@ -338,7 +338,7 @@ async def test_one_sandbox_cannot_fill_the_hosts_connection_table(world: World, 
 
 
 async def test_all_together_leave_the_host_half_of_its_connection_table(
-    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    topology: Topology, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "nf_conntrack_max").write_text("1000")
 
@@ -348,7 +348,7 @@ async def test_all_together_leave_the_host_half_of_its_connection_table(
     fill(500)
     monkeypatch.setattr(uplink, "is_crowded", lambda before: is_crowded(before, tmp_path))
     monkeypatch.setattr(uplink, "_CROWDING_INTERVAL", 0.01)
-    network = Network("crowd", tmp_path / "net", NetworkSettings(pool=1, resolv_conf=world.resolv_conf))
+    network = Network("crowd", tmp_path / "net", NetworkSettings(pool=1, resolv_conf=topology.resolv_conf))
     await network.open(())
     try:
         slot = await network.acquire(0)
@@ -388,7 +388,7 @@ async def test_a_bad_policy_changes_nothing(network: Network) -> None:
     assert await tcp(slot, MIRROR) == "ok"
 
 
-async def test_a_flushed_firewall_is_put_back(world: World, network: Network) -> None:
+async def test_a_flushed_firewall_is_put_back(topology: Topology, network: Network) -> None:
     """`systemctl restart nftables` empties everything on most hosts."""
     one, two = await network.acquire(0), await network.acquire(1)
     await network.set_policy(1, NetworkPolicy(deny_out=(WEB,)))

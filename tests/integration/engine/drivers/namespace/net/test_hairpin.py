@@ -14,11 +14,11 @@ import pytest
 
 from sandyard.engine.contract import Hairpin, NetworkPolicy, PublicNames
 from sandyard.engine.drivers.namespace.net import NetSlot, Network, NetworkSettings
-from tests.integration.engine.drivers.namespace.net.world import (
+from tests.integration.engine.drivers.namespace.net.topology import (
     HOST,
     NEIGHBOUR,
     WEB,
-    World,
+    Topology,
     dial,
     found,
     inside,
@@ -70,20 +70,20 @@ class Engine:
         return await inside(slot.netns_path, partial(resolve, str(slot.dns), name, kind, stream))
 
 
-def made(world: World, instance: str = "test") -> Engine:
-    settings = NetworkSettings(pool=1, resolv_conf=world.resolv_conf, public_names=NAMES)
-    return Engine(Network(instance, world.state / instance, settings))
+def made(topology: Topology, instance: str = "test") -> Engine:
+    settings = NetworkSettings(pool=1, resolv_conf=topology.resolv_conf, public_names=NAMES)
+    return Engine(Network(instance, topology.state / instance, settings))
 
 
 @pytest.fixture
-async def engine(world: World) -> AsyncIterator[Engine]:
-    opened = made(world)
+async def engine(topology: Topology) -> AsyncIterator[Engine]:
+    opened = made(topology)
     await opened.open()
     yield opened
     await opened.close()
 
 
-async def test_public_names_lead_to_the_engine(world: World, engine: Engine) -> None:
+async def test_public_names_lead_to_the_engine(topology: Topology, engine: Engine) -> None:
     slot = await engine.network.acquire(0)
     for name in (API, PREVIEW, "yard.test", "API.Yard.Test"):
         for stream in (False, True):
@@ -94,15 +94,15 @@ async def test_public_names_lead_to_the_engine(world: World, engine: Engine) -> 
     assert await engine.dial(slot) == "ok"
     assert engine.seen == [slot.address], "it comes under its own address: that is how its policy is found"
     assert engine.hairpin.is_allowed(str(slot.address), API)
-    assert world.internet.asked == [], "names of ours are nobody else's business"
+    assert topology.internet.asked == [], "names of ours are nobody else's business"
     assert found(await engine.resolve(slot, "notyard.test")) == set()
     assert found(await engine.resolve(slot, "web.test")) == {WEB}
 
 
-async def test_nothing_else_of_the_host_is_reached(world: World, engine: Engine) -> None:
+async def test_nothing_else_of_the_host_is_reached(topology: Topology, engine: Engine) -> None:
     slot, other = await engine.network.acquire(0), await engine.network.acquire(1)
     assert slot.gateway
-    second = made(world, "second")
+    second = made(topology, "second")
     await second.open()
     strange = await second.network.acquire(0)
     served = engine.hairpin.listener.getsockname()[1]
@@ -123,10 +123,10 @@ async def test_nothing_else_of_the_host_is_reached(world: World, engine: Engine)
     await second.close()
 
 
-async def test_other_machines_and_processes_are_no_sandboxes(world: World, engine: Engine) -> None:
+async def test_other_machines_and_processes_are_no_sandboxes(topology: Topology, engine: Engine) -> None:
     slot = await engine.network.acquire(0)
     port = engine.hairpin.listener.getsockname()[1]
-    world.route_back(str(slot.gateway))
+    topology.route_back(str(slot.gateway))
     assert await asyncio.to_thread(dial, str(slot.gateway), port) == "ok", "a process of the host gets there"
     assert not engine.hairpin.is_allowed(engine.seen[-1], API), "and is nobody whose policy allows something"
     assert not engine.hairpin.is_allowed("127.0.0.1", API)
@@ -194,15 +194,15 @@ async def test_a_policy_that_closes_cuts_what_is_open(engine: Engine) -> None:
     connection.close()
 
 
-async def test_an_engine_that_starts_again_serves_those_that_lived_on(world: World) -> None:
-    first = made(world)
+async def test_an_engine_that_starts_again_serves_those_that_lived_on(topology: Topology) -> None:
+    first = made(topology)
     await first.open()
     slot = await first.network.acquire(0)
     await first.network.acquire(1)
     await first.network.set_policy(1, NetworkPolicy(allow_internet=False))
     await first.close(remove=False)
     assert await first.dial(slot) == REFUSED
-    again = made(world)
+    again = made(topology)
     await again.open((0, 1))
     await again.network.set_policy(0, NetworkPolicy())
     await again.network.set_policy(1, NetworkPolicy(allow_internet=False))

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from sandyard.engine.drivers.namespace.net import Network, NetworkSettings, links, probe, subnet
-from sandyard.engine.drivers.namespace.net.naming import Names
+from sandyard.engine.drivers.namespace.net.names import Names
 from sandyard.engine.drivers.namespace.net.netlink import Netlink
 from sandyard.engine.drivers.namespace.net.nft import Nft
 from sandyard.engine.drivers.namespace.net.uplink import FORWARD_TABLE
-from tests.integration.engine.drivers.namespace.net.world import WEB, World, dial, found, inside, resolve, within
+from tests.integration.engine.drivers.namespace.net.topology import WEB, Topology, dial, found, inside, resolve, within
 
 DOCKER = """
 add table ip filter
@@ -33,9 +33,9 @@ add rule inet strict incoming ct state established,related accept
 """
 
 
-def make(world: World, instance: str = "test", **settings: object) -> Network:
-    chosen = NetworkSettings(**{"pool": 1, "resolv_conf": world.resolv_conf, **settings})  # type: ignore[arg-type]
-    return Network(instance, world.state / instance, chosen)
+def make(topology: Topology, instance: str = "test", **settings: object) -> Network:
+    chosen = NetworkSettings(**{"pool": 1, "resolv_conf": topology.resolv_conf, **settings})  # type: ignore[arg-type]
+    return Network(instance, topology.state / instance, chosen)
 
 
 def rules(nft: Nft, what: str) -> str:
@@ -48,9 +48,9 @@ async def reaches_the_web(network: Network) -> bool:
 
 
 @pytest.mark.parametrize("first", ["docker", "engine"])
-async def test_dockers_forward_chain_lets_us_pass(world: World, first: str) -> None:
+async def test_dockers_forward_chain_lets_us_pass(topology: Topology, first: str) -> None:
     nft = Nft()
-    network = make(world)
+    network = make(topology)
     if first == "docker":
         nft.run(DOCKER)
     await network.open(())
@@ -71,10 +71,10 @@ async def test_dockers_forward_chain_lets_us_pass(world: World, first: str) -> N
     nft.close()
 
 
-async def test_a_strict_firewall_is_reported_until_it_lets_us_pass(world: World) -> None:
+async def test_a_strict_firewall_is_reported_until_it_lets_us_pass(topology: Topology) -> None:
     nft = Nft()
     nft.run(STRICT)
-    network = make(world)
+    network = make(topology)
     await network.open(())
     try:
         assert set(network.missing) == {"dns", "forward"}
@@ -92,7 +92,7 @@ async def test_a_strict_firewall_is_reported_until_it_lets_us_pass(world: World)
         'add rule inet strict passing oifname "sdy*" ct state established,related accept\n'
         'add rule inet strict incoming iifname "sdy*" udp dport 53 accept\n'
     )
-    again = make(world)
+    again = make(topology)
     await again.open(())
     try:
         assert dict(again.missing) == {}
@@ -104,8 +104,8 @@ async def test_a_strict_firewall_is_reported_until_it_lets_us_pass(world: World)
         nft.close()
 
 
-def test_the_probe_says_how_things_are(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    findings = {finding.name: finding for finding in probe(NetworkSettings(resolv_conf=world.resolv_conf))}
+def test_the_probe_says_how_things_are(topology: Topology, monkeypatch: pytest.MonkeyPatch) -> None:
+    findings = {finding.name: finding for finding in probe(NetworkSettings(resolv_conf=topology.resolv_conf))}
     assert all(finding.ok for finding in findings.values())
     assert "will turn" in findings["forwarding"].detail
     assert "198.51.100.53" in findings["resolver"].detail
@@ -116,9 +116,9 @@ def test_the_probe_says_how_things_are(world: World, monkeypatch: pytest.MonkeyP
     assert "apt install libnftables1" in missing.detail
 
 
-async def test_forwarding_is_turned_on_for_sandboxes_alone(world: World, network: Network) -> None:
+async def test_forwarding_is_turned_on_for_sandboxes_alone(topology: Topology, network: Network) -> None:
     assert Path("/proc/sys/net/ipv4/ip_forward").read_text().strip() == "1"
-    with within(world.outside):
+    with within(topology.outside):
         with Netlink() as netlink:
             netlink.request(links.route_to(IPv4Address("203.0.113.9"), 10))
             netlink.request(links.neighbour(IPv4Address("203.0.113.9"), bytes.fromhex("020000000001"), 10))
@@ -139,8 +139,8 @@ def dropped(nft: Nft) -> int:
     return sum(part["counter"]["packets"] for rule in rules for part in rule["expr"] if "counter" in part)
 
 
-def test_the_gateway_is_on_no_interface(world: World, tmp_path: Path) -> None:
-    names = Names.of("quiet")
+def test_the_gateway_is_on_no_interface(topology: Topology, tmp_path: Path) -> None:
+    names = Names.for_instance("quiet")
     with Netlink() as netlink:
         before = links.list_addresses(netlink)
         found = subnet.reserve(netlink, names, tmp_path / "quiet", None, in_use=False)
@@ -152,8 +152,8 @@ def test_the_gateway_is_on_no_interface(world: World, tmp_path: Path) -> None:
             server.bind((str(found.gateway), 0))
 
 
-def test_a_gateway_of_an_earlier_version_is_taken_over(world: World, tmp_path: Path) -> None:
-    names = Names.of("old")
+def test_a_gateway_of_an_earlier_version_is_taken_over(topology: Topology, tmp_path: Path) -> None:
+    names = Names.for_instance("old")
     with Netlink() as netlink:
         before = links.list_addresses(netlink)
         found = subnet.reserve(netlink, names, tmp_path / "old", None, in_use=False)
@@ -167,10 +167,10 @@ def test_a_gateway_of_an_earlier_version_is_taken_over(world: World, tmp_path: P
 
 def reserve(tag: str, folder: Path, wanted: str | None = None, in_use: bool = False) -> subnet.Subnet:
     with Netlink() as netlink:
-        return subnet.reserve(netlink, Names.of(tag), folder / tag, wanted, in_use)
+        return subnet.reserve(netlink, Names.for_instance(tag), folder / tag, wanted, in_use)
 
 
-def test_engines_that_start_at_once_get_different_subnets(world: World, tmp_path: Path) -> None:
+def test_engines_that_start_at_once_get_different_subnets(topology: Topology, tmp_path: Path) -> None:
     with ThreadPoolExecutor(12) as threads:
         got = list(threads.map(lambda number: reserve(f"engine{number}", tmp_path), range(12)))
     networks = [item.network for item in got]
@@ -179,11 +179,11 @@ def test_engines_that_start_at_once_get_different_subnets(world: World, tmp_path
     assert [reserve(f"engine{number}", tmp_path) for number in range(12)] == got
     with Netlink() as netlink:
         for number in range(12):
-            subnet.release(netlink, Names.of(f"engine{number}"))
+            subnet.release(netlink, Names.for_instance(f"engine{number}"))
         assert not [route for route in links.list_routes(netlink) if route.blackhole]
 
 
-def test_a_subnet_in_use_is_not_taken(world: World, tmp_path: Path) -> None:
+def test_a_subnet_in_use_is_not_taken(topology: Topology, tmp_path: Path) -> None:
     with Netlink() as netlink:
         netlink.request(links.add_blackhole(IPv4Network("100.64.0.0/10")))  # whoever that is
         assert reserve("one", tmp_path).network.subnet_of(IPv4Network("172.16.0.0/12"))
@@ -198,7 +198,7 @@ def test_a_subnet_in_use_is_not_taken(world: World, tmp_path: Path) -> None:
                 reserve("three", tmp_path, wanted=bad)
 
 
-def test_tailscales_space_is_left_alone(world: World, tmp_path: Path) -> None:
+def test_tailscales_space_is_left_alone(topology: Topology, tmp_path: Path) -> None:
     with Netlink() as netlink:
         netlink.request(
             links.veth(links.Peer("tailscale0", bytes(5) + b"\x02"), links.Peer("ts1", bytes(5) + b"\x04"), 1280)
@@ -206,17 +206,17 @@ def test_tailscales_space_is_left_alone(world: World, tmp_path: Path) -> None:
     assert reserve("one", tmp_path).network.subnet_of(IPv4Network("172.16.0.0/12"))
 
 
-def test_a_subnet_is_remembered_and_given_up_when_taken(world: World, tmp_path: Path) -> None:
+def test_a_subnet_is_remembered_and_given_up_when_taken(topology: Topology, tmp_path: Path) -> None:
     first = reserve("one", tmp_path)
     with Netlink() as netlink:
-        subnet.release(netlink, Names.of("one"))  # a reboot
+        subnet.release(netlink, Names.for_instance("one"))  # a reboot
         assert reserve("one", tmp_path) == first
-        subnet.release(netlink, Names.of("one"))
+        subnet.release(netlink, Names.for_instance("one"))
         netlink.request(links.add_address(10, first.network[7], 24))
     assert not reserve("one", tmp_path).network.overlaps(first.network)
 
 
-def test_a_wanted_subnet_waits_until_the_old_one_is_empty(world: World, tmp_path: Path) -> None:
+def test_a_wanted_subnet_waits_until_the_old_one_is_empty(topology: Topology, tmp_path: Path) -> None:
     first = reserve("one", tmp_path)
     assert reserve("one", tmp_path, wanted="10.9.0.0/24", in_use=True) == first
     assert str(reserve("one", tmp_path, wanted="10.9.0.0/24").network) == "10.9.0.0/24"
@@ -227,7 +227,7 @@ def test_a_wanted_subnet_waits_until_the_old_one_is_empty(world: World, tmp_path
 
 
 def test_names_fit_and_differ() -> None:
-    names = {Names.of(f"/data/{number}") for number in range(500)}
+    names = {Names.for_instance(f"/data/{number}") for number in range(500)}
     assert len({item.tag for item in names}) == len({item.group for item in names}) == 500
     assert all(item.group % 2 == 0 and 0 < item.group < 2**31 for item in names)
     assert all(len(item.interface(99999, 25)) == 15 for item in names)

@@ -14,7 +14,7 @@ from sandyard.engine.contract import Denied, NetworkPolicy
 from sandyard.engine.drivers.namespace.net import NetSlot, Network, NetworkSettings
 from sandyard.engine.drivers.namespace.net.forwarder import Forwarder
 from sandyard.engine.drivers.namespace.net.nft import Nft
-from tests.integration.engine.drivers.namespace.net.world import (
+from tests.integration.engine.drivers.namespace.net.topology import (
     HOST,
     LAN,
     METADATA,
@@ -22,7 +22,7 @@ from tests.integration.engine.drivers.namespace.net.world import (
     RESOLVER,
     WEB,
     ZONE,
-    World,
+    Topology,
     dial,
     found,
     inside,
@@ -76,25 +76,25 @@ async def test_many_questions_on_one_stream(network: Network) -> None:
     await inside(slot.netns_path, converse)
 
 
-async def test_without_egress_no_question_leaves(world: World, network: Network) -> None:
+async def test_without_egress_no_question_leaves(topology: Topology, network: Network) -> None:
     slot = await network.acquire(0)
     for policy in (NetworkPolicy(allow_internet=False), only(WEB)):
         await network.set_policy(0, policy)
         assert await ask(slot, "web.test") == await ask(slot, "web.test", stream=True) == "REFUSED"
         assert await tcp(slot, RESOLVER) == REFUSED
-    assert world.internet.asked == []
+    assert topology.internet.asked == []
     await network.set_policy(0, NetworkPolicy(deny_out=(WEB,)))
     assert await ask(slot, "web.test") == {WEB}
 
 
-async def test_an_allowed_name_opens_its_addresses_and_nothing_else(world: World, network: Network) -> None:
+async def test_an_allowed_name_opens_its_addresses_and_nothing_else(topology: Topology, network: Network) -> None:
     slot, other = await network.acquire(0), await network.acquire(1)
     for number in (0, 1):
         await network.set_policy(number, only("web.test"))
     assert await tcp(slot, WEB) == REFUSED, "nobody has asked for its name yet"
     assert await ask(slot, "mirror.test") == "REFUSED"
     assert await ask(slot, "api.web.test") == "REFUSED"
-    assert world.internet.asked == [], "questions for other names go nowhere"
+    assert topology.internet.asked == [], "questions for other names go nowhere"
     assert await ask(slot, "web.test") == {WEB}
     assert await tcp(slot, WEB) == "ok"
     assert await tcp(slot, MIRROR) == REFUSED
@@ -152,7 +152,7 @@ async def test_a_name_taken_off_the_list_is_cut_and_the_others_are_not(network: 
     assert await tcp(slot, MIRROR) == REFUSED, "what was forgotten must be asked for again"
 
 
-async def test_a_connection_outlives_the_time_of_the_answer(world: World, network: Network) -> None:
+async def test_a_connection_outlives_the_time_of_the_answer(topology: Topology, network: Network) -> None:
     slot = await network.acquire(0)
     await network.set_policy(0, only("web.test"))
     assert await ask(slot, "web.test") == {WEB}
@@ -183,7 +183,7 @@ async def test_asking_again_prolongs_the_time(network: Network) -> None:
     assert 590 < elements[0]["elem"]["expires"] <= 600
 
 
-async def test_a_name_cannot_smuggle_commands_into_the_firewall(world: World, network: Network) -> None:
+async def test_a_name_cannot_smuggle_commands_into_the_firewall(topology: Topology, network: Network) -> None:
     slot = await network.acquire(0)
     await network.set_policy(0, only("*.web.test"))
     evil = b'\x1ex" }; flush ruleset; add table'
@@ -198,8 +198,8 @@ async def test_a_name_cannot_smuggle_commands_into_the_firewall(world: World, ne
             asking.send(wire)
             return asking.recv(512)
 
-    with within(world.outside):
-        world.internet.answer_with = answer
+    with within(topology.outside):
+        topology.internet.answer_with = answer
     assert (await inside(slot.netns_path, attack))[-4:] == bytes([198, 51, 100, 20])
     assert await tcp(slot, MIRROR) == REFUSED
     nft = Nft()
@@ -207,7 +207,7 @@ async def test_a_name_cannot_smuggle_commands_into_the_firewall(world: World, ne
     nft.close()
 
 
-async def test_one_sandboxes_questions_do_not_hold_up_anothers(world: World, network: Network) -> None:
+async def test_one_sandboxes_questions_do_not_hold_up_anothers(topology: Topology, network: Network) -> None:
     slot, other = await network.acquire(0), await network.acquire(1)
 
     def flood() -> None:
@@ -218,7 +218,7 @@ async def test_one_sandboxes_questions_do_not_hold_up_anothers(world: World, net
 
     await inside(slot.netns_path, flood)
     assert await ask(other, "web.test") == {WEB}
-    asked = {name for name in world.internet.asked if name.endswith("silent.test")}
+    asked = {name for name in topology.internet.asked if name.endswith("silent.test")}
     assert 0 < len(asked) <= 64
 
 
@@ -273,12 +273,12 @@ async def test_an_address_of_two_names_stays_open_for_the_other(network: Network
     assert await tcp(slot, MIRROR) == REFUSED
 
 
-async def test_a_dead_server_is_reported_and_the_next_one_asked(world: World, network: Network) -> None:
+async def test_a_dead_server_is_reported_and_the_next_one_asked(topology: Topology, network: Network) -> None:
     slot = await network.acquire(0)
-    world.resolv_conf.write_text("nameserver 127.0.0.9\n")
+    topology.resolv_conf.write_text("nameserver 127.0.0.9\n")
     await asyncio.sleep(1.1)  # the file is looked at once a second
     assert await ask(slot, "web.test") == "SERVFAIL"
-    world.resolv_conf.write_text(f"nameserver 127.0.0.9\noptions edns0\nnameserver {RESOLVER}\n")
+    topology.resolv_conf.write_text(f"nameserver 127.0.0.9\noptions edns0\nnameserver {RESOLVER}\n")
     await asyncio.sleep(1.1)
     assert await ask(slot, "web.test") == {WEB}
 
@@ -299,23 +299,23 @@ async def test_rubbish_is_survived(network: Network) -> None:
     assert await ask(slot, "web.test") == {WEB}
 
 
-async def test_only_sandboxes_are_answered(world: World, network: Network) -> None:
+async def test_only_sandboxes_are_answered(topology: Topology, network: Network) -> None:
     slot = await network.acquire(0)
-    for ask_from in (world.host, world.outside):
+    for ask_from in (topology.host, topology.outside):
         with within(ask_from), pytest.raises(OSError):
-            if ask_from == world.outside:
-                world.route_back(slot.gateway or "")
+            if ask_from == topology.outside:
+                topology.route_back(slot.gateway or "")
             resolve(slot.gateway or "", "web.test", timeout=0.3)
-    with within(world.outside):
+    with within(topology.outside):
         assert dial(slot.gateway or "", 53, timeout=0.3) == "timeout", "the firewall does not even let them knock"
-    assert world.internet.asked == []
+    assert topology.internet.asked == []
 
 
-async def test_the_hosts_own_stub_resolver_is_used_from_its_side(world: World, tmp_path: Path) -> None:
+async def test_the_hosts_own_stub_resolver_is_used_from_its_side(topology: Topology, tmp_path: Path) -> None:
     """As with systemd-resolved, whose 127.0.0.53 means nothing inside a sandbox."""
     resolv_conf = tmp_path / "stub.conf"
     resolv_conf.write_text("nameserver 127.0.0.53\noptions edns0 trust-ad\nsearch .\n")
-    world.serve_names(world.host, "127.0.0.53")
+    topology.serve_names(topology.host, "127.0.0.53")
     network = Network("stub", tmp_path / "net", NetworkSettings(pool=1, resolv_conf=resolv_conf))
     await network.open(())
     try:
@@ -326,12 +326,12 @@ async def test_the_hosts_own_stub_resolver_is_used_from_its_side(world: World, t
         await network.close(remove=True)
 
 
-async def test_a_server_of_the_host_on_every_address_is_no_obstacle(world: World, tmp_path: Path) -> None:
+async def test_a_server_of_the_host_on_every_address_is_no_obstacle(topology: Topology, tmp_path: Path) -> None:
     """dnsmasq or bind on 0.0.0.0:53, which sandboxes must not reach, and which leaves no port 53 to us."""
     taken = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     taken.bind(("0.0.0.0", 53))
     listener = socket.create_server(("0.0.0.0", 53))
-    network = Network("busy", tmp_path / "net", NetworkSettings(pool=1, resolv_conf=world.resolv_conf))
+    network = Network("busy", tmp_path / "net", NetworkSettings(pool=1, resolv_conf=topology.resolv_conf))
     await network.open(())
     try:
         assert dict(network.missing) == {}

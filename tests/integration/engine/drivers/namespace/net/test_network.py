@@ -19,11 +19,11 @@ from sandyard.engine.drivers.namespace.net import NetSlot, Network, NetworkSetti
 from sandyard.engine.drivers.namespace.net.nft import Nft
 from sandyard.engine.drivers.namespace.net.uplink import FORWARD_TABLE
 from sandyard.kit.errors import FullError, UnsupportedError
-from tests.integration.engine.drivers.namespace.net.world import (
+from tests.integration.engine.drivers.namespace.net.topology import (
     MIRROR,
     WEB,
     Internet,
-    World,
+    Topology,
     dial,
     found,
     inside,
@@ -41,7 +41,7 @@ from pathlib import Path
 from sandyard.engine.contract import NetworkPolicy
 from sandyard.engine.drivers.namespace.net import Network, NetworkSettings
 sys.path.insert(0, {root!r})
-from tests.integration.engine.drivers.namespace.net.world import inside, resolve
+from tests.integration.engine.drivers.namespace.net.topology import inside, resolve
 
 async def main():
     network = Network("test", Path({state!r}), NetworkSettings(pool=3, resolv_conf=Path({resolv_conf!r})))
@@ -57,9 +57,9 @@ asyncio.run(main())
 """
 
 
-def make(world: World, instance: str = "test", **settings: object) -> Network:
-    chosen = NetworkSettings(**{"pool": 2, "resolv_conf": world.resolv_conf, **settings})  # type: ignore[arg-type]
-    return Network(instance, world.state / instance, chosen)
+def make(topology: Topology, instance: str = "test", **settings: object) -> Network:
+    chosen = NetworkSettings(**{"pool": 2, "resolv_conf": topology.resolv_conf, **settings})  # type: ignore[arg-type]
+    return Network(instance, topology.state / instance, chosen)
 
 
 async def tcp(slot: NetSlot, address: str) -> str:
@@ -75,17 +75,19 @@ def tables() -> list[str]:
         nft.close()
 
 
-def nothing_left(world: World) -> bool:
-    return not (world.interfaces() or world.mounts() or tables() or world.own_addresses() - {"127.0.0.1", "198.18.0.1"})
+def nothing_left(topology: Topology) -> bool:
+    return not (
+        topology.interfaces() or topology.mounts() or tables() or topology.own_addresses() - {"127.0.0.1", "198.18.0.1"}
+    )
 
 
-async def test_a_slot_is_one_namespace_with_its_own_address(world: World, network: Network) -> None:
+async def test_a_slot_is_one_namespace_with_its_own_address(topology: Topology, network: Network) -> None:
     slots = [await network.acquire(number) for number in (4, 7, 2)]
     assert len({slot.address for slot in slots}) == len({slot.netns_path for slot in slots}) == 3
     assert len({slot.netns_path.stat().st_ino for slot in slots}) == 3
     assert all(slot.gateway == slot.dns and slot.gateway for slot in slots)
     assert await network.acquire(7) == slots[1], "asking again gives the same"
-    assert all(len(name) <= 15 for name in world.interfaces())
+    assert all(len(name) <= 15 for name in topology.interfaces())
 
 
 async def test_what_is_set_inside(network: Network) -> None:
@@ -98,12 +100,12 @@ async def test_what_is_set_inside(network: Network) -> None:
     assert await inside(slot.netns_path, look) == ["2147483647", "0"]
 
 
-async def test_taking_from_the_pool_is_quick_and_the_pool_fills_again(world: World) -> None:
-    network = make(world, pool=20)
+async def test_taking_from_the_pool_is_quick_and_the_pool_fills_again(topology: Topology) -> None:
+    network = make(topology, pool=20)
     await network.open(())
     try:
         for _ in range(3000):
-            if len(world.interfaces()) == 20:
+            if len(topology.interfaces()) == 20:
                 break
             await asyncio.sleep(0.01)
         taken = []
@@ -113,17 +115,17 @@ async def test_taking_from_the_pool_is_quick_and_the_pool_fills_again(world: Wor
             taken.append(time.perf_counter() - start)
         assert sorted(taken)[10] < 0.005, "a place in the pool costs next to nothing"
         for _ in range(3000):
-            if len(world.interfaces()) == 40:
+            if len(topology.interfaces()) == 40:
                 break
             await asyncio.sleep(0.01)
-        assert len(world.interfaces()) == 40
+        assert len(topology.interfaces()) == 40
     finally:
         await network.close(remove=True)
-    assert nothing_left(world)
+    assert nothing_left(topology)
 
 
-async def test_many_at_once_while_the_pool_is_small(world: World) -> None:
-    network = make(world, pool=1)
+async def test_many_at_once_while_the_pool_is_small(topology: Topology) -> None:
+    network = make(topology, pool=1)
     await network.open(())
     try:
         slots = await asyncio.gather(*(network.acquire(number) for number in range(30)))
@@ -133,7 +135,7 @@ async def test_many_at_once_while_the_pool_is_small(world: World) -> None:
         await network.close(remove=True)
 
 
-async def test_a_released_slot_is_gone_and_its_policy_too(world: World, network: Network) -> None:
+async def test_a_released_slot_is_gone_and_its_policy_too(topology: Topology, network: Network) -> None:
     slot = await network.acquire(0)
     await network.set_policy(0, NetworkPolicy(allow_internet=False))
     await network.release(0)
@@ -143,18 +145,18 @@ async def test_a_released_slot_is_gone_and_its_policy_too(world: World, network:
     assert again.address != slot.address, "an address rests as long as possible"
     assert await tcp(again, WEB) == "ok"
     for _ in range(500):  # the kernel takes the rest apart in its own time
-        if not [name for name in world.interfaces() if re.search(rf"-{slot.netns_path.name}[a-z]$", name)]:
+        if not [name for name in topology.interfaces() if re.search(rf"-{slot.netns_path.name}[a-z]$", name)]:
             break
         await asyncio.sleep(0.02)
     else:
-        raise AssertionError(f"the old cable is still there: {world.interfaces()}")
+        raise AssertionError(f"the old cable is still there: {topology.interfaces()}")
 
 
-async def test_the_host_forgets_the_connections_of_those_that_are_gone(world: World) -> None:
+async def test_the_host_forgets_the_connections_of_those_that_are_gone(topology: Topology) -> None:
     if not Path("/proc/net/nf_conntrack").exists():
         pytest.skip("this kernel does not show its connections")
     held: list[socket.socket] = []
-    network = make(world)
+    network = make(topology)
     await network.open(())
     try:
         one, two = await network.acquire(0), await network.acquire(1)
@@ -162,19 +164,19 @@ async def test_the_host_forgets_the_connections_of_those_that_are_gone(world: Wo
         for slot in (one, two):
             # Left open, as by a process that was killed.
             held.append(await inside(slot.netns_path, lambda: socket.create_connection((WEB, 80), timeout=3)))
-            assert world.connections(slot.address or "") > 0
+            assert topology.connections(slot.address or "") > 0
         await network.release(0)
-        assert world.connections(one.address) == 0
-        assert world.connections(two.address) > 0
+        assert topology.connections(one.address) == 0
+        assert topology.connections(two.address) > 0
     finally:
         await network.close(remove=True)
         for connection in held:
             connection.close()
-    assert world.connections(two.address) == 0
+    assert topology.connections(two.address) == 0
 
 
-async def test_a_small_subnet_fills_up_and_is_used_again(world: World) -> None:
-    network = make(world, subnet="10.77.0.0/28", pool=1)
+async def test_a_small_subnet_fills_up_and_is_used_again(topology: Topology) -> None:
+    network = make(topology, subnet="10.77.0.0/28", pool=1)
     await network.open(())
     try:
         slots = [await network.acquire(number) for number in range(13)]
@@ -188,15 +190,15 @@ async def test_a_small_subnet_fills_up_and_is_used_again(world: World) -> None:
         assert await tcp(again, WEB) == "ok"
     finally:
         await network.close(remove=True)
-    assert nothing_left(world)
+    assert nothing_left(topology)
 
 
-async def start_engine(world: World) -> tuple[subprocess.Popen[str], list[str]]:
+async def start_engine(topology: Topology) -> tuple[subprocess.Popen[str], list[str]]:
     """Another process with an open network of three slots, in the state the tests below expect."""
     code = ENGINE.format(
         root=str(Path(__file__).parents[6]),
-        state=str(world.state / "test"),
-        resolv_conf=str(world.resolv_conf),
+        state=str(topology.state / "test"),
+        resolv_conf=str(topology.resolv_conf),
         deny_web=DENY_WEB,
         by_name=WEB_BY_NAME,
     )
@@ -207,9 +209,9 @@ async def start_engine(world: World) -> tuple[subprocess.Popen[str], list[str]]:
     return engine, line.split()
 
 
-async def test_kept_slots_live_on_when_the_engine_is_killed(world: World) -> None:
-    engine, addresses = await start_engine(world)
-    slots = [(world.state / "test" / "netns" / f"slot-{n}").resolve() for n in range(3)]
+async def test_kept_slots_live_on_when_the_engine_is_killed(topology: Topology) -> None:
+    engine, addresses = await start_engine(topology)
+    slots = [(topology.state / "test" / "netns" / f"slot-{n}").resolve() for n in range(3)]
     connection = await inside(slots[0], lambda: socket.create_connection((WEB, 80), timeout=3))
     by_name = await inside(slots[2], lambda: socket.create_connection((WEB, 80), timeout=3))
     engine.send_signal(signal.SIGKILL)
@@ -221,7 +223,7 @@ async def test_kept_slots_live_on_when_the_engine_is_killed(world: World) -> Non
         assert await inside(slots[2], lambda: dial(WEB)) == "ok"
         assert await inside(slots[2], lambda: dial(MIRROR)) == REFUSED
 
-        network = make(world)
+        network = make(topology)
         await network.open([0, 1, 2])
         try:
             kept = [await network.acquire(number) for number in range(3)]
@@ -239,22 +241,22 @@ async def test_kept_slots_live_on_when_the_engine_is_killed(world: World) -> Non
             assert found(await inside(kept[0].netns_path, lambda: resolve(kept[0].dns or "", "web.test"))) == {WEB}
         finally:
             await network.close(remove=True)
-    assert nothing_left(world)
+    assert nothing_left(topology)
 
 
-async def test_what_is_not_kept_is_swept(world: World) -> None:
-    engine, addresses = await start_engine(world)
-    before = world.cables()
+async def test_what_is_not_kept_is_swept(topology: Topology) -> None:
+    engine, addresses = await start_engine(topology)
+    before = topology.cables()
     assert len(before) >= 3
     engine.send_signal(signal.SIGKILL)
     engine.wait()
-    network = make(world, pool=1)
+    network = make(topology, pool=1)
     await network.open([1])
     try:
         slot = await network.acquire(1)
         assert slot.address == addresses[1]
         assert await tcp(slot, WEB) == REFUSED
-        assert len(world.cables() & before) == 1
+        assert len(topology.cables() & before) == 1
         nft = Nft()
         kinds = (("map", "verdicts"), ("set", "allow"), ("set", "deny"), ("set", "names"))
         listed = str([nft.query(f"list {kind} inet {tables()[0]} {name}") for kind, name in kinds])
@@ -263,14 +265,14 @@ async def test_what_is_not_kept_is_swept(world: World) -> None:
         assert addresses[2] not in listed
         assert [path.name for path in network.pins.glob("slot-*")] == ["slot-1"]
         with pytest.raises(UnsupportedError):
-            await make(world, "other").acquire(0)
+            await make(topology, "other").acquire(0)
     finally:
         await network.close(remove=True)
-    assert nothing_left(world)
+    assert nothing_left(topology)
 
 
-async def test_closing_leaves_slots_alone_and_opening_again_is_harmless(world: World) -> None:
-    network = make(world)
+async def test_closing_leaves_slots_alone_and_opening_again_is_harmless(topology: Topology) -> None:
+    network = make(topology)
     await network.open(())
     slot = await network.acquire(0)
     gone = await network.acquire(1)
@@ -279,18 +281,18 @@ async def test_closing_leaves_slots_alone_and_opening_again_is_harmless(world: W
     await network.close()
     await network.close()
     assert await tcp(slot, WEB) == "ok"
-    assert len(world.interfaces()) <= 2, "the pool went with the engine"
-    second = make(world)
+    assert len(topology.interfaces()) <= 2, "the pool went with the engine"
+    second = make(topology)
     await second.open([0, 99])
     assert await second.acquire(0) == slot
     await second.close(remove=True)
-    assert nothing_left(world)
-    assert not (world.state / "test").exists()
+    assert nothing_left(topology)
+    assert not (topology.state / "test").exists()
 
 
 @pytest.mark.parametrize("how", ["flushed", "another version"])
-async def test_without_a_known_policy_a_kept_slot_is_shut_until_it_has_one(world: World, how: str) -> None:
-    network = make(world)
+async def test_without_a_known_policy_a_kept_slot_is_shut_until_it_has_one(topology: Topology, how: str) -> None:
+    network = make(topology)
     await network.open(())
     slot = await network.acquire(0)
     await network.set_policy(0, DENY_WEB)
@@ -301,7 +303,7 @@ async def test_without_a_known_policy_a_kept_slot_is_shut_until_it_has_one(world
     if how == "another version":
         nft.run(f"add table inet {table}\nadd set inet {table} never {{ type inet_service; }}")
     nft.close()
-    again = make(world)
+    again = make(topology)
     await again.open([0])
     try:
         assert await tcp(slot, WEB) == await tcp(slot, MIRROR) == REFUSED
@@ -309,11 +311,11 @@ async def test_without_a_known_policy_a_kept_slot_is_shut_until_it_has_one(world
         assert (await tcp(slot, WEB), await tcp(slot, MIRROR)) == (REFUSED, "ok")
     finally:
         await again.close(remove=True)
-    assert nothing_left(world)
+    assert nothing_left(topology)
 
 
 async def test_a_policy_can_be_set_the_moment_somebody_flushes_the_rules(
-    world: World, network: Network, monkeypatch: pytest.MonkeyPatch
+    topology: Topology, network: Network, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sandyard.engine.drivers.namespace.net.uplink.Uplink._restore", lambda _: asyncio.sleep(0))
     one, two = await network.acquire(0), await network.acquire(1)
@@ -326,11 +328,11 @@ async def test_a_policy_can_be_set_the_moment_somebody_flushes_the_rules(
         assert (await tcp(slot, WEB), await tcp(slot, MIRROR)) == (REFUSED, "ok")
 
 
-async def test_after_a_reboot_there_is_nothing_to_keep(world: World) -> None:
+async def test_after_a_reboot_there_is_nothing_to_keep(topology: Topology) -> None:
     """The files are still there; what they stood for is not."""
-    (world.state / "test" / "netns").mkdir(parents=True)
-    (world.state / "test" / "subnet").write_text("10.99.0.0/20\n")
-    network = make(world)
+    (topology.state / "test" / "netns").mkdir(parents=True)
+    (topology.state / "test" / "subnet").write_text("10.99.0.0/20\n")
+    network = make(topology)
     await network.open([0])
     try:
         slot = await network.acquire(0)
@@ -340,8 +342,8 @@ async def test_after_a_reboot_there_is_nothing_to_keep(world: World) -> None:
         await network.close(remove=True)
 
 
-async def test_two_engines_on_one_host(world: World) -> None:
-    one, two = make(world, "one"), make(world, "two")
+async def test_two_engines_on_one_host(topology: Topology) -> None:
+    one, two = make(topology, "one"), make(topology, "two")
     await asyncio.gather(one.open(()), two.open(()))
     services = None
     try:
@@ -364,11 +366,11 @@ async def test_two_engines_on_one_host(world: World) -> None:
             services.close()
         await one.close(remove=True)
         await two.close(remove=True)
-    assert nothing_left(world)
+    assert nothing_left(topology)
 
 
-async def test_without_a_firewall_there_is_no_way_out(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    network = make(world)
+async def test_without_a_firewall_there_is_no_way_out(topology: Topology, monkeypatch: pytest.MonkeyPatch) -> None:
+    network = make(topology)
     with monkeypatch.context() as patch:
         patch.setattr("sandyard.engine.drivers.namespace.net.nft._LIBRARY", "libnftables.so.none")
         await network.open(())
@@ -385,11 +387,11 @@ async def test_without_a_firewall_there_is_no_way_out(world: World, monkeypatch:
         await network.release(0)
     finally:
         await network.close(remove=True)
-    assert nothing_left(world)
+    assert nothing_left(topology)
 
 
-async def test_no_free_subnet_is_a_finding(world: World) -> None:
-    network = make(world, subnet="198.18.0.0/24")
+async def test_no_free_subnet_is_a_finding(topology: Topology) -> None:
+    network = make(topology, subnet="198.18.0.0/24")
     await network.open(())
     try:
         assert "subnet" in network.missing["egress"]

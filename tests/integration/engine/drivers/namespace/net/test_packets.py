@@ -13,13 +13,13 @@ import pytest
 
 from sandyard.engine.drivers.namespace.net import NetSlot, Network
 from sandyard.engine.drivers.namespace.net.nft import Nft
-from tests.integration.engine.drivers.namespace.net.world import (
+from tests.integration.engine.drivers.namespace.net.topology import (
     HOST,
     MIRROR,
     NEIGHBOUR,
     UDP,
     WEB,
-    World,
+    Topology,
     inside,
     knock,
     within,
@@ -41,7 +41,7 @@ def send_raw(source: str, target: str, options: bytes = b"") -> None:
         raw.sendto(header + options + body, (target, 0))
 
 
-async def test_a_foreign_source_address_gets_nowhere(world: World, network: Network) -> None:
+async def test_a_foreign_source_address_gets_nowhere(topology: Topology, network: Network) -> None:
     slot, other = await network.acquire(0), await network.acquire(1)
     assert slot.address and slot.gateway and other.address
     for source in (other.address, slot.gateway, HOST, NEIGHBOUR, WEB, "127.0.0.1", "203.0.113.9", "100.64.0.200"):
@@ -50,16 +50,16 @@ async def test_a_foreign_source_address_gets_nowhere(world: World, network: Netw
     # The same with its own address arrives, and nothing sent before it did.
     await inside(slot.netns_path, lambda: send_raw(slot.address or "", WEB))
     for _ in range(200):
-        if world.internet.seen:
+        if topology.internet.seen:
             break
         await asyncio.sleep(0.01)
-    assert world.internet.seen == [("udp", WEB, HOST)]
+    assert topology.internet.seen == [("udp", WEB, HOST)]
 
 
-async def test_nothing_leaves_with_the_sandboxes_own_address(world: World, network: Network) -> None:
+async def test_nothing_leaves_with_the_sandboxes_own_address(topology: Topology, network: Network) -> None:
     """A packet that belongs to no connection gets no other source, so it must not leave at all."""
     slot = await network.acquire(0)
-    with within(world.outside):
+    with within(topology.outside):
         tap = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(0x0800))
     with tap:
         tap.bind(("up0", 0x0800))
@@ -82,7 +82,7 @@ async def test_nothing_leaves_with_the_sandboxes_own_address(world: World, netwo
                 break
 
 
-async def test_ipv6_packets_end_at_the_cable(world: World, network: Network) -> None:
+async def test_ipv6_packets_end_at_the_cable(topology: Topology, network: Network) -> None:
     """Even those of somebody who could make up his own."""
     slot = await network.acquire(0)
     host = socket.inet_pton(socket.AF_INET6, "fd00::1")

@@ -19,10 +19,19 @@ from sandyard.engine.contract import HostRule, NetworkPolicy
 from sandyard.engine.drivers.namespace.net import NetSlot, Network, NetworkSettings, links
 from sandyard.engine.drivers.namespace.net.netlink import Netlink
 from sandyard.engine.drivers.namespace.net.policy import read_policy
-from sandyard.engine.drivers.namespace.net.proxy import hello, listener
+from sandyard.engine.drivers.namespace.net.proxy import host_detection, listener
 from sandyard.kit.errors import NotFoundError, UnsupportedError
-from tests.integration.engine.drivers.namespace.net import world as worlds
-from tests.integration.engine.drivers.namespace.net.world import HOST, LAN, MIRROR, WEB, World, dial, inside, within
+from tests.integration.engine.drivers.namespace.net import topology as topologies
+from tests.integration.engine.drivers.namespace.net.topology import (
+    HOST,
+    LAN,
+    MIRROR,
+    WEB,
+    Topology,
+    dial,
+    inside,
+    within,
+)
 
 PLAIN = "198.51.100.30"
 SECRET = "planted-value"
@@ -93,7 +102,7 @@ class Site:
 
 @dataclass
 class Yard:
-    world: World
+    topology: Topology
     network: Network
     filling: Filling
     slot: NetSlot
@@ -130,21 +139,21 @@ GET = "GET / HTTP/1.1\nHost: web.test\nConnection: close\n\n"
 
 
 @pytest.fixture
-async def yard(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Yard]:
-    monkeypatch.setitem(worlds.ZONE, "plain.test", [("A", PLAIN)])
+async def yard(topology: Topology, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Yard]:
+    monkeypatch.setitem(topologies.ZONE, "plain.test", [("A", PLAIN)])
     public = Authority.load(tmp_path / "public")
     filling = Filling(Authority.load(tmp_path / "egress"))
-    settings = NetworkSettings(pool=1, resolv_conf=world.resolv_conf, egress_ca_file=public.certificate)
-    network = Network("test", world.state / "net", settings, filling)
+    settings = NetworkSettings(pool=1, resolv_conf=topology.resolv_conf, egress_ca_file=public.certificate)
+    network = Network("test", topology.state / "net", settings, filling)
     await network.open(())
-    made = Yard(world, network, filling, await network.acquire(0), public.certificate)
-    with within(world.outside), Netlink() as netlink:
+    made = Yard(topology, network, filling, await network.acquire(0), public.certificate)
+    with within(topology.outside), Netlink() as netlink:
         netlink.request(links.add_address(links.LOOPBACK, IPv4Address(PLAIN)))
     servers = [
-        await _site(world, made.web, WEB, 443, public.server_context(["web.test"])),
-        await _site(world, made.other, MIRROR, 443, public.server_context(["mirror.test", "other.test"])),
-        await _site(world, made.plain, PLAIN, 80, None),
-        await _site(world, made.other, LAN, 443, public.server_context(["rebind.test"])),
+        await _site(topology, made.web, WEB, 443, public.server_context(["web.test"])),
+        await _site(topology, made.other, MIRROR, 443, public.server_context(["mirror.test", "other.test"])),
+        await _site(topology, made.plain, PLAIN, 80, None),
+        await _site(topology, made.other, LAN, 443, public.server_context(["rebind.test"])),
     ]
     try:
         yield made
@@ -154,8 +163,8 @@ async def yard(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
             server.close()
 
 
-async def _site(world: World, site: Site, address: str, port: int, tls: ssl.SSLContext | None) -> asyncio.Server:
-    with within(world.outside):
+async def _site(topology: Topology, site: Site, address: str, port: int, tls: ssl.SSLContext | None) -> asyncio.Server:
+    with within(topology.outside):
         door = socket.socket()
         door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         door.bind((address, port))
@@ -199,7 +208,7 @@ async def test_other_hosts_are_passed_on_untouched(yard: Yard) -> None:
     assert answer.startswith("HTTP/1.1 200 OK")
     assert (yard.other.seen[0], b"planted" in yard.other.seen[0]) == (GET.replace("\n", "\r\n").encode(), False)
     assert await inside(yard.slot.netns_path, lambda: dial(WEB)) == "ok", "neither TLS nor HTTP"
-    assert ("tcp", WEB, HOST) in yard.world.internet.seen
+    assert ("tcp", WEB, HOST) in yard.topology.internet.seen
 
 
 async def test_the_name_is_resolved_by_the_engine(yard: Yard) -> None:
@@ -256,7 +265,7 @@ async def test_a_body_has_one_length(yard: Yard) -> None:
 
 
 async def test_a_host_that_cannot_prove_itself_gets_nothing(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(worlds.ZONE, "web.test", [("A", MIRROR)])
+    monkeypatch.setitem(topologies.ZONE, "web.test", [("A", MIRROR)])
     await yard.network.set_policy(0, RULES)
     answer = await yard.ask(GET)
     assert answer.startswith("HTTP/1.1 502 ")
@@ -312,7 +321,7 @@ async def test_rules_open_nothing(yard: Yard) -> None:
     assert yard.other.connections == 0
     # names that are allowed, and only they
     await yard.network.set_policy(0, NetworkPolicy(deny_out=(everything,), allow_out=("web.test",), rules=rules))
-    await inside(yard.slot.netns_path, lambda: worlds.resolve(str(yard.slot.dns), "web.test"))
+    await inside(yard.slot.netns_path, lambda: topologies.resolve(str(yard.slot.dns), "web.test"))
     assert (await yard.ask(GET)).startswith("HTTP/1.1 200 ")
     answer = await yard.ask("GET / HTTP/1.1\nHost: mirror.test\n\n", WEB, "mirror.test")
     assert answer.startswith("HTTP/1.1 502 ")
@@ -354,8 +363,8 @@ async def test_rules_survive_the_engine(yard: Yard) -> None:
     await yard.network.close()
     with pytest.raises(ConnectionRefusedError):
         await yard.ask(GET)
-    settings = NetworkSettings(pool=1, resolv_conf=yard.world.resolv_conf, egress_ca_file=yard.public)
-    again = Network("test", yard.world.state / "net", settings, yard.filling)
+    settings = NetworkSettings(pool=1, resolv_conf=yard.topology.resolv_conf, egress_ca_file=yard.public)
+    again = Network("test", yard.topology.state / "net", settings, yard.filling)
     await again.open([0])
     try:
         with pytest.raises(ConnectionError):
@@ -368,7 +377,7 @@ async def test_rules_survive_the_engine(yard: Yard) -> None:
 
 async def test_nothing_keeps_the_network_of_a_sandbox_that_ended(yard: Yard) -> None:
     await yard.network.set_policy(0, RULES)
-    before = yard.world.cables()
+    before = yard.topology.cables()
     held = await inside(yard.slot.netns_path, lambda: [socket.create_connection((WEB, port)) for port in (80, 80)])
     held[0].send(b"something that is no request\n")
     await asyncio.sleep(0.3)
@@ -376,7 +385,7 @@ async def test_nothing_keeps_the_network_of_a_sandbox_that_ended(yard: Yard) -> 
         connection.close()
     await yard.network.release(0)
     for _ in range(50):
-        if len(before - yard.world.cables()) == 1:
+        if len(before - yard.topology.cables()) == 1:
             return
         await asyncio.sleep(0.1)
     pytest.fail("the cable is still there")
@@ -417,10 +426,14 @@ def test_hostile_greetings_take_no_time() -> None:
     """They are read in the engine's process: an expression that tries the same blanks in many ways would stop all of it."""
     began = time.process_time()
     for blanks in (b" \t" * 16000, b"\r" * 32000, b"\r\n" * 16000, b"a " * 16000):
-        hello.of_http(b"GET / HTTP/1.1\r\nHost:" + blanks + b"\x0b\r\r\n\r\n")
+        host_detection.parse_http(b"GET / HTTP/1.1\r\nHost:" + blanks + b"\x0b\r\r\n\r\n")
     assert time.process_time() - began < 1
-    assert hello.of_http(b"GET / HTTP/1.1\r\nhost: \tWeb.test.:80 \t\r\n\r\n") == hello.Greeting("web.test")
-    assert hello.of_http(b"GET / HTTP/1.1\r\nHost: " + b"a." * 1000 + b"test\r\n\r\n") == hello.Greeting(None)
+    assert host_detection.parse_http(
+        b"GET / HTTP/1.1\r\nhost: \tWeb.test.:80 \t\r\n\r\n"
+    ) == host_detection.DetectedHost("web.test")
+    assert host_detection.parse_http(
+        b"GET / HTTP/1.1\r\nHost: " + b"a." * 1000 + b"test\r\n\r\n"
+    ) == host_detection.DetectedHost(None)
 
 
 def test_which_rule_counts() -> None:

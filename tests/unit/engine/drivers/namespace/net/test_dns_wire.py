@@ -6,7 +6,7 @@ from ipaddress import IPv4Address
 import dns.message
 import dns.rrset
 
-from sandyard.engine.drivers.namespace.net.dns_wire import REFUSED, addresses, answers_to, read_question, with_id
+from sandyard.engine.drivers.namespace.net.dns_wire import REFUSED, answers_to, parse_addresses, read_question, with_id
 
 
 def query(name: str = "web.test", kind: str = "A") -> bytes:
@@ -23,7 +23,7 @@ def test_a_question_is_read_and_refused() -> None:
     wire = query("WwW.Web.test")
     question = read_question(wire)
     assert question and question.name == "www.web.test"
-    refusal = dns.message.from_wire(question.reply(REFUSED))
+    refusal = dns.message.from_wire(question.make_empty_reply(REFUSED))
     assert refusal.rcode() == REFUSED
     assert dns.message.from_wire(wire).is_response(refusal)
 
@@ -63,8 +63,8 @@ def test_what_is_no_question() -> None:
         noise = bytes(random.getrandbits(8) for _ in range(random.randrange(80)))
         read_question(noise)
         read_question(wire[:12] + noise)
-        addresses(noise)
-        addresses(response(("web.test.", 60, "A", "198.51.100.1"))[:20] + noise)
+        parse_addresses(noise)
+        parse_addresses(response(("web.test.", 60, "A", "198.51.100.1"))[:20] + noise)
 
 
 def test_only_the_right_answer_counts() -> None:
@@ -85,6 +85,6 @@ def test_addresses_follow_aliases_from_the_name_that_was_asked_for() -> None:
         ("b.cdn.test.", 60, "A", "198.51.100.1"),
         ("unrelated.test.", 60, "A", "198.51.100.2"),
     )
-    assert addresses(wire) == {IPv4Address("198.51.100.1"): 20}
-    assert addresses(response(("web.test.", 60, "CNAME", "web.test."))) == {}
-    assert addresses(response()) == {}
+    assert parse_addresses(wire) == {IPv4Address("198.51.100.1"): 20}
+    assert parse_addresses(response(("web.test.", 60, "CNAME", "web.test."))) == {}
+    assert parse_addresses(response()) == {}

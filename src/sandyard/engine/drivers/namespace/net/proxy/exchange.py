@@ -15,8 +15,8 @@ from http import HTTPStatus
 import h11
 
 from sandyard.engine.contract import HostRule, Outbound
-from sandyard.engine.drivers.namespace.net.proxy import rewriting
-from sandyard.engine.drivers.namespace.net.proxy.dialling import RefusedError
+from sandyard.engine.drivers.namespace.net.proxy import rewriter
+from sandyard.engine.drivers.namespace.net.proxy.dialler import RefusedError
 from sandyard.kit.pacing import take_turn
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -89,7 +89,7 @@ class Exchange:
         """Serve until the connection ends. Errors are reported to the client if that is still possible."""
         try:
             patience = _FIRST
-            while await self._one(patience):
+            while await self._handle_request(patience):
                 patience = _NEXT
         except RefusedError as refused:
             await self._tell(refused.status, refused.sentence)
@@ -100,7 +100,7 @@ class Exchange:
                 self._server.writer.transport.abort()
             await self._close()
 
-    async def _one(self, patience: float) -> bool:
+    async def _handle_request(self, patience: float) -> bool:
         """Handle one request and its response. Return whether there may be another."""
         request = await self._request(patience)
         if request is None:
@@ -108,11 +108,11 @@ class Exchange:
         rule = self._rule()
         if rule is None:
             return False
-        head = await rewriting.outgoing(request, self._host, rule, self._outbound, secure=self._secure)
+        head = await rewriter.rewrite_request(request, self._host, rule, self._outbound, secure=self._secure)
         if self._server is None:
             self._server = _Side(*await self._dial(), h11.Connection(h11.CLIENT, max_incomplete_event_size=_HEAD))
         await self._server.send(head)
-        if await self._relayed(self._server):
+        if await self._relay(self._server):
             await self._pass_on(self._server)
             return False
         for side in (self._client, self._server):
@@ -140,7 +140,7 @@ class Exchange:
             await asyncio.gather(*watched, return_exceptions=True)
         return event if isinstance(event, h11.Request) else None
 
-    async def _relayed(self, server: _Side) -> bool:
+    async def _relay(self, server: _Side) -> bool:
         """Forward the body and the response. Return whether both sides switch to another protocol."""
         sending = asyncio.ensure_future(self._send_body(server))
         answering = asyncio.ensure_future(self._answer(server))
@@ -183,13 +183,13 @@ class Exchange:
             event = await server.event()
             if isinstance(event, h11.InformationalResponse):
                 if event.status_code != 100:  # the client already got it from us
-                    headers = rewriting.incoming(event)
+                    headers = rewriter.rewrite_response_headers(event)
                     await self._client.send(h11.InformationalResponse(status_code=event.status_code, headers=headers))
                 if event.status_code == 101:
                     return True
             elif isinstance(event, h11.Response):
-                headers = rewriting.incoming(event)
-                if rewriting.ends_connection(event):
+                headers = rewriter.rewrite_response_headers(event)
+                if rewriter.ends_connection(event):
                     headers.append((b"Connection", b"close"))
                 await self._client.send(
                     h11.Response(status_code=event.status_code, headers=headers, reason=event.reason)

@@ -15,10 +15,16 @@ from typing import Any
 
 from sandyard.engine.contract import HostRule, Outbound
 from sandyard.engine.drivers.namespace.net.policy import Egress
-from sandyard.engine.drivers.namespace.net.proxy import hello
-from sandyard.engine.drivers.namespace.net.proxy.dialling import Dialler
+from sandyard.engine.drivers.namespace.net.proxy import host_detection
+from sandyard.engine.drivers.namespace.net.proxy.dialler import Dialler
 from sandyard.engine.drivers.namespace.net.proxy.exchange import Exchange, Streams
-from sandyard.engine.drivers.namespace.net.proxy.sockets import cut, keep_alive, original_destination, peek, splice
+from sandyard.engine.drivers.namespace.net.proxy.sockets import (
+    keep_alive,
+    original_destination,
+    peek,
+    reset_on_close,
+    splice,
+)
 from sandyard.kit.errors import SandyardError
 
 log = logging.getLogger(__name__)
@@ -52,7 +58,7 @@ class _Link:
     def end(self) -> None:
         """Close immediately, without waiting for a peer that does not respond."""
         for connection in self.sockets:
-            cut(connection)
+            reset_on_close(connection)
         if self.transport is not None:
             self.transport.abort()
         if self.task is not None:
@@ -124,16 +130,16 @@ class Proxy:
                 continue
             client = self._clients.get(peer[0])
             if client is None or len(client.links) >= _OF_ONE or self._open_links >= _OF_ALL:
-                cut(connection)
+                reset_on_close(connection)
                 connection.close()
                 continue
             link = _Link([connection])
             client.links.add(link)
             self._open_links += 1
             link.task = loop.create_task(self._serve(client, link, connection))
-            link.task.add_done_callback(functools.partial(self._ended, client, link))
+            link.task.add_done_callback(functools.partial(self._on_connection_end, client, link))
 
-    def _ended(self, client: _Client, link: _Link, task: asyncio.Task[None]) -> None:
+    def _on_connection_end(self, client: _Client, link: _Link, task: asyncio.Task[None]) -> None:
         client.links.discard(link)
         self._open_links -= 1
         for connection in link.sockets:
@@ -145,22 +151,22 @@ class Proxy:
         with contextlib.suppress(OSError):
             keep_alive(connection)
             address, port = original_destination(connection)
-            host = await self._greeted(connection, port)
+            host = await self._detect_host(connection, port)
             rule = client.rule(host) if host is not None else None
             if host is None or rule is None:
-                onward = await self._dialler.to_address(client.index, address, port)
+                onward = await self._dialler.connect_address(client.index, address, port)
                 link.sockets.append(onward)
                 await splice(connection, onward)
             else:
                 await self._exchange(client, link, connection, host, secure=port == HTTPS)
 
-    async def _greeted(self, connection: socket.socket, port: int) -> str | None:
-        read = {HTTPS: hello.of_tls, HTTP: hello.of_http}.get(port)
+    async def _detect_host(self, connection: socket.socket, port: int) -> str | None:
+        read = {HTTPS: host_detection.parse_tls, HTTP: host_detection.parse_http}.get(port)
         if read is None:
             return None
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_SILENT):
-                greeting = await peek(connection, read, hello.LONGEST)
+                greeting = await peek(connection, read, host_detection.LONGEST)
                 return greeting.host if greeting is not None else None
         return None
 
@@ -168,17 +174,17 @@ class Proxy:
         self, client: _Client, link: _Link, connection: socket.socket, host: str, *, secure: bool
     ) -> None:
         async def dial() -> Streams:
-            onward = await self._dialler.to_host(client.index, client.address, host, HTTPS if secure else HTTP)
+            onward = await self._dialler.connect_host(client.index, client.address, host, HTTPS if secure else HTTP)
             link.sockets.append(onward)
             if secure:
-                return await self._dialler.secured(onward, host)
+                return await self._dialler.start_tls(onward, host)
             return await asyncio.open_connection(sock=onward)
 
         try:
             context = self._outbound.context(host) if secure else None
         except SandyardError as error:
             log.warning("proxy_certificate_missing host=%s reason=%s", host, error.message)
-            cut(connection)
+            reset_on_close(connection)
             return
         streams = await _streams(connection, context)
         link.transport = streams[1].transport

@@ -32,7 +32,7 @@ def keep_alive(connection: socket.socket) -> None:
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
-def cut(connection: socket.socket) -> None:
+def reset_on_close(connection: socket.socket) -> None:
     """Make closing the socket a reset: a socket with unsent data would keep its network namespace alive."""
     with contextlib.suppress(OSError):
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

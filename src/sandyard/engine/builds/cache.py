@@ -1,0 +1,85 @@
+"""Layers left by earlier builds, looked up by what they were made of.
+
+A key covers the base and every step up to that point, including files, so a build can start from the longest cached
+prefix. The least recently used layers are removed first; the files of a layer that a template, a sandbox, a snapshot or
+a build still needs are kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+
+from sandyard.engine.builds.model import Layer, State, Step
+from sandyard.engine.builds.repository import BuildRepository
+from sandyard.engine.contract import Layers
+from sandyard.kit.clock import Clock
+
+KEY_LENGTH = 64
+
+
+def base_key(layers: Layers, state: State, identity: str = "") -> str:
+    """Return the key of a base. Its layers never change, so their names identify their contents."""
+    return _hash("base", identity, list(layers), dict(state.env), state.user, state.workdir)
+
+
+def step_key(before: str, step: Step) -> str:
+    return _hash(before, step.kind.value, list(step.args), step.files)
+
+
+def start_key(before: str, start: str | None, ready: str | None) -> str:
+    """Return the key of a start command that has been verified to become ready."""
+    return _hash(before, "start", start, ready)
+
+
+class LayerCache:
+    """Cached layers, in memory and in the database: at most `kept`."""
+
+    def __init__(self, repository: BuildRepository, clock: Clock, kept: int) -> None:
+        self._repository = repository
+        self._clock = clock
+        self._kept = kept
+        self._layers: dict[str, Layer] = {}  # least recently used first
+
+    def load(self) -> None:
+        self._layers = {layer.key: layer for layer, _ in self._repository.layers()}
+
+    def find(self, key: str) -> Layer | None:
+        return self._layers.get(key)
+
+    def put(self, layer: Layer) -> None:
+        self._repository.put_layer(layer, self._clock.now())
+        self._layers.pop(layer.key, None)
+        self._layers[layer.key] = layer
+
+    def use(self, keys: Iterable[str]) -> None:
+        """Mark these layers as just used."""
+        used = [key for key in keys if key in self._layers]
+        with self._repository.database.transaction():
+            self._repository.use_layers(used, self._clock.now())
+        for key in used:
+            self._layers[key] = self._layers.pop(key)
+
+    def drop(self, key: str) -> None:
+        if self._layers.pop(key, None) is not None:
+            self._repository.delete_layer(key)
+
+    def shrink(self, kept: int | None = None) -> int:
+        """Remove the least recently used layers above the limit. Return how many were removed."""
+        room = self._kept if kept is None else kept
+        spare = list(self._layers)[: max(0, len(self._layers) - room)]
+        for key in spare:
+            self.drop(key)
+        return len(spare)
+
+    def snapshots(self) -> set[str]:
+        """Return the snapshots that cached layers need."""
+        return {used for layer in self._layers.values() for used in layer.snapshots}
+
+    def uses_layer(self, name: str) -> bool:
+        return any(name in layer.layers for layer in self._layers.values())
+
+
+def _hash(*parts: str | list[str] | Mapping[str, str] | None) -> str:
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:KEY_LENGTH]

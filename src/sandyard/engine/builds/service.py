@@ -1,0 +1,249 @@
+"""All operations on builds that a protocol may call. `queue.py` handles a build after it was started."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import AsyncIterator, Iterable, Sequence
+from pathlib import Path
+
+from sandyard.engine.builds.base import Bases
+from sandyard.engine.builds.cache import LayerCache
+from sandyard.engine.builds.files import Archives, checked_hash
+from sandyard.engine.builds.model import DEFAULT_TAG, Assignment, Build, BuiltTemplate, LogLine, Recipe, Size, Status
+from sandyard.engine.builds.queue import Queue
+from sandyard.engine.builds.registry import BuiltTemplates
+from sandyard.engine.builds.repository import BuildRepository
+from sandyard.engine.images.service import Images
+from sandyard.engine.sandboxes.model import SnapshotQuery, Templates
+from sandyard.engine.sandboxes.service import Sandboxes
+from sandyard.engine.sandboxes.snapshots import split_name
+from sandyard.engine.settings import EngineSettings
+from sandyard.kit.clock import Clock, SystemClock
+from sandyard.kit.errors import ConflictError, ForbiddenError, InvalidInputError, NotFoundError
+from sandyard.kit.ids import random_id
+from sandyard.kit.logging import get_logger
+
+log = get_logger(__name__)
+
+MOST_CPUS, LEAST_MEMORY_MB, MOST_MEMORY_MB = 128, 128, 1 << 20
+MOST_TAGS, MOST_STEPS = 100, 1000
+_TAG = re.compile(r"[a-z0-9][a-z0-9_.-]{0,127}")
+
+
+class Builds:
+    """`machine` are the machine's own templates, whose names are reserved. Create it before `sandboxes` is opened, so
+    that no layer is removed as a leftover; `open` it afterwards."""
+
+    def __init__(
+        self,
+        *,
+        repository: BuildRepository,
+        built: BuiltTemplates,
+        sandboxes: Sandboxes,
+        machine: Templates,
+        images: Images,
+        settings: EngineSettings,
+        folder: Path,
+        clock: Clock | None = None,
+    ) -> None:
+        self._clock = clock or SystemClock()
+        self._built = built
+        self._sandboxes = sandboxes
+        self._machine = machine
+        self._archives = Archives(
+            folder,
+            repository.database,
+            limit_mb=settings.build_upload_mb,
+            kept_mb=settings.build_files_kept_mb,
+            reserve_mb=settings.disk_reserve_mb,
+        )
+        self._cache = LayerCache(repository, self._clock, settings.build_layers_kept)
+        self._cache.load()
+        self._queue = Queue(
+            repository=repository,
+            built=built,
+            cache=self._cache,
+            archives=self._archives,
+            bases=Bases(sandboxes.resolve_template, images),
+            internal=sandboxes.internal,
+            settings=settings,
+            clock=self._clock,
+        )
+        sandboxes.internal.register_keeper(lambda: built.snapshots() | self._cache.snapshots())
+
+    async def open(self) -> None:
+        """Mark builds that the last engine did not finish as failed."""
+        self._archives.open()
+        self._queue.open()
+
+    async def close(self) -> None:
+        """Cancel the running builds. Idempotent."""
+        await self._queue.close()
+
+    def uses_layer(self, layer: str) -> bool:
+        """Return whether a built template or a cached layer needs this layer; then its owner must not remove it yet."""
+        return self._built.uses_layer(layer) or self._cache.uses_layer(layer)
+
+    # Templates -------------------------------------------------------------------------------------------------------
+
+    def templates(self) -> Sequence[BuiltTemplate]:
+        return self._built.all()
+
+    def find(self, name: str) -> BuiltTemplate | None:
+        """Return the template by id or name, with or without a tag, or None."""
+        return self._built.find(name)
+
+    def get(self, name: str) -> BuiltTemplate:
+        """Return the template. Raises NotFoundError, or ForbiddenError for one of the machine's own."""
+        found = self._built.find(name)
+        if found is not None:
+            return found
+        if self._machine.resolve(name) is not None:
+            raise ForbiddenError(f"The template {name} belongs to the machine and can't be changed through the API.")
+        raise NotFoundError(f"template '{name[:200]}' not found")
+
+    def publish(self, name: str, public: bool) -> BuiltTemplate:
+        return self._built.change(self.get(name), public=public)
+
+    async def delete(self, name: str) -> None:
+        """Delete a template with all its tags. A running build is cancelled; sandboxes created from it keep running."""
+        template = self.get(name)
+        if ":" in name and name.partition(":")[2] != DEFAULT_TAG:
+            raise InvalidInputError(
+                "A template can only be deleted as a whole. Leave out the tag, or remove only the tag."
+            )
+        builds = self._built.builds(template.id)
+        self._built.remove(template)
+        log.info("template_deleted", template=template.id, name=template.name)
+        await self._queue.cancel(builds, "The template was deleted.")
+
+    # Builds ----------------------------------------------------------------------------------------------------------
+
+    def request(self, name: str, tags: Iterable[str], size: Size) -> tuple[BuiltTemplate, Build]:
+        """Create a build of a new or existing template; it waits for its recipe. `name` may contain a tag."""
+        _check_size(size)
+        plain, tag = split_name(name)
+        wanted = tuple(dict.fromkeys([*([tag] if tag else []), *(checked_tag(one, plain) for one in tags)]))
+        if len(wanted) > MOST_TAGS:
+            raise InvalidInputError(f"A build can have at most {MOST_TAGS} tags.")
+        template = self._built.find(plain) or self._new_template(plain)
+        now = self._clock.now()
+        build = Build(str(uuid.uuid4()), template.id, Status.WAITING, now, now, size, wanted or (DEFAULT_TAG,))
+        return template, self._built.add_build(build)
+
+    async def start(self, name: str, build_id: str, recipe: Recipe) -> None:
+        """Start a build. An earlier build for one of the same tags is cancelled. Raises ConflictError if it was already
+        started."""
+        template, build = self.build(name, build_id)
+        if build.started:
+            raise ConflictError(f"The build '{build_id}' was already started. Request a new one.")
+        if (recipe.image is None) == (recipe.template is None):
+            raise InvalidInputError("A build needs exactly one of fromImage and fromTemplate.")
+        if len(recipe.steps) > MOST_STEPS:
+            raise InvalidInputError(f"A build can have at most {MOST_STEPS} steps.")
+        await self._queue.start(template, build, recipe)
+
+    def builds(self, template: BuiltTemplate) -> Sequence[Build]:
+        """Return the builds, newest first."""
+        return self._built.builds(template.id)
+
+    def build(self, name: str, build_id: str) -> tuple[BuiltTemplate, Build]:
+        """Return a build and its template. Raises NotFoundError."""
+        template = self._built.find(name)
+        build = None if template is None else self._built.build(template.id, build_id)
+        if template is None or build is None:
+            raise NotFoundError(f"Build '{build_id[:100]}' of the template '{name[:200]}' not found.")
+        return template, build
+
+    def log(self, build: Build) -> Sequence[LogLine]:
+        return self._queue.log(build.id)
+
+    async def cancel(self, name: str, build_id: str) -> None:
+        """Cancel a build. Raises ConflictError if it has ended."""
+        _, build = self.build(name, build_id)
+        if build.status.final:
+            raise ConflictError(f"The build '{build_id}' has already ended: {build.status.value}.")
+        await self._queue.cancel([build], "The build was cancelled.")
+
+    # Files -----------------------------------------------------------------------------------------------------------
+
+    def upload_token(self, name: str, files: str) -> tuple[bool, str]:
+        """Return whether these files are already stored, and a token for uploading them. Raises NotFoundError."""
+        if self._built.find(name) is None:
+            raise NotFoundError(f"template '{name[:200]}' not found")
+        return self._archives.has(checked_hash(files)), self._archives.token(files)
+
+    async def upload(self, files: str, token: str, body: AsyncIterator[bytes], announced: int | None) -> None:
+        self._archives.check(checked_hash(files), token)
+        await self._archives.receive(files, body, announced)
+
+    # Tags ------------------------------------------------------------------------------------------------------------
+
+    def tags(self, template: BuiltTemplate) -> dict[str, list[Assignment]]:
+        """Return the assignments of each tag, oldest first."""
+        return self._built.tags(template.id)
+
+    def assign(self, target: str, tags: Iterable[str]) -> tuple[Build, Sequence[str]]:
+        """Assign tags to the build that `name[:tag]` refers to; they are removed from other builds."""
+        template = self.get(target)
+        wanted = [checked_tag(tag, template.name) for tag in tags]
+        if not wanted:
+            raise InvalidInputError("tags must not be empty.")
+        tag = target.strip().lower().partition(":")[2] or DEFAULT_TAG
+        build = self._built.find_tagged(template.id, tag)
+        if build is None:
+            raise NotFoundError(f"The template '{template.name}' has no tag '{tag[:100]}'.")
+        self._built.assign(build, wanted)
+        return build, wanted
+
+    def remove_tags(self, name: str, tags: Iterable[str]) -> None:
+        """Remove tags. Raises NotFoundError if one of them does not exist; then none is removed."""
+        template = self.get(name)
+        wanted = [checked_tag(tag, template.name) for tag in tags]
+        if not wanted:
+            raise InvalidInputError("tags must not be empty.")
+        if DEFAULT_TAG in wanted:
+            raise InvalidInputError(f"The tag '{DEFAULT_TAG}' can't be removed. Delete the template instead.")
+        there = self._built.tags(template.id)
+        for tag in wanted:
+            if tag not in there:
+                raise NotFoundError(f"The template '{template.name}' has no tag '{tag}'.")
+        self._built.remove_tags(template.id, wanted)
+
+    def _new_template(self, name: str) -> BuiltTemplate:
+        if self._machine.resolve(name) is not None:
+            raise ForbiddenError(f"The template name {name} belongs to the machine. Choose another name.")
+        if self._sandboxes.snapshots(SnapshotQuery(name=name, limit=1)).items:
+            raise ConflictError(
+                f"A snapshot with the name {name!r} already exists. Choose another name, or delete the snapshot."
+            )
+        now = self._clock.now()
+        template = BuiltTemplate(random_id("", 20), name, public=False, created_at=now, updated_at=now)
+        self._built.add(template)
+        log.info("template_registered", template=template.id, name=name)
+        return template
+
+
+def checked_tag(text: str, name: str) -> str:
+    """Return a tag from a client's `tag`, or `name:tag` with the template's own name. Raises InvalidInputError."""
+    before, colon, after = text.strip().lower().rpartition(":")
+    if (colon and before != name) or not _TAG.fullmatch(after):
+        raise InvalidInputError(
+            f"Invalid tag: {text[:200]!r}. Use at most 128 lowercase letters, digits, '-', '_' and '.'."
+        )
+    return after
+
+
+def _check_size(size: Size) -> None:
+    if size.cpu_count is not None and size.cpu_count < 1:
+        raise InvalidInputError("CPU count must be at least 1")
+    if size.cpu_count is not None and size.cpu_count > MOST_CPUS:
+        raise InvalidInputError(f"CPU count can't be higher than {MOST_CPUS}")
+    memory = size.memory_mb
+    if memory is not None and memory < LEAST_MEMORY_MB:
+        raise InvalidInputError(f"Memory must be at least {LEAST_MEMORY_MB} MiB")
+    if memory is not None and memory >= MOST_MEMORY_MB:
+        raise InvalidInputError(f"Memory can't be higher than {MOST_MEMORY_MB} MiB")
+    if memory is not None and memory % 2:
+        raise InvalidInputError("Memory must be divisible by 2")

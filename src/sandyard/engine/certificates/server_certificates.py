@@ -1,0 +1,200 @@
+"""The certificate of the engine's TLS port: from files, or issued by the engine's own authority.
+
+Both are contexts that stay current: each handshake may use a newer certificate than the one before, without a restart
+and without affecting open connections.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import ssl
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from sandyard.engine.certificates.authority import Authority
+from sandyard.engine.certificates.files import CERTIFICATE, CertificateError
+from sandyard.engine.settings import EngineSettings
+from sandyard.kit.listen import is_loopback
+from sandyard.kit.logging import get_logger
+
+log = get_logger(__name__)
+
+LOCAL = "localhost"
+"""Browsers and resolvers map every name below it to the local machine."""
+LOOPBACK = ("127.0.0.1", "::1")
+_BOUNDS = ("127.0.0.0/8", "::1/128")
+HTTPS = 443
+LOOK_S = 1.0
+"""The minimum interval between checks of the files."""
+_Stamp = tuple[tuple[int, int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ServerCertificate:
+    """A TLS context. `authority` is the certificate that clients have to trust, if it is the engine's own."""
+
+    context: ssl.SSLContext
+    authority: Path | None
+
+
+def load_public_certificate(settings: EngineSettings, folder: Path) -> ServerCertificate:
+    """Return the certificate that the settings select. Blocks; raises CertificateError."""
+    if settings.tls_cert is not None:
+        return ServerCertificate(CertificateFiles(settings.tls_cert, settings.tls_key).context, None)
+    domain = strip_port(settings.domain)
+    issuer = load_authority(folder, domain)
+    return ServerCertificate(make_own_context(issuer, domain), issuer.certificate)
+
+
+def load_sandbox_certificate(
+    settings: EngineSettings, folder: Path, public: ServerCertificate | None
+) -> ServerCertificate | None:
+    """Return the certificate for sandboxes that connect to the engine by its public names: the public one, or one of
+    the engine's own if a proxy in front of it terminates TLS. None without a domain. Blocks; raises CertificateError."""
+    if settings.domain is None or public is not None:
+        return public if settings.domain is not None else None
+    domain = strip_port(settings.domain)
+    issuer = load_authority(folder, domain)
+    return ServerCertificate(make_own_context(issuer, domain), issuer.certificate)
+
+
+def load_authority(folder: Path, domain: str) -> Authority:
+    """Return the engine's own authority for this domain. Each domain has one below `folder`, which may only certify
+    names below the domain and this machine's own names. Blocks; raises CertificateError."""
+    return Authority.load(folder / domain, within=(*_list_domains(domain), *_BOUNDS))
+
+
+def domains_with_authority(folder: Path) -> list[str]:
+    """Return the domains that have an authority below `folder`, sorted."""
+    return sorted(found.parent.name for found in folder.glob(f"*/{CERTIFICATE}"))
+
+
+def strip_port(domain: str | None) -> str:
+    """Return the domain of a setting as used in certificates, without its port."""
+    return domain.partition(":")[0] if domain is not None else LOCAL
+
+
+def resolve_public_domain(settings: EngineSettings, port: int, tls_port: int | None) -> str | None:
+    """Return the domain that clients use for sandboxes and previews: `{port}-{id}.{domain}`. Without a configured
+    domain, `localhost` works without a name server. A port in the setting is the port of the proxy in front of the
+    engine."""
+    host = settings.host if tls_port is None else settings.tls_host or settings.host
+    if settings.domain is not None:
+        name, _, given = settings.domain.partition(":")
+        seen = int(given) if given else tls_port
+    elif is_loopback(host) or host in ("0.0.0.0", "::"):  # noqa: S104 - a name for it, nothing is bound
+        name, seen = LOCAL, port if tls_port is None else tls_port
+    else:
+        return None
+    return name if seen in (None, HTTPS) else f"{name}:{seen}"
+
+
+def make_own_context(issuer: Authority, domain: str) -> ssl.SSLContext:
+    """Return a context with a certificate for the domain, the names below it and this machine.
+
+    Clients reject `*` directly below a name without a dot (`*.localhost`), some even if another name in the certificate
+    matches. A client that asks for such a name gets a certificate for exactly that name.
+    """
+    domains = _list_domains(domain)
+    names = (*domains, *(f"*.{name}" for name in domains if "." in name), *LOOPBACK)
+    context = _context()
+    context.sni_callback = functools.partial(_choose, issuer, domains, names)
+    issuer.server_context(names)
+    return context
+
+
+def _choose(
+    issuer: Authority, domains: Sequence[str], names: Sequence[str], line: ssl.SSLObject, name: str | None, _: object
+) -> int | None:
+    asked = (name or "").lower().removesuffix(".")
+    wanted = names
+    if any(asked.endswith(f".{domain}") for domain in domains):
+        parent = asked.partition(".")[2]
+        if parent not in domains or "." not in parent:
+            wanted = (asked,)
+    try:
+        line.context = issuer.server_context(wanted)
+    except CertificateError:
+        return ssl.ALERT_DESCRIPTION_UNRECOGNIZED_NAME
+    return None
+
+
+class CertificateFiles:
+    """A certificate with its chain, and its key, which may be in the same file. When the files are renewed (for example
+    by certbot), the next client gets the new ones. Files that do not match or cannot be read are ignored until they are
+    valid."""
+
+    def __init__(self, certificate: Path, key: Path | None) -> None:
+        """Load the files. Raises CertificateError."""
+        self._certificate, self._key = certificate, key
+        self._paths = (certificate,) if key is None else (certificate, key)
+        self._looked_at = time.monotonic()
+        try:
+            self._stamp = _stamp(self._paths)
+            self._current = self._load()
+        except (OSError, CertificateError) as error:
+            where = " and ".join(str(path) for path in self._paths)
+            raise CertificateError(f"Could not use the certificate in {where}: {_reason(error)}.") from error
+        self.context = _context()
+        self.context.sni_callback = self._refresh
+
+    def _refresh(self, line: ssl.SSLObject, name: str | None, _: object) -> None:
+        now = time.monotonic()
+        if now - self._looked_at > LOOK_S:
+            self._looked_at = now
+            self._look()
+        line.context = self._current
+
+    def _look(self) -> None:
+        try:
+            stamp = _stamp(self._paths)
+            if stamp == self._stamp:
+                return
+            self._current = self._load()
+        except (OSError, CertificateError) as error:  # partly renewed: checked again later
+            log.warning("certificate_unusable", certificate=str(self._certificate), reason=_reason(error))
+            return
+        self._stamp = stamp
+        log.info("certificate_renewed", certificate=str(self._certificate))
+
+    def _load(self) -> ssl.SSLContext:
+        context = _context()
+        context.load_cert_chain(self._certificate, self._key, password=_no_password)
+        return context
+
+
+def _context() -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
+    return context
+
+
+def _list_domains(domain: str) -> tuple[str, ...]:
+    """Return the wildcard parents: `sandyard.localhost` has its own in addition to that of `localhost`."""
+    return (domain,) if domain == LOCAL else (domain, LOCAL)
+
+
+def _stamp(paths: Sequence[Path]) -> _Stamp:
+    return tuple((found.st_ino, found.st_mtime_ns, found.st_size) for found in map(os.stat, paths))
+
+
+def _no_password() -> str:
+    """Fail instead of letting OpenSSL prompt for a password on the terminal."""
+    raise CertificateError("the key is encrypted; provide one without a password")
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, CertificateError):
+        return error.message
+    if isinstance(error, ssl.SSLError):
+        mismatch = error.reason == "KEY_VALUES_MISMATCH"
+        return (
+            "the key belongs to another certificate"
+            if mismatch
+            else "it is not a PEM file with a certificate and its key"
+        )
+    return f"{error.strerror}: {error.filename}" if isinstance(error, OSError) else str(error)

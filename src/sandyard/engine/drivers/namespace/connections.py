@@ -1,0 +1,147 @@
+"""Connections into a sandbox: to its agent, and to TCP ports on its loopback interface."""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import errno
+import os
+import socket
+
+from sandyard.engine.drivers.namespace import kernel
+from sandyard.kit.errors import UnreachableError
+
+_TIMEOUT = 5.0
+_HEAD_LIMIT = 8192
+_LOOPBACKS = ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1"))
+
+
+async def connect_agent(path: str, sandbox: str) -> socket.socket:
+    """Return a connection to the agent. The kernel queues it, so success does not mean that the agent is responsive."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+    end = asyncio.get_running_loop().time() + _TIMEOUT
+    try:
+        while True:
+            try:
+                sock.connect(path)
+            except BlockingIOError:  # its queue is full
+                if asyncio.get_running_loop().time() > end:
+                    raise UnreachableError(f"The sandbox {sandbox} does not accept connections.") from None
+                await asyncio.sleep(0.005)
+            else:
+                return sock
+    except OSError as error:
+        sock.close()
+        raise UnreachableError(f"Could not reach the agent of the sandbox {sandbox}: {error.strerror}.") from error
+    except BaseException:
+        sock.close()
+        raise
+
+
+async def connect_port_from_outside(pid: int, port: int) -> socket.socket:
+    """Connect to a port on the loopback interface of that process's network namespace. Needs root.
+
+    A socket belongs to the namespace its creator is in at that moment, so this thread enters the namespace and returns,
+    without a pause in between. No process in the sandbox is involved: the socket cannot be forged, and a busy agent
+    does not slow it down.
+    """
+    loop = asyncio.get_running_loop()
+    refused: OSError | None = None
+    for family, address in _LOOPBACKS:
+        try:
+            sock = _socket_inside(pid, family)
+        except OSError as error:
+            if error.errno == errno.EAFNOSUPPORT:
+                continue
+            raise UnreachableError("The sandbox has ended.") from error
+        try:
+            async with asyncio.timeout(_TIMEOUT):
+                await loop.sock_connect(sock, (address, port))
+        except (OSError, TimeoutError) as error:
+            sock.close()
+            refused = OSError(str(error))
+        except BaseException:
+            sock.close()
+            raise
+        else:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return sock
+    raise UnreachableError(f"Port {port} is not open in the sandbox.") from refused
+
+
+def _socket_inside(pid: int, family: socket.AddressFamily) -> socket.socket:
+    there = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    here = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        kernel.setns(there, kernel.CLONE_NEWNET)
+        try:
+            return socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+        finally:
+            kernel.setns(here, kernel.CLONE_NEWNET)
+    finally:
+        os.close(there)
+        os.close(here)
+
+
+async def connect_port_through_agent(path: str, sandbox: str, port: int) -> socket.socket:
+    """Let the agent connect and pass the descriptor, for an engine that may not enter namespaces. The descriptor is
+    verified before use."""
+    loop = asyncio.get_running_loop()
+    sock = await connect_agent(path, sandbox)
+    try:
+        async with asyncio.timeout(_TIMEOUT):
+            await loop.sock_sendall(
+                sock, f"GET /_sandyard/dial?port={port} HTTP/1.1\r\nHost: agent\r\nConnection: close\r\n\r\n".encode()
+            )
+            head, fds = await _receive(loop, sock)
+    except TimeoutError:
+        raise UnreachableError(f"The sandbox {sandbox} does not respond.") from None
+    except OSError as error:
+        raise UnreachableError(f"The sandbox {sandbox} closed the connection.") from error
+    finally:
+        sock.close()
+    found = [_validate_socket(fd) for fd in fds]
+    good = [candidate for candidate in found if candidate is not None]
+    if head.startswith(b"HTTP/1.1 200") and len(good) == len(fds) == 1:
+        return good[0]
+    for candidate in good:
+        candidate.close()
+    raise UnreachableError(f"Port {port} is not open in the sandbox.")
+
+
+async def _receive(loop: asyncio.AbstractEventLoop, sock: socket.socket) -> tuple[bytes, list[int]]:
+    head, fds = b"", array.array("i")
+    size = fds.itemsize
+    while b"\r\n\r\n" not in head and len(head) < _HEAD_LIMIT:
+        readable = loop.create_future()
+        loop.add_reader(sock, lambda future=readable: future.done() or future.set_result(None))  # type: ignore[misc]
+        try:
+            await readable
+        finally:
+            loop.remove_reader(sock)
+        data, ancillary, _, _ = sock.recvmsg(_HEAD_LIMIT, socket.CMSG_SPACE(4 * size), socket.MSG_CMSG_CLOEXEC)
+        for level, kind, raw in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                fds.frombytes(raw[: len(raw) - len(raw) % size])
+        if not data:
+            break
+        head += data
+    return head, list(fds)
+
+
+def _validate_socket(fd: int) -> socket.socket | None:
+    """Return the descriptor as a socket if it is a connected TCP socket; otherwise close it and return None."""
+    try:
+        sock = socket.socket(fileno=fd)
+    except OSError:
+        os.close(fd)
+        return None
+    try:
+        if sock.family in {socket.AF_INET, socket.AF_INET6} and sock.type == socket.SOCK_STREAM:
+            sock.getpeername()
+            sock.setblocking(False)
+            return sock
+    except OSError:
+        pass
+    sock.close()
+    return None

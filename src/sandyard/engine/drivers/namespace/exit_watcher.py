@@ -1,0 +1,152 @@
+"""Watches running sandboxes: detects that one has ended, finds out why, and cleans up."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any, TypeVar
+
+from sandyard.engine.drivers.namespace.host import Host
+from sandyard.engine.drivers.namespace.record import Life, Record
+from sandyard.kit.logging import get_logger
+
+log = get_logger(__name__)
+
+T = TypeVar("T")
+
+_STATUS_PATIENCE = 2.0  # the zygote knows at once, but may be delayed on a busy machine
+_TAIL = 4096
+
+
+class ExitWatcher:
+    """Work that outlasts an operation runs in tracked tasks: `wait_for_tasks` waits for all of it."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._by_pid: dict[int, Record] = {}
+        self._statuses: dict[int, asyncio.Event] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def begin(self, record: Record, life: Life, pidfd: int, words: int, *, ours: bool) -> None:
+        """Watch a sandbox: from now on the end of this process is its end. `ours`: the zygote that created it is
+        running, and will report how it ended. Takes ownership of both descriptors."""
+        record.life, record.pidfd, record.words = life, pidfd, words
+        record.ending = record.exit_code = None
+        record.frozen = False
+        record.ended = asyncio.get_running_loop().create_future()
+        self._by_pid[life.pid] = record
+        if ours:
+            self._statuses[life.pid] = asyncio.Event()
+        asyncio.get_running_loop().add_reader(pidfd, self._on_end, record)
+
+    def on_exit(self, pid: int, code: int) -> None:
+        """Handle the zygote's report that a process has ended."""
+        if pid in self._by_pid:
+            self._by_pid[pid].exit_code = code
+        if pid in self._statuses:
+            self._statuses[pid].set()
+
+    def track(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Run work that must run to completion, even if nobody waits for it."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._on_task_done)
+        return task
+
+    def _on_task_done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:  # also raised to whoever awaits it
+            log.debug("work_failed", error=str(task.exception()))
+
+    async def wait_for_tasks(self) -> None:
+        while self._tasks:
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def abandon(self) -> None:
+        """Stop watching; the sandboxes keep running."""
+        loop = asyncio.get_running_loop()
+        for record in self._by_pid.values():
+            loop.remove_reader(record.pidfd)
+            os.close(record.pidfd)
+            _close(record)
+        self._by_pid.clear()
+
+    def _on_end(self, record: Record) -> None:
+        assert record.life is not None
+        asyncio.get_running_loop().remove_reader(record.pidfd)
+        os.close(record.pidfd)
+        record.pidfd = -1
+        self.track(self._end(record, record.life))
+
+    async def _end(self, record: Record, life: Life) -> None:
+        """Handle the end of the first process, with which all others end. Record the reason, then free what only a
+        running sandbox needs."""
+        event = self._statuses.pop(life.pid, None)
+        if event is not None and record.ending is None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_STATUS_PATIENCE):
+                    await event.wait()
+        reason = record.ending or self._reason(record)
+        if record.ending is None:
+            log.info("sandbox_ended", sandbox=record.id, reason=reason)
+        _close(record)
+        self._by_pid.pop(life.pid, None)
+        try:
+            await self._host.cgroups.clear(record.id)
+            remove_run_directory(self._host.run / record.id)
+        finally:
+            if not record.ended.done():
+                record.ended.set_result(reason)
+            await self.free(life.slot)
+
+    async def free(self, slot: int) -> None:
+        """Free a slot and its network."""
+        try:
+            if self._host.network is not None:
+                await self._host.network.release(slot)
+        finally:
+            self._host.slots.give_back(slot)
+
+    def _reason(self, record: Record) -> str:
+        starved = self._host.cgroups.usage(record.id).oom_kills > 0
+        code = record.exit_code
+        if code == -signal.SIGKILL:
+            return "out of memory: the kernel killed its agent" if starved else "killed from outside"
+        if code is None:
+            return (
+                "ended; before, the kernel killed processes in it for lack of memory"
+                if starved
+                else "ended while nobody was looking how"
+            )
+        if code < 0:
+            return f"its agent was ended by {signal.Signals(-code).name}"
+        if code == 0:
+            return "it was shut down"
+        words = _last_words(record.words)
+        return f"its agent failed with {code}" + (f": {words}" if words else "")
+
+
+def _close(record: Record) -> None:
+    if record.words >= 0:
+        os.close(record.words)
+        record.words = -1
+
+
+def _last_words(fd: int) -> str:
+    with contextlib.suppress(OSError):
+        size = os.fstat(fd).st_size
+        lines = os.pread(fd, _TAIL, max(size - _TAIL, 0)).decode(errors="replace").strip().splitlines()
+        return lines[-1] if lines else ""
+    return ""
+
+
+def remove_run_directory(folder: Path) -> None:
+    """Remove a sandbox's directory in run/, which contains a few plain files. Idempotent."""
+    with contextlib.suppress(FileNotFoundError):
+        for entry in list(os.scandir(folder)):
+            Path(entry.path).unlink(missing_ok=True)
+        folder.rmdir()

@@ -1,0 +1,188 @@
+"""Start a sandbox's first process: what the zygote needs for that, and where layers are in the zygote's own root."""
+
+# ruff: noqa: ASYNC240 - a stat or a write to /proc takes microseconds
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from sandyard.engine.contract import Layers, Limits, Mount
+from sandyard.engine.drivers.namespace import base_layer, processes
+from sandyard.engine.drivers.namespace.cgroups import Cgroups
+from sandyard.engine.drivers.namespace.forker import Ask, Forker, Started, ZygoteDiedError
+from sandyard.engine.drivers.namespace.instance import UIDS_PER_SLOT, Instance
+from sandyard.engine.drivers.namespace.record import Life
+from sandyard.engine.drivers.namespace.rootless import Ids, map_ids
+from sandyard.engine.drivers.namespace.store.base import SANDBOXES, VOLUMES, Store
+from sandyard.kit.errors import NotFoundError, UnsupportedError
+
+DescriptorList = list[
+    tuple[str, int]
+]  # descriptors for a first process, by purpose, because it sees no paths when it is created
+
+
+class NetSlot(Protocol):
+    """A slot's network, provided by the driver's network component."""
+
+    @property
+    def netns_path(self) -> Path: ...
+    @property
+    def dns(self) -> str | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One start."""
+
+    id: str
+    slot: int
+    layers: Layers
+    limits: Limits
+    net: NetSlot | None
+    mounts: tuple[Mount, ...] = ()
+    hold: bool = False  # only hold the namespaces, without an agent
+
+
+class Launcher:
+    """Owns the zygote. `roots` are folders that are expected to contain layers; a layer elsewhere requires a new
+    zygote, once."""
+
+    def __init__(
+        self,
+        *,
+        run_fd: int,
+        store: Path,
+        roots: Sequence[Path],
+        cgroups: Cgroups,
+        instance: Instance,
+        title: str,
+        guest: str,
+        rootless: bool,
+        on_exit: Any,
+    ) -> None:
+        self._run_fd = run_fd
+        self._store = store
+        self._inside = f"{store}/"
+        self._base_layers: dict[str | None, str] = {}
+        self._wanted_roots = [os.path.realpath(root) for root in roots]
+        self._roots: list[str] = []  # those of the running zygote
+        self._places: dict[str, str] = {}
+        self._cgroups = cgroups
+        self._instance = instance
+        self._rootless = rootless
+        self._ready_slots: set[int] = set()
+        self.ids = Ids(UIDS_PER_SLOT)
+        self.forker = Forker(title, guest, self._set_up_zygote, on_exit)
+
+    async def _set_up_zygote(self, pid: int, ask: Ask) -> None:
+        """Set up a new zygote: its cgroup, its ids and its root."""
+        self._cgroups.place_zygote(pid)
+        if self._rootless:
+            await ask("unshare", {})
+            self.ids = await map_ids(pid)
+        self._roots = [root for root in dict.fromkeys(self._wanted_roots) if Path(root).is_dir()]
+        self._places.clear()
+        self._ready_slots.clear()
+        (self._store / base_layer.FOLDER).mkdir(exist_ok=True)
+        home = {"store": str(self._store), "roots": self._roots, "rootless": self._rootless}
+        answer = await ask("home", home)
+        if answer["problem"]:
+            release = os.uname().release
+            need = (
+                "an overlay in a user namespace, Linux 5.11"
+                if self._rootless
+                else "an overlay on idmapped mounts, Linux 5.19"
+            )
+            raise UnsupportedError(f"Sandboxes require {need} or newer; this is {release}: {answer['problem']}.")
+
+    def _uid(self, slot: int) -> int:
+        return 0 if self._rootless else self._instance.uid(slot)
+
+    def list_unprepared(self, slots: Sequence[int]) -> list[int]:
+        return [slot for slot in slots if slot not in self._ready_slots]
+
+    async def prepare(self, slot: int) -> None:
+        """Create a slot's user namespace in advance."""
+        await self.forker.request("userns", {"slot": slot, "uid": self._uid(slot), "ids": self.ids.count})
+        self._ready_slots.add(slot)
+
+    def reserve(self, sandbox: str, limits: Limits, seats: DescriptorList) -> None:
+        """Create cgroups and the agent's directory, in a few hundred microseconds. The run directory must exist."""
+        seats += self._cgroups.make(sandbox, limits)
+        # The location of the agent's socket.
+        seats.append(("run", os.open(sandbox, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._run_fd)))
+        # The agent's crash output: memory that belongs to the sandbox and is freed with both processes.
+        seats.append(("stderr", os.memfd_create("agent-stderr")))
+
+    async def start(self, plan: Plan, seats: DescriptorList, store: Store) -> tuple[Life, int]:
+        """Start a first process whose agent accepts connections. Return its life and a pidfd. `seats`, from `reserve`,
+        must be closed by the caller. On failure no process is left, but the caller has to remove cgroups and
+        directories."""
+        await self.forker.ensure()
+        layers = [*store.shared_layers(plan.id), *plan.layers]
+        outside = (number for number, layer in enumerate(layers) if not layer.startswith(self._inside))
+        dns = plan.net.dns if plan.net else None
+        if dns not in self._base_layers:
+            self._base_layers[dns] = base_layer.ensure(store.path, dns)
+        layers.insert(next(outside, len(layers)), self._base_layers[dns])
+        request = {
+            "slot": plan.slot,
+            "hold": plan.hold,
+            "uid": self._uid(plan.slot),
+            "ids": self.ids.count,
+            "hostname": base_layer.HOSTNAME,
+            "layers": [await self._place(layer) for layer in layers],
+            "writable": f"/store/{SANDBOXES}/{plan.id}",
+            "volumes": [(f"/store/{VOLUMES}/{one.volume}", one.target, one.read_only) for one in plan.mounts],
+            "show_cgroup": self._cgroups.shows_limits,
+            "processes": None if "pids" in self._cgroups.limits else plan.limits.pids,
+            "shm": plan.limits.memory_mb << 19,  # half
+            "guest": {
+                "warm_up": True,
+                "memory_bytes": plan.limits.memory_mb << 20,
+                "cpu_count": plan.limits.cpu_count,
+                "disk_bytes": plan.limits.disk_mb << 20 if store.limits else None,
+                "switch_user": self.ids.count > 1,
+            },
+        }
+        started = await self._fork(request, seats, plan.net)
+        start = processes.start_time(started.pid)
+        if start is None:  # it was ready and has already ended
+            os.close(started.pidfd)
+            raise ZygoteDiedError("The sandbox ended immediately after it was started.")
+        self._ready_slots.add(plan.slot)
+        return Life(started.pid, start, plan.slot), started.pidfd
+
+    async def _fork(self, request: dict[str, Any], seats: DescriptorList, net: NetSlot | None) -> Started:
+        netns = os.open(net.netns_path, os.O_RDONLY | os.O_CLOEXEC) if net is not None else -1
+        try:
+            given = [*seats, ("netns", netns)] if net is not None else seats
+            fields = {**request, "fds": [name for name, _ in given]}
+            return await self.forker.start(fields, [fd for _, fd in given])
+        finally:
+            if netns >= 0:
+                os.close(netns)
+
+    async def _place(self, layer: str) -> str:
+        """Return where the zygote finds a layer."""
+        for _ in range(2):
+            if layer in self._places:
+                return self._places[layer]
+            real = os.path.realpath(layer)
+            if not Path(real).is_dir():
+                raise NotFoundError(f"The layer {layer} does not exist.")
+            for name, root in [
+                ("/store", os.path.realpath(self._store)),
+                *((f"/roots/{n}", r) for n, r in enumerate(self._roots)),
+            ]:
+                if real == root or real.startswith(root + "/"):
+                    self._places[layer] = name + real[len(root) :]
+                    break
+            else:
+                self._wanted_roots.append(real)
+                await self.forker.restart()
+        return self._places[layer]

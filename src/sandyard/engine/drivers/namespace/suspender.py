@@ -1,0 +1,268 @@
+"""Memory to disk and back: what the driver's `suspend` and `restore` do in addition to CRIU (see `criu`).
+
+A sandbox is suspended exactly if it is not running and its images are valid, so any engine can detect it, also after a
+crash in the middle and after a reboot. Images are complete or absent; as soon as its processes run again they are
+marked as used, because the files change from then on and the old memory must never be restored with them. A suspended
+sandbox keeps its slot, because its memory contains that slot's user ids. Everything else is freed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+from collections.abc import Awaitable, Callable, Collection, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from sandyard.engine.contract import Capabilities, Handle, NetworkPolicy
+from sandyard.engine.drivers.namespace import pause, policies, processes
+from sandyard.engine.drivers.namespace.cgroups.discovery import UNIFIED, Hierarchy
+from sandyard.engine.drivers.namespace.criu import probe, scan
+from sandyard.engine.drivers.namespace.criu.checkpoint import Criu, Frozen, RestoreTarget
+from sandyard.engine.drivers.namespace.criu.child import USED
+from sandyard.engine.drivers.namespace.errors import from_os
+from sandyard.engine.drivers.namespace.exit_watcher import ExitWatcher, remove_run_directory
+from sandyard.engine.drivers.namespace.host import Host
+from sandyard.engine.drivers.namespace.instance import UIDS_PER_SLOT
+from sandyard.engine.drivers.namespace.record import Life, Record
+from sandyard.engine.drivers.namespace.starter import Starter
+from sandyard.kit.errors import BusyError, ConflictError, SandyardError, UnsupportedError
+
+FOLDER = "suspended"
+_POLICY = "policy.json"
+_FACTS = "sandbox.json"
+_TRYING = "a test of moving memory to disk is still running"
+_SETTLE_PATIENCE = 5.0
+
+
+class Suspender:
+    """One per driver, from its `open` to its `close`."""
+
+    def __init__(self, host: Host, watcher: ExitWatcher, starter: Starter) -> None:
+        self._host = host
+        self._watcher = watcher
+        self._starter = starter
+        self._folder = host.options.data_dir / FOLDER
+        self._criu: Criu | None = None
+        self._why_not = _TRYING
+        self._trial: asyncio.Task[None] | None = None
+
+    # Whether it can be done -------------------------------------------------------------------------------------------------
+
+    def try_out(self, tell: Callable[[], None]) -> None:
+        """Test in the background whether it works here; this takes a second. `tell` is called when the result is known."""
+        if self._trial is None:
+            self._trial = asyncio.get_running_loop().create_task(self._try_out(tell))
+
+    async def _try_out(self, tell: Callable[[], None]) -> None:
+        try:
+            if not self._host.cgroups.can_freeze:
+                raise UnsupportedError("moving memory to disk requires a cgroup freezer")
+            self._criu = await probe.find_working()
+        except (SandyardError, OSError) as error:
+            self._why_not = str(error)
+        tell()
+
+    async def wait_for_trial(self) -> None:
+        if self._trial is not None:
+            await asyncio.wait({self._trial})
+
+    async def close(self) -> None:
+        if self._trial is not None:
+            self._trial.cancel()
+            await asyncio.wait({self._trial})
+
+    def capabilities(self) -> Capabilities:
+        """Return the host's capabilities, as far as they are known by now."""
+        known = self._host.capabilities(suspend=self._why_not)
+        if self._criu is None:
+            return known
+        return replace(known, suspend=True, missing={n: why for n, why in known.missing.items() if n != "suspend"})
+
+    async def _get_criu(self) -> Criu:
+        await self.wait_for_trial()
+        if self._criu is None:
+            raise UnsupportedError(f"Moving memory to disk is not supported here: {self._why_not}.")
+        return self._criu
+
+    # What is there ----------------------------------------------------------------------------------------------------------
+
+    def has(self, sandbox: str) -> bool:
+        """Return whether there is memory on disk that can be restored."""
+        images = self._folder / sandbox
+        return (images / _POLICY).exists() and not (images / USED).exists()
+
+    @property
+    def any(self) -> bool:
+        return self._folder.is_dir() and any(self.has(entry.name) for entry in self._folder.iterdir())
+
+    async def take_over(self, stopped: Collection[str]) -> frozenset[str]:
+        """Return which of these sandboxes, which are not running, are suspended. Keeps their slots and removes all
+        other images."""
+        found = frozenset(name for name in stopped if self.has(name))
+        if self._folder.is_dir():
+            await Criu.sweep(self._folder, found)
+        slots = {slot for name in found if (slot := self._slot(name)) is not None}
+        for slot in self._host.slots.kept - slots:
+            self._host.slots.release_kept(slot)
+        for slot in slots:
+            self._host.slots.keep(slot)
+        return found
+
+    def _slot(self, sandbox: str) -> int | None:
+        """Return the slot whose user ids its memory contains, or None if they no longer belong to this engine."""
+        try:
+            owner = int(json.loads((self._folder / sandbox / _FACTS).read_text())["owner"])
+        except (OSError, ValueError, KeyError):
+            return None
+        slot, rest = divmod(owner - self._host.instance.first_uid, UIDS_PER_SLOT)
+        return slot if not rest and 0 <= slot < self._host.slots.count else None
+
+    async def forget(self, sandbox: str) -> None:
+        """Remove its memory. Idempotent."""
+        images = self._folder / sandbox
+        if not images.exists():
+            return
+        slot = self._slot(sandbox) if self.has(sandbox) else None
+        (images / USED).touch()  # invalidates it at once; removing it takes a while
+        if slot is not None:
+            self._host.slots.release_kept(slot)
+        await asyncio.to_thread(shutil.rmtree, images, ignore_errors=True)
+
+    @property
+    def _freezer(self) -> Hierarchy:
+        found = (h for h in self._host.cgroups.hierarchies if h.name == UNIFIED or "freezer" in h.controllers)
+        return min(found, key=lambda hierarchy: hierarchy.name != UNIFIED)
+
+    # To disk ----------------------------------------------------------------------------------------------------------------
+
+    async def suspend(self, record: Record, end: Callable[[Record, str], Awaitable[None]]) -> Handle:
+        """Suspend the sandbox. `end` ends all processes of a sandbox. A failure before that leaves it frozen."""
+        try:
+            return await self._suspend(record, end)
+        except OSError as error:
+            raise from_os(error, f"Could not write the memory of the sandbox {record.id}") from error
+
+    async def _suspend(self, record: Record, end: Callable[[Record, str], Awaitable[None]]) -> Handle:
+        criu, life, host = await self._get_criu(), record.life, self._host
+        if life is None or not record.alive or not pause.is_paused(host, record):
+            raise ConflictError(f"The sandbox {record.id} is not paused with its memory.")
+        await self._settle(record, life)
+        images = self._folder / record.id
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+        owner = scan.host_id(life.pid)
+        os.chown(
+            f"/proc/{life.pid}/fd/2", owner, owner
+        )  # an in-memory file that the host's root created cannot be restored
+        volumes = tuple(mount.volume for mount in record.mounts)
+        await criu.dump(Frozen(life.pid, self._freezer.root / record.id, volumes=volumes), images)
+        try:
+            await host.store.flush()  # otherwise a crash would leave its files and its memory inconsistent
+            await asyncio.to_thread(_save, images, policies.load(host.run / record.id))
+            host.slots.keep(life.slot)
+            await end(record, "suspended")
+        except BaseException:  # it may continue to run, and then the memory must never be restored with its files
+            await self.forget(record.id)
+            raise
+        while life.slot in host.slots.used:  # noqa: ASYNC110 - until its network is given back, in milliseconds
+            await asyncio.sleep(0.002)
+        handle = record.renew().handle()
+        return replace(handle, data={**handle.data, "suspended": True})
+
+    async def _settle(self, record: Record, life: Life) -> None:
+        """Freezing stops a sandbox at an arbitrary instant, and not every state can be saved. Let it run for short
+        moments until it reaches another one; nobody can connect in the meantime, because it still counts as paused."""
+        host, loop = self._host, asyncio.get_running_loop()
+        end, moment = loop.time() + _SETTLE_PATIENCE, 0.002
+        while (obstacle := self._obstacle(record, life)) is not None:
+            if loop.time() > end:
+                raise BusyError(f"The memory of the sandbox {record.id} can't be moved to disk now: {obstacle}.")
+            host.cgroups.thaw(record.id)
+            try:
+                await asyncio.sleep(moment)
+            finally:
+                await pause.freeze(host, record)
+            moment = min(moment * 1.5, 0.1)
+
+    def _obstacle(self, record: Record, life: Life) -> str | None:
+        if scan.connections(life.pid):  # the engine has closed its own, but the agent has not noticed yet
+            return "connections to its agent are still open"
+        if self._freezer.version == 2:  # here frozen processes appear as sleeping; state D means waiting in the kernel
+            for pid in scan.processes(self._freezer.root / record.id):
+                if any(state == "D" for state in _states(pid)):
+                    return "a process is starting another one, or waits for a device"
+        return None
+
+    # And back ---------------------------------------------------------------------------------------------------------------
+
+    async def restore(self, record: Record) -> Handle:
+        """Restore the sandbox into this record, running. A failure leaves only the images."""
+        try:
+            return await self._restore(record)
+        except OSError as error:
+            raise from_os(error, f"Could not restore the memory of the sandbox {record.id}") from error
+
+    async def _restore(self, record: Record) -> Handle:
+        host, images = self._host, self._folder / record.id
+        criu = self._criu or await Criu.find()  # it was tested before this memory was written
+        slot = self._slot(record.id)
+        if slot is None:
+            raise ConflictError(
+                f"The memory of the sandbox {record.id} can't be restored: its user ids now belong to another engine."
+            )
+        host.memory.check()
+        host.slots.claim(slot)
+        run, policy, ran = host.run / record.id, _load(images), False
+        try:
+            async with self._starter.hold_namespaces(record, policy, slot) as holder:
+                place = RestoreTarget(holder, Path("/"), tuple(host.cgroups.groups(record.id)), run / "agent.sock")
+                pid = await criu.restore(images, place)
+                ran = True
+            start = processes.start_time(pid)
+            pidfd = None if start is None else processes.hold(pid, start)
+            if start is None or pidfd is None:
+                raise SandyardError(f"The sandbox {record.id} ended immediately after it was restored.")  # noqa: TRY301
+        except BaseException:
+            if await host.cgroups.clear(record.id) and not ran:
+                (images / USED).unlink(missing_ok=True)  # CRIU failed before it let anything run
+            remove_run_directory(run)
+            await self._watcher.free(slot)
+            if not self.has(record.id):
+                host.slots.release_kept(slot)
+            raise
+        words = -1
+        with contextlib.suppress(OSError):
+            words = os.open(f"/proc/{pid}/fd/2", os.O_RDONLY | os.O_CLOEXEC)
+        self._watcher.begin(record, Life(pid, start, slot), pidfd, words, ours=False)
+        host.slots.reuse_kept(slot)
+        await asyncio.to_thread(shutil.rmtree, images, ignore_errors=True)
+        return record.handle()
+
+
+def _states(pid: int) -> Iterator[str]:
+    """Yield the states of its threads."""
+    for task in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with contextlib.suppress(OSError):
+            yield task.read_text().rpartition(")")[2].split()[0]
+
+
+def _save(images: Path, policy: NetworkPolicy) -> None:
+    """Write the last file, which makes the images valid."""
+    partial = images / f".{_POLICY}"
+    with partial.open("w") as file:
+        json.dump(policy.to_dict(), file)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.rename(images / _POLICY)
+    descriptor = os.open(images, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _load(images: Path) -> NetworkPolicy:
+    return NetworkPolicy.from_dict(json.loads((images / _POLICY).read_text()))

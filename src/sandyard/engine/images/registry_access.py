@@ -1,0 +1,206 @@
+"""Restricts which hosts the engine contacts for an image. A client chooses the registry, but the engine connects to it
+from the operator's machine and network.
+
+Public addresses are always allowed. Others (this machine itself, its networks, a cloud's metadata service) are allowed
+only for hosts that the operator listed in `images_registries`; private networks also if sandboxes may reach them anyway
+(`lan`). The connection uses exactly the address that was checked, so that a name cannot resolve differently in between;
+this applies to redirects and token servers too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import ipaddress
+import ssl
+import urllib.request
+from collections.abc import AsyncIterator, Collection, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import httpcore
+import httpx
+
+from sandyard.kit.errors import ForbiddenError, UnreachableError
+from sandyard.kit.names import Address, look_up
+from sandyard.kit.paced_http import PacedBackend, pace_reads
+
+CONNECT_S, READ_S = 15.0, 60.0
+_TRANSLATED = (ipaddress.IPv6Network("64:ff9b::/96"), ipaddress.IPv6Network("64:ff9b:1::/48"))
+
+
+@dataclass(frozen=True, slots=True)
+class RegistryPolicy:
+    """`registries` and `insecure` contain `host` or `host:port`."""
+
+    registries: frozenset[str] = frozenset()
+    insecure: frozenset[str] = frozenset()
+    private: bool = False
+
+    def allows_plain_http(self, host: str, port: int | None) -> bool:
+        """Return whether plain HTTP may be used: on this machine always, elsewhere only if the operator allowed it."""
+        return _is_loopback_name(host) or _is_listed(self.insecure, host, port)
+
+    def allows(self, host: str, port: int | None, address: Address) -> bool:
+        if _is_listed(self.registries, host, port):
+            return True
+        every = _list_embedded_addresses(address)
+        if all(one.is_global and not one.is_multicast for one in every):
+            return True
+        ours = any(one.is_loopback or one.is_link_local or one.is_unspecified or one.is_multicast for one in every)
+        return self.private and not ours
+
+    def check(self, host: str, port: int | None, addresses: Iterable[Address]) -> list[Address]:
+        """Return the addresses that may be connected to. Raises ForbiddenError, with a remedy, if there are none."""
+        fitting = [address for address in addresses if self.allows(host, port, address)]
+        if not fitting:
+            named = f"{host}:{port}" if port else host
+            raise ForbiddenError(
+                f"The host {named} is on this machine or in its own network. Images are fetched from there only if the engine's operator "
+                f"allows it: SANDYARD_IMAGES_REGISTRIES={named}"
+            )
+        return fitting
+
+
+def _is_listed(names: Collection[str], host: str, port: int | None) -> bool:
+    return host.lower() in names or (port is not None and f"{host.lower()}:{port}" in names)
+
+
+def _is_loopback_name(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
+
+
+def _list_embedded_addresses(address: Address) -> list[Address]:
+    """Return the address and the IPv4 addresses embedded in it, to which a gateway would translate it."""
+    if isinstance(address, ipaddress.IPv4Address):
+        return [address]
+    within: list[Address | None] = [address.ipv4_mapped, address.sixtofour, *(address.teredo or ())]
+    if any(address in network for network in _TRANSLATED):
+        within.append(ipaddress.IPv4Address(address.packed[-4:]))
+    return [address, *(one for one in within if one is not None)]
+
+
+class RegistryTransport(httpx.AsyncBaseTransport):
+    """Connects through the machine's proxies if there are any, otherwise directly to an address that `policy` allows.
+    Certificates are verified with the system's trust store."""
+
+    def __init__(self, policy: RegistryPolicy) -> None:
+        self._policy = policy
+        self._plain = httpcore.AsyncConnectionPool(
+            network_backend=PacedBackend(_CheckedBackend(policy)), max_connections=16
+        )
+        self._secure: httpcore.AsyncConnectionPool | None = None
+        self._proxied: dict[str, httpx.AsyncHTTPTransport] = {}
+
+    @functools.cached_property
+    def _context(self) -> ssl.SSLContext:
+        """Created on the first TLS connection, because the trust store takes a while to read and local images need no
+        connection."""
+        return ssl.create_default_context()
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        host = request.url.host
+        if proxy := self._proxy(request.url.scheme, host):
+            # The proxy resolves names and is where an operator restricts access. Literal addresses need no lookup and
+            # are checked here.
+            with contextlib.suppress(ValueError):
+                self._policy.check(host, request.url.port, [ipaddress.ip_address(host.strip("[]"))])
+            if proxy not in self._proxied:
+                self._proxied[proxy] = pace_reads(httpx.AsyncHTTPTransport(verify=self._context, proxy=proxy))
+            return await self._proxied[proxy].handle_async_request(request)
+        assert isinstance(request.stream, httpx.AsyncByteStream)
+        url = httpcore.URL(
+            scheme=request.url.raw_scheme, host=request.url.raw_host, port=request.url.port, target=request.url.raw_path
+        )
+        asked = httpcore.Request(
+            request.method, url, headers=request.headers.raw, content=request.stream, extensions=request.extensions
+        )
+        try:
+            response = await self._direct(request.url.scheme).handle_async_request(asked)
+        except (httpcore.NetworkError, httpcore.TimeoutException, httpcore.ProtocolError) as error:
+            raise httpx.TransportError(str(error) or type(error).__name__) from error
+        return httpx.Response(
+            response.status, headers=response.headers, stream=_Body(response.stream), extensions=response.extensions
+        )
+
+    def _direct(self, scheme: str) -> httpcore.AsyncConnectionPool:
+        if scheme != "https":
+            return self._plain
+        if self._secure is None:
+            self._secure = httpcore.AsyncConnectionPool(
+                ssl_context=self._context,
+                network_backend=PacedBackend(_CheckedBackend(self._policy)),
+                max_connections=16,
+            )
+        return self._secure
+
+    def _proxy(self, scheme: str, host: str) -> str | None:
+        if _is_loopback_name(host):
+            return None
+        proxies = urllib.request.getproxies()
+        proxy = proxies.get(scheme) or proxies.get("all")
+        return proxy if proxy and not urllib.request.proxy_bypass(host) else None
+
+    async def aclose(self) -> None:
+        await self._plain.aclose()
+        if self._secure is not None:
+            await self._secure.aclose()
+        for transport in self._proxied.values():
+            await transport.aclose()
+
+
+class _Body(httpx.AsyncByteStream):
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        try:
+            async for chunk in self._stream:
+                yield chunk
+        except (httpcore.NetworkError, httpcore.TimeoutException, httpcore.ProtocolError) as error:
+            raise httpx.TransportError(str(error) or type(error).__name__) from error
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+
+class _CheckedBackend(httpcore.AsyncNetworkBackend):
+    """Resolves a name, checks the addresses, and connects to exactly those."""
+
+    def __init__(self, policy: RegistryPolicy) -> None:
+        self._policy = policy
+        self._inner = httpcore.AnyIOBackend()
+
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,  # noqa: ASYNC109 - the interface has it
+        local_address: str | None = None,
+        socket_options: Any = None,
+    ) -> httpcore.AsyncNetworkStream:
+        try:
+            addresses = await look_up(host)
+        except OSError:
+            raise UnreachableError(
+                f"Could not resolve the host {host[:200]}. Check whether the engine's machine can resolve names or needs a proxy; "
+                "without a registry, an image can be read from a folder (setting images_dirs)."
+            ) from None
+        failure: Exception | None = None
+        for address in self._policy.check(host, port, dict.fromkeys(addresses)):
+            try:
+                return await self._inner.connect_tcp(str(address), port, timeout, local_address, socket_options)
+            except (httpcore.ConnectError, httpcore.ConnectTimeout) as error:
+                failure = error
+        assert failure is not None
+        raise failure
+
+    async def connect_unix_socket(self, path: str, timeout: float | None = None, socket_options: Any = None) -> Any:  # noqa: ASYNC109
+        raise ForbiddenError("Registries cannot be accessed through a Unix socket of this machine.")
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)

@@ -1,0 +1,240 @@
+"""The components of the sandbox service, wired together once, and the background tasks that run with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from sandyard.engine.contract import Driver
+from sandyard.engine.sandboxes.calls import DriverCalls
+from sandyard.engine.sandboxes.capacity import Capacity
+from sandyard.engine.sandboxes.creation import Creation
+from sandyard.engine.sandboxes.internal_sandboxes import InternalSandboxes
+from sandyard.engine.sandboxes.ledger import Ledger
+from sandyard.engine.sandboxes.lifecycle import Lifecycle
+from sandyard.engine.sandboxes.logs import SandboxLogs
+from sandyard.engine.sandboxes.model import Sandbox, Template
+from sandyard.engine.sandboxes.pool import Pool
+from sandyard.engine.sandboxes.reconciler import Reconciler
+from sandyard.engine.sandboxes.recovery import Recovery, read_boot_id
+from sandyard.engine.sandboxes.registry import Registry
+from sandyard.engine.sandboxes.remover import SandboxRemover
+from sandyard.engine.sandboxes.repository import SandboxRepository
+from sandyard.engine.sandboxes.sampler import Sampler
+from sandyard.engine.sandboxes.snapshots import Snapshots
+from sandyard.engine.sandboxes.trust import EgressTrust
+from sandyard.engine.settings import EngineSettings
+from sandyard.engine.store.database import Database
+from sandyard.kit.clock import Clock, SystemClock
+from sandyard.kit.errors import SandyardError
+from sandyard.kit.logging import get_logger
+from sandyard.kit.tasks import TaskSet
+
+log = get_logger(__name__)
+
+TIDY_S = 2.0
+BACKGROUND_S = 1.0  # removals that take longer are left to the next engine
+
+
+class Components:
+    def __init__(
+        self,
+        database: Database,
+        driver: Driver,
+        settings: EngineSettings,
+        *,
+        clock: Clock | None = None,
+        disks: Sequence[Path] | None = None,
+        boot_id: str | None = None,
+        egress_authority: bytes = b"",
+    ) -> None:
+        self.database = database
+        self._settings = settings
+        self._clock = clock or SystemClock()
+        self.tasks = TaskSet("verbs")
+        self.background = TaskSet("background")
+        self.loops = TaskSet("loops")
+        self.registry = Registry()
+        self.repository = SandboxRepository(database)
+        self.logs = SandboxLogs(database, self._clock, kept=settings.logs_kept, retention_s=settings.logs_retention_s)
+        self.calls = DriverCalls(driver, settings.deadline)
+        trust = EgressTrust(self.calls, egress_authority)
+        self.ledger = Ledger(
+            database=database,
+            repository=self.repository,
+            logs=self.logs,
+            registry=self.registry,
+            clock=self._clock,
+            due=self._on_timer,
+        )
+        self.remover = SandboxRemover(
+            self.ledger, self.calls, self.background.spawn, patience_s=settings.kill_patience_s
+        )
+        self.capacity = Capacity(
+            settings, disks if disks is not None else (settings.data_dir,), place=driver.check_room
+        )
+        self.sampler = Sampler(
+            self.calls,
+            self._clock,
+            lambda: self.registry,
+            interval_s=settings.metrics_interval_s,
+            kept=settings.metrics_kept,
+        )
+        self.snapshots = Snapshots(
+            database, self.calls, self.background.spawn, self._users, lambda: self.pool.snapshots
+        )
+        self.reconciler = Reconciler(
+            self.ledger,
+            self.calls,
+            self.remover,
+            self.background.spawn,
+            trust,
+            start_patience_s=settings.start_patience_s,
+        )
+        self.lifecycle = Lifecycle(
+            ledger=self.ledger,
+            calls=self.calls,
+            capacity=self.capacity,
+            sampler=self.sampler,
+            remover=self.remover,
+            reconciler=self.reconciler,
+            trust=trust,
+        )
+        self.pool = Pool(
+            self.calls,
+            self.remover,
+            self.capacity,
+            self._clock,
+            size=settings.pool_size,
+            started_size=settings.pool_started_size,
+            idle_s=settings.pool_idle_s,
+            start_patience_s=settings.start_patience_s,
+            taken=lambda: self.registry.running + self.creation.under_way + len(self.remover.removing),
+            room=settings.max_sandboxes,
+        )
+        self.creation = Creation(
+            ledger=self.ledger,
+            calls=self.calls,
+            capacity=self.capacity,
+            sampler=self.sampler,
+            remover=self.remover,
+            lifecycle=self.lifecycle,
+            pool=self.pool,
+            snapshots=self.snapshots,
+            trust=trust,
+            settings=settings,
+        )
+        self.internal = InternalSandboxes(
+            calls=self.calls,
+            capacity=self.capacity,
+            creation=self.creation,
+            snapshots=self.snapshots,
+            clock=self._clock,
+        )
+        self._recovery = Recovery(
+            database=database,
+            ledger=self.ledger,
+            calls=self.calls,
+            snapshots=self.snapshots,
+            reconciler=self.reconciler,
+            remover=self.remover,
+            spawn=self.background.spawn,
+            boot_id=boot_id or read_boot_id(),
+        )
+        self.remover.on_removed(lambda record: self._tidy_up())
+        self.reconciler.on_boot = self.sampler.sample_soon
+        self.remover.on_stopped = self.reconciler.handle_stop
+        self.calls.on_late = self._on_late_call
+        self._closed = False
+
+    async def open(self, prewarmed: Callable[[], Template | None]) -> None:
+        await self._recovery.run()
+        self._look_for_suspend()
+        for loop in (self.ledger.timers.run(), self.sampler.run(), self.pool.run(), self._upkeep(prewarmed)):
+            self.loops.spawn(loop)
+
+    async def close(self, patience_s: float) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        await self.pool.stop_filling(patience_s)
+        await self.loops.cancel()
+        if not await self.tasks.wait(patience_s):
+            log.warning("verbs_abandoned", verbs=len(self.tasks))
+        await self.background.wait(BACKGROUND_S)
+        await self.abandon()
+        await self.pool.close()
+        try:
+            await self.calls.run("close", "the engine", self.calls.driver.close())
+        except SandyardError as error:
+            log.warning("driver_close_failed", reason=error.message)
+
+    async def abandon(self) -> None:
+        """Stop everything immediately."""
+        await self.loops.cancel()
+        await self.tasks.cancel()
+        await self.background.cancel()
+        self.calls.abandon()
+        for entry in self.registry:
+            if entry.watch is not None:
+                entry.watch.cancel()
+
+    def uses_layer(self, layer: str) -> bool:
+        return any(layer in sandbox.layers for sandbox in self._users()) or self.snapshots.uses_layer(layer)
+
+    def _users(self) -> Iterable[Sandbox]:
+        return self.users(removing=True)
+
+    def users(self, *, removing: bool) -> Iterable[Sandbox]:
+        """Return all sandboxes with a record; with `removing`, also those that the driver has not removed yet."""
+        yield from (entry.record for entry in self.registry)
+        yield from self.remover.removing if removing else ()
+
+    def _on_late_call(self, sandbox_id: str) -> None:
+        entry = self.registry.find(sandbox_id)
+        if entry is not None:
+            self.reconciler.recheck(entry)
+
+    def _on_timer(self, sandbox_id: str) -> None:
+        entry = self.registry.find(sandbox_id)
+        if entry is not None:
+            self.background.spawn(self.lifecycle.handle_timer(entry))
+
+    async def _upkeep(self, prewarmed: Callable[[], Template | None]) -> None:
+        while True:
+            if self._settings.pool_size:
+                self._prewarm(prewarmed)
+                self.pool.tidy()
+            self._tidy_up()
+            self._forget()
+            self._look_for_suspend()
+            await self._clock.sleep(TIDY_S)
+
+    def _look_for_suspend(self) -> None:
+        """Check whether suspend has become available: some drivers test it first and know only after they were opened."""
+        if self.calls.driver.capabilities.suspend and self.ledger.suspend_after_s is None:
+            self.ledger.suspend_after(self._settings.suspend_after_s)
+
+    def _prewarm(self, prewarmed: Callable[[], Template | None]) -> None:
+        try:
+            template = prewarmed()
+        except SandyardError as error:
+            log.warning("template_not_prewarmed", reason=error.message)
+            return
+        if template is not None:
+            self.pool.want(template, self.creation.limits_of(template), whole=True)
+
+    def _tidy_up(self) -> None:
+        """Retry pending cleanup: rows that a full disk kept, and snapshots that are no longer needed."""
+        try:
+            self.ledger.catch_up()
+            self.snapshots.collect()
+        except SandyardError as error:
+            log.warning("upkeep_failed", reason=error.message)
+
+    def _forget(self) -> None:
+        try:
+            self.logs.forget()
+            self.repository.forget_keys(self._clock.now() - self._settings.idempotency_retention_s)
+        except SandyardError as error:
+            log.warning("upkeep_failed", reason=error.message)

@@ -1,0 +1,296 @@
+"""Make the host match the record.
+
+Runs for every sandbox when the engine starts, and for one sandbox after its processes ended or a driver operation
+failed or got stuck. The record takes precedence where possible, because it is what the client was told. If memory is
+lost that is not possible, and the record is changed to say so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Final
+
+from sandyard.engine.contract import Condition, Driver, Handle
+from sandyard.engine.sandboxes.agent import initialise_agent
+from sandyard.engine.sandboxes.calls import DriverCalls
+from sandyard.engine.sandboxes.ledger import Ledger
+from sandyard.engine.sandboxes.model import Intent, LogLevel, OnTimeout, PauseKind, State
+from sandyard.engine.sandboxes.registry import AUTOMATIC_BOOTS, Entry
+from sandyard.engine.sandboxes.remover import SandboxRemover, Spawn
+from sandyard.engine.sandboxes.start_command import run_start_command
+from sandyard.engine.sandboxes.trust import EgressTrust
+from sandyard.kit.errors import SandyardError
+from sandyard.kit.logging import get_logger
+
+log = get_logger(__name__)
+
+ENDED: Final = "Its processes ended"
+_AGREES: Final = {
+    PauseKind.MEMORY: Condition.FROZEN,
+    PauseKind.DISK: Condition.SUSPENDED,
+    PauseKind.FILESYSTEM: Condition.STOPPED,
+    None: Condition.RUNNING,
+}
+FIRST_RETRY_S, LAST_RETRY_S = 1.0, 60.0
+BOOTS_WITHIN_S = 600.0
+
+
+def is_consistent(entry: Entry, observed: Condition) -> bool:
+    """Return whether nothing has to be done for this sandbox."""
+    return entry.record.intent is None and _AGREES[entry.record.pause_kind] is observed
+
+
+def needs_boot(entry: Entry, observed: Condition, now: float) -> bool:
+    record = entry.record
+    return (
+        observed is Condition.STOPPED and record.running and record.intent is not Intent.STOP and record.ends_at > now
+    )
+
+
+@asynccontextmanager
+async def _block_traffic(entry: Entry) -> AsyncIterator[None]:
+    """Make traffic wait. The caller holds the lock. If its operation already makes traffic wait, that continues until
+    the operation ends."""
+    if entry.changing is not None:
+        yield
+        return
+    entry.changing = asyncio.get_running_loop().create_future()
+    try:
+        yield
+    finally:
+        entry.changing.set_result(None)
+        entry.changing = None
+
+
+class Reconciler:
+    def __init__(
+        self,
+        ledger: Ledger,
+        calls: DriverCalls,
+        remover: SandboxRemover,
+        spawn: Spawn,
+        trust: EgressTrust,
+        *,
+        start_patience_s: float,
+    ) -> None:
+        self._ledger = ledger
+        self._calls = calls
+        self._remover = remover
+        self._spawn = spawn
+        self._trust = trust
+        self._start_patience_s = start_patience_s
+        self._doubted: dict[str, asyncio.Event] = {}
+        self.on_boot: Callable[[Entry], None] = lambda entry: None
+
+    @property
+    def _driver(self) -> Driver:
+        return self._calls.driver
+
+    @asynccontextmanager
+    async def on_failure(self, entry: Entry) -> AsyncIterator[None]:
+        """Recheck the sandbox if the block fails: its condition is then determined in the background, and before its next
+        operation."""
+        try:
+            yield
+        except BaseException:
+            self.recheck(entry)
+            raise
+
+    def recheck(self, entry: Entry) -> None:
+        """Mark the condition as unknown. One task at a time determines it; a new call makes it check again at once."""
+        if entry.gone is not None:
+            return
+        entry.suspect += 1
+        doubted = self._doubted.get(entry.id)
+        if doubted is None:
+            doubted = self._doubted[entry.id] = asyncio.Event()
+            self._spawn(self._inspect_until_known(entry, doubted))
+        doubted.set()
+
+    def handle_stop(self, entry: Entry, reason: str) -> None:
+        """Boot a running sandbox whose processes have ended again from its file system, in the background and before
+        its next operation."""
+        entry.lost = f"{ENDED} ({reason})"
+        self.recheck(entry)
+
+    async def inspect(self, entry: Entry) -> None:
+        """Ask the driver for the condition and settle it. The caller holds the lock. Raises StuckError if the driver
+        does not answer."""
+        while entry.suspect and entry.gone is None:
+            seen = entry.suspect
+            await self._calls.wait_for_abandoned(entry.id)
+            observed = await self._calls.run("condition", entry.id, self._driver.condition(entry.record.handle))
+            await self.reconcile(entry, observed, entry.lost or ENDED)
+            entry.lost = None
+            if entry.suspect == seen:  # otherwise an abandoned call ended in the meantime
+                entry.suspect = 0
+
+    async def _inspect_until_known(self, entry: Entry, doubted: asyncio.Event) -> None:
+        delay = 0.0
+        try:
+            while entry.suspect and entry.gone is None:
+                await self._wait_for_recheck(doubted, delay)
+                async with entry.lock:
+                    try:
+                        await self.inspect(entry)
+                    except SandyardError as error:
+                        delay = min(LAST_RETRY_S, max(FIRST_RETRY_S, 2 * delay))
+                        log.warning("sandbox_condition_unknown", sandbox=entry.id, reason=error.message, retry_s=delay)
+        finally:
+            del self._doubted[entry.id]
+
+    async def _wait_for_recheck(self, doubted: asyncio.Event, delay: float) -> None:
+        """Wait for a new doubt, or for `delay` seconds."""
+        waits = {asyncio.ensure_future(doubted.wait()), asyncio.ensure_future(self._ledger.clock.sleep(delay))}
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+        doubted.clear()
+
+    async def reconcile(self, entry: Entry, observed: Condition, lost: str) -> None:
+        """Make record and host match. `lost` says why processes are gone, if they are. Raises if the driver fails."""
+        log.info("sandbox_found", sandbox=entry.id, record=entry.record.state.value, observed=observed.value)
+        if observed is Condition.ABSENT:
+            self._ledger.remove(entry, f"The sandbox is gone: {lost}", reason="died", level=LogLevel.ERROR)
+            self._spawn(self._remover.remove(entry))
+            return
+        if entry.record.running:
+            await self._settle_running(entry, observed, lost)
+        else:
+            await self._settle_paused(entry, observed, lost)
+        alive = entry.gone is None and observed is not Condition.STOPPED
+        if alive and entry.watch is None and entry.record.pause_kind in {None, PauseKind.MEMORY}:
+            self._remover.watch(entry)
+
+    async def _settle_running(self, entry: Entry, observed: Condition, lost: str) -> None:
+        record = entry.record
+        if observed is Condition.STOPPED:
+            await self._settle_ended(entry, lost)
+            return
+        if observed is Condition.FROZEN:
+            await self._calls.run("thaw", entry.id, self._driver.thaw(record.handle))
+        elif observed is Condition.SUSPENDED:
+            handle = await self._calls.run("restore", entry.id, self._driver.restore(record.handle))
+            self._ledger.change(entry, handle=handle)
+        if record.intent is Intent.NETWORK:
+            await self._calls.run(
+                "set_network", entry.id, self._driver.set_network(record.handle, record.network.policy)
+            )
+        if record.intent is not None:
+            self._ledger.change(entry, intent=None)
+
+    async def _settle_ended(self, entry: Entry, lost: str) -> None:
+        """Handle a sandbox that should be running but whose processes are gone."""
+        record, now = entry.record, self._ledger.clock.now()
+        self._remover.unwatch(entry)
+        if record.intent is Intent.STOP:
+            self._mark_paused(
+                entry, "The sandbox was paused; only its file system is kept (finished after an interruption)", None
+            )
+        elif record.ends_at > now and self._ends_too_often(entry, now):
+            self._mark_paused(
+                entry,
+                f"{lost}, {AUTOMATIC_BOOTS + 1} times within {BOOTS_WITHIN_S / 60:.0f} minutes; the sandbox is paused, its "
+                "file system is kept",
+                lost,
+            )
+        elif record.ends_at > now:
+            entry.boots.append(now)
+            try:
+                async with _block_traffic(entry):
+                    handle = await self.boot(entry)
+            except SandyardError as error:
+                self._mark_paused(entry, f"{lost}, and the sandbox could not be booted again: {error.message}", lost)
+                self.recheck(entry)
+                return
+            self._ledger.change(
+                entry,
+                f"{lost}; the sandbox was booted again from its file system",
+                level=LogLevel.WARN,
+                handle=handle,
+                memory_lost=lost,
+                intent=None,
+            )
+            self._remover.watch(entry)
+            self.on_boot(entry)
+        elif record.on_timeout is OnTimeout.PAUSE:
+            self._mark_paused(
+                entry, f"{lost}, and its timeout was reached; the sandbox is paused, its file system is kept", lost
+            )
+        else:
+            self._ledger.remove(entry, "The sandbox was killed: its timeout was reached", reason="killed")
+            self._spawn(self._remover.remove(entry))
+
+    def _ends_too_often(self, entry: Entry, now: float) -> bool:
+        return len(entry.boots) == AUTOMATIC_BOOTS and entry.boots[0] > now - BOOTS_WITHIN_S
+
+    def _mark_paused(self, entry: Entry, event: str, lost: str | None) -> None:
+        now = self._ledger.clock.now()
+        self._ledger.change(
+            entry,
+            event,
+            level=LogLevel.WARN if lost else LogLevel.INFO,
+            state=State.PAUSED,
+            pause_kind=PauseKind.FILESYSTEM,
+            paused_at=now,
+            ends_at=now,
+            memory_lost=lost,
+            intent=None,
+        )
+        self._ledger.notify_interrupted(entry.id, "paused")
+
+    async def _settle_paused(self, entry: Entry, observed: Condition, lost: str) -> None:
+        record = entry.record
+        kind = record.pause_kind
+        if observed is Condition.STOPPED:
+            self._remover.unwatch(entry)
+            if kind is not PauseKind.FILESYSTEM:
+                reason = None if record.intent is Intent.STOP else lost
+                event = (
+                    f"The paused sandbox lost its memory: {lost}"
+                    if reason
+                    else "The paused sandbox's memory was dropped"
+                )
+                self._ledger.change(
+                    entry, event, level=LogLevel.WARN, pause_kind=PauseKind.FILESYSTEM, memory_lost=reason, intent=None
+                )
+                return
+        elif kind is PauseKind.FILESYSTEM:
+            self._remover.unwatch(entry)
+            handle = await self._calls.run("stop", entry.id, self._driver.stop(record.handle))
+            self._ledger.change(entry, handle=handle, intent=None)
+        else:
+            if observed is Condition.RUNNING:
+                await self._calls.run("freeze", entry.id, self._driver.freeze(record.handle))
+            found = PauseKind.DISK if observed is Condition.SUSPENDED else PauseKind.MEMORY
+            if found is not kind or record.intent is not None:
+                self._ledger.change(entry, pause_kind=found, intent=None)
+        if record.intent is not None and entry.record.intent is not None:
+            self._ledger.change(entry, intent=None)
+
+    async def boot(self, entry: Entry) -> Handle:
+        """Start a stopped sandbox and send its new agent the previous settings. If it fails, the sandbox stays stopped."""
+        record = entry.record
+
+        async def stop_late(handle: Handle) -> None:
+            await (self._driver.kill(handle) if entry.gone is not None else self._driver.stop(handle))
+
+        handle = await self._calls.run(
+            "boot", entry.id, self._driver.boot(record.handle, record.spec), if_late=stop_late
+        )
+        try:
+            env = self._trust.env(record)
+            await initialise_agent(self._calls, handle, record.template_id, env, record.defaults)
+        except SandyardError:
+            await self._calls.run("stop", entry.id, self._driver.stop(handle))
+            raise
+        if record.start is not None:
+            try:
+                await run_start_command(self._calls, handle, record.start, self._start_patience_s)
+            except SandyardError as error:  # its files are available, so the client can look for the cause
+                self._ledger.logs.append(entry.id, LogLevel.WARN, f"After the boot: {error.message}")
+        return handle

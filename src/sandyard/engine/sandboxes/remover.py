@@ -1,0 +1,179 @@
+"""Removes sandboxes: killed on request, or found absent. Every trace is removed, however long the driver takes. A
+sandbox whose processes ended by themselves keeps its files: `on_stopped` decides what happens next."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from sandyard.engine.contract import Condition, Handle
+from sandyard.engine.sandboxes.calls import DriverCalls
+from sandyard.engine.sandboxes.errors import no_such_sandbox
+from sandyard.engine.sandboxes.ledger import Ledger
+from sandyard.engine.sandboxes.model import LogLevel, PauseKind, Sandbox
+from sandyard.engine.sandboxes.registry import Entry
+from sandyard.kit.errors import BusyError, SandyardError
+from sandyard.kit.logging import get_logger
+
+log = get_logger(__name__)
+
+FIRST_RETRY_S, LAST_RETRY_S = 1.0, 60.0
+_ALIVE = frozenset({Condition.RUNNING, Condition.FROZEN, Condition.SUSPENDED})
+Spawn = Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]
+
+
+class SandboxRemover:
+    """A kill deletes the row first: from then on the sandbox does not exist. If the engine dies before the driver is
+    done, the next `driver.open` finds a sandbox that is not listed and removes it."""
+
+    def __init__(self, ledger: Ledger, calls: DriverCalls, spawn: Spawn, *, patience_s: float) -> None:
+        self._ledger = ledger
+        self._calls = calls
+        self._spawn = spawn
+        self._patience_s = patience_s
+        self._removing: dict[str, Sandbox] = {}
+        self._removed: list[Callable[[Sandbox], None]] = []
+        self.on_stopped: Callable[[Entry, str], None] = lambda entry, reason: None
+        """Called with the reason when the processes of a running sandbox ended and its file system remains."""
+
+    @property
+    def removing(self) -> tuple[Sandbox, ...]:
+        """Sandboxes without a record that the driver has not removed yet: they still use capacity and snapshots."""
+        return tuple(self._removing.values())
+
+    def on_removed(self, listener: Callable[[Sandbox], None]) -> None:
+        """Call `listener(record)` when the driver has removed a sandbox."""
+        self._removed.append(listener)
+
+    async def kill(self, entry: Entry, event: str) -> None:
+        """Kill a sandbox. Raises NotFoundError if another kill was first, and BusyError if the driver does not finish
+        in time; it is then retried until it succeeds."""
+        if entry.gone is not None:
+            raise no_such_sandbox(entry.id)
+        self._ledger.remove(entry, event, reason="killed")
+        await self.remove(entry)
+
+    async def remove(self, entry: Entry) -> None:
+        """Let the driver remove a sandbox whose record is gone."""
+        self._removing[entry.id] = entry.record
+        alone = await self._interrupt(entry)
+        try:
+            await self._calls.run("kill", entry.id, self._calls.driver.kill(entry.record.handle))
+        except SandyardError as error:
+            self._spawn(self._retry_removal(entry.record.handle, entry.record))
+            raise BusyError(
+                f"Sandbox '{entry.id}' was killed, but the driver could not remove it yet; "
+                f"the engine keeps trying. {error.message}"
+            ) from error
+        finally:
+            if alone:
+                entry.lock.release()
+        self._finish_removal(entry.record)
+
+    async def remove_unrecorded(self, handle: Handle) -> None:
+        """Remove a sandbox without a record and return when it is gone; if that fails, it is removed later."""
+        try:
+            await self._calls.run("kill", handle.id, self._calls.driver.kill(handle))
+        except SandyardError:
+            self.discard(handle)
+
+    def discard(self, handle: Handle) -> None:
+        """Remove a sandbox that never got a record."""
+
+        self._spawn(self._retry_removal(handle, None))
+
+    def watch(self, entry: Entry) -> None:
+        """Watch this running or frozen sandbox for an unexpected end."""
+        self.unwatch(entry)
+        entry.watch = asyncio.ensure_future(self._watch(entry))
+
+    def unwatch(self, entry: Entry) -> None:
+        if entry.watch is not None:
+            entry.watch.cancel()
+            entry.watch = None
+
+    async def _interrupt(self, entry: Entry) -> bool:
+        """Let an operation in progress finish if it is quick, otherwise cancel it. Return whether the lock is held."""
+        if not entry.lock.locked():
+            return await entry.lock.acquire()
+        for _ in range(2):
+            try:
+                async with asyncio.timeout(self._patience_s):
+                    return await entry.lock.acquire()
+            except TimeoutError:
+                self._calls.interrupt(entry.id)
+        return False
+
+    async def _retry_removal(self, handle: Handle, record: Sandbox | None) -> None:
+        """Retry until it is removed. A sandbox with a record was tried before, so the first attempt waits."""
+        delay = FIRST_RETRY_S
+        if record is not None:
+            await self._ledger.clock.sleep(delay)
+        while True:
+            try:
+                await self._calls.run("kill", handle.id, self._calls.driver.kill(handle))
+            except SandyardError as error:
+                log.warning("sandbox_removal_failed", sandbox=handle.id, reason=error.message, retry_s=delay)
+                await self._ledger.clock.sleep(delay)
+                delay = min(2 * delay, LAST_RETRY_S)
+            else:
+                break
+        if record is not None:
+            self._finish_removal(record)
+
+    def _finish_removal(self, record: Sandbox) -> None:
+        self._removing.pop(record.id, None)
+        for listener in self._removed:
+            listener(record)
+
+    async def _watch(self, entry: Entry) -> None:
+        driver = self._calls.driver
+        while True:
+            try:
+                reason = await driver.wait_for_exit(entry.record.handle)
+            except Exception as error:  # a broken watch must not look like a live sandbox
+                reason = str(error)
+            condition = await self._look(entry)
+            if condition not in _ALIVE:
+                break
+            await self._ledger.clock.sleep(FIRST_RETRY_S)  # then check again, because the reported end may be outdated
+        while True:
+            try:
+                self._handle_end(entry, reason, condition)
+            except SandyardError as error:
+                log.warning("sandbox_end_not_recorded", sandbox=entry.id, reason=error.message)
+                await self._ledger.clock.sleep(LAST_RETRY_S)
+            else:
+                return
+
+    async def _look(self, entry: Entry) -> Condition:
+        """Return the condition, asking the driver as often as needed."""
+        delay = FIRST_RETRY_S
+        while True:
+            try:
+                return await self._calls.run("condition", entry.id, self._calls.driver.condition(entry.record.handle))
+            except SandyardError as error:
+                log.warning("sandbox_watch_failed", sandbox=entry.id, reason=error.message)
+                await self._ledger.clock.sleep(delay)
+                delay = min(2 * delay, LAST_RETRY_S)
+
+    def _handle_end(self, entry: Entry, reason: str, condition: Condition) -> None:
+        if entry.gone is not None:
+            return
+        entry.watch = None  # otherwise it would cancel itself while running this
+        if condition is Condition.STOPPED and entry.record.running:
+            self._ledger.notify_interrupted(entry.id, "died")
+            self.on_stopped(entry, reason)
+            return
+        if condition is Condition.STOPPED:
+            self._ledger.change(
+                entry,
+                f"The paused sandbox lost its memory: {reason}",
+                level=LogLevel.ERROR,
+                pause_kind=PauseKind.FILESYSTEM,
+                memory_lost=reason,
+            )
+            return
+        self._ledger.remove(entry, f"The sandbox ended: {reason}", reason="died", level=LogLevel.ERROR)
+        self._spawn(self.remove(entry))

@@ -1,0 +1,77 @@
+"""Samples the resource usage of running sandboxes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable
+
+from sandyard.engine.sandboxes.calls import DriverCalls
+from sandyard.engine.sandboxes.metrics import Series
+from sandyard.engine.sandboxes.registry import Entry
+from sandyard.kit.clock import Clock
+from sandyard.kit.errors import SandyardError
+from sandyard.kit.logging import get_logger
+
+log = get_logger(__name__)
+
+SOON_S = 0.25
+
+
+class Sampler:
+    """Samples the running sandboxes in one task, one at a time and spread over the interval, so that it never blocks
+    the event loop."""
+
+    def __init__(
+        self, calls: DriverCalls, clock: Clock, entries: Callable[[], Iterable[Entry]], *, interval_s: float, kept: int
+    ) -> None:
+        self._calls = calls
+        self._clock = clock
+        self._entries = entries
+        self._interval_s = interval_s
+        self._kept = kept
+        self._fresh: deque[Entry] = deque()
+        self._woken = asyncio.Event()
+
+    def sample_soon(self, entry: Entry) -> None:
+        """Sample a new or resumed sandbox early, in the background, without delaying its first command."""
+        self._fresh.append(entry)
+        self._woken.set()
+
+    async def sample(self, entry: Entry) -> None:
+        """Take a sample now. A sandbox that cannot be sampled is skipped; its watcher handles the cause."""
+        if entry.gone is not None or not entry.record.running:
+            return
+        try:
+            stats = await self._calls.run("stats", entry.id, self._calls.driver.stats(entry.record.handle))
+        except SandyardError as error:
+            log.debug("sandbox_not_sampled", sandbox=entry.id, reason=error.message)
+            return
+        if entry.series is None:
+            entry.series = Series(self._kept)
+        if (
+            self._clock.now() - entry.series.sampled_at >= self._interval_s / 10
+        ):  # otherwise it was just sampled by another task
+            entry.series.add(stats, self._clock.now())
+
+    async def run(self) -> None:
+        newcomers = asyncio.ensure_future(self._run_fresh())
+        try:
+            while True:
+                entries = [entry for entry in self._entries() if entry.record.running]
+                pause = self._interval_s / (len(entries) + 1)
+                for entry in entries:
+                    await self.sample(entry)
+                    await self._clock.sleep(pause)
+                await self._clock.sleep(pause)
+        finally:
+            newcomers.cancel()
+
+    async def _run_fresh(self) -> None:
+        while True:
+            await self._woken.wait()
+            await self._clock.sleep(SOON_S)
+            self._woken.clear()
+            while self._fresh:
+                await self.sample(self._fresh.popleft())
+                await asyncio.sleep(0)

@@ -1,0 +1,40 @@
+"""Disk space reserved for the database. On a full disk it must still be possible to pause and kill sandboxes, or nobody
+could free any space."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+SIZE = 16 << 20
+LOW = 4 << 20  # below this much free space, the reserve is released for the database
+ENOUGH = 8 * SIZE  # above this much free space, the reserve is reserved again
+
+
+class DiskReserve:
+    """A file of reserved blocks next to the database. Never raises: failing to reserve space is not an error."""
+
+    def __init__(self, database: Path) -> None:
+        self._file = database.with_name(f"{database.name}-reserve")
+
+    def reserve(self) -> None:
+        """Reserve the space if the disk has enough."""
+        with contextlib.suppress(OSError):
+            if self._free() < ENOUGH or self._file.exists():
+                return
+            fd = os.open(self._file, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                os.posix_fallocate(fd, 0, SIZE)
+            finally:
+                os.close(fd)
+
+    def release(self) -> None:
+        """Release the space if the disk is nearly full. Otherwise takes microseconds."""
+        with contextlib.suppress(OSError):
+            if self._free() < LOW:
+                self._file.unlink()
+
+    def _free(self) -> int:
+        stat = os.statvfs(self._file.parent)
+        return stat.f_bavail * stat.f_frsize

@@ -1,0 +1,128 @@
+"""Start commands and the engine's own client of an agent, with real agents of the fake driver."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sandyard.engine.drivers.fake.driver import FakeDriver
+from sandyard.engine.sandboxes.agent import Agent
+from sandyard.engine.sandboxes.model import CreateSandbox, Sandbox, Start, Template
+from sandyard.engine.sandboxes.service import Sandboxes
+from sandyard.engine.sandboxes.start_command import NotReadyError
+from sandyard.engine.settings import EngineSettings
+from sandyard.engine.store.database import Database
+from sandyard.kit.errors import UnreachableError
+from tests.unit.engine.sandboxes.harness import StaticTemplates
+
+PLAIN = Template(id="base0000000000000000", layers=(), aliases=("base",))
+SERVED = Template(
+    id="served00000000000000",
+    layers=(),
+    aliases=("served",),
+    start=Start("echo begun >> $HOME/starts; sleep 0.3; touch $HOME/up; exec sleep 1002", "test -e $HOME/up"),
+)
+
+
+@asynccontextmanager
+async def engine(path: Path, *templates: Template, **settings: Any) -> AsyncIterator[Sandboxes]:
+    values: dict[str, Any] = {"pool_size": 0, "memory_reserve_mb": 0, "disk_reserve_mb": 0, "data_dir": path}
+    database = Database(path / "engine.db")
+    database.open()
+    service = Sandboxes(database, FakeDriver(path), StaticTemplates(*templates), EngineSettings(**(values | settings)))
+    await service.open()
+    try:
+        yield service
+        for sandbox in service.list().items:
+            await service.kill(sandbox.id)
+    finally:
+        await service.close()
+        database.close()
+
+
+def agent(service: Sandboxes, sandbox: Sandbox) -> Agent:
+    return Agent(service._components.calls, sandbox.handle)
+
+
+async def starts(service: Sandboxes, sandbox: Sandbox) -> int:
+    said: list[bytes] = []
+    await agent(service, sandbox).run("cat $HOME/starts", output=lambda _, data: said.append(data))
+    return b"".join(said).count(b"begun")
+
+
+async def test_a_command_its_streams_and_its_end(tmp_path: Path) -> None:
+    async with engine(tmp_path, PLAIN) as service:
+        inside = agent(service, await service.create(CreateSandbox("base")))
+        said: list[tuple[str, bytes]] = []
+        code = await inside.run("echo $A; echo b >&2; exit 3", env={"A": "a"}, output=lambda *one: said.append(one))
+        assert (code, sorted(said)) == (3, [("stderr", b"b\n"), ("stdout", b"a\n")])
+        assert await inside.run("kill -9 $$") == -1
+        with pytest.raises(TimeoutError):
+            await inside.run("sleep 100", timeout_s=0.2)
+        assert await inside.spawn("exec sleep 1002") > 0
+        with pytest.raises(UnreachableError, match="cwd"):
+            await inside.run("true", cwd="/nowhere/at/all")
+
+
+async def test_files_whole_and_in_pieces(tmp_path: Path) -> None:
+    async def pieces() -> AsyncIterator[bytes]:
+        for letter in (b"a", b"", b"b"):
+            yield letter * 100_000
+
+    async with engine(tmp_path, PLAIN) as service:
+        inside = agent(service, await service.create(CreateSandbox("base")))
+        await inside.write("small", b"one")
+        await inside.write("large", pieces())
+        said: list[bytes] = []
+        assert await inside.run("cat $HOME/small; wc -c < $HOME/large", output=lambda _, data: said.append(data)) == 0
+        assert b"".join(said) == b"one200000\n"
+        with pytest.raises(UnreachableError, match=r"\."):
+            await inside.write(".", b"a directory")
+
+
+async def test_ready_before_the_client_has_it(tmp_path: Path) -> None:
+    async with engine(tmp_path, SERVED) as service:
+        sandbox = await service.create(CreateSandbox("served", env={"A": "1"}))
+        assert await agent(service, sandbox).run("test -e $HOME/up && pgrep -f 'sleep 1002'") == 0
+        assert await starts(service, sandbox) == 1
+
+
+async def test_started_again_wherever_processes_are_new(tmp_path: Path) -> None:
+    async with engine(tmp_path, SERVED) as service:
+        sandbox = await service.create(CreateSandbox("served"))
+        await agent(service, sandbox).run("rm $HOME/up")
+        fork = (await service.fork(sandbox.id, timeout_s=300))[0].sandbox
+        assert fork is not None
+        assert await starts(service, fork) == 2
+        snapshot = await service.snapshot(sandbox.id)
+        copy = await service.create(CreateSandbox(snapshot.id))
+        assert await starts(service, copy) == 2
+        await service.pause(sandbox.id, memory=False)
+        booted, _ = await service.connect(sandbox.id, 60)
+        assert await starts(service, booted) == 2
+
+
+async def test_never_ready(tmp_path: Path) -> None:
+    never = replace(SERVED, start=Start("sleep 1002", "echo not yet; false"))
+    async with engine(tmp_path, never, start_patience_s=0.5) as service:
+        with pytest.raises(NotReadyError, match=r"not ready after 0\.5 s"):
+            await service.create(CreateSandbox("served"))
+        assert not service.list().items
+
+
+async def test_the_pool_has_it_running(tmp_path: Path) -> None:
+    async with engine(tmp_path, SERVED, pool_size=2, pool_started_size=1) as service:
+        first = await service.create(CreateSandbox("served"))
+        pool = service._components.pool
+        async with asyncio.timeout(60):
+            while not pool.ready:
+                await asyncio.sleep(0.05)
+        second = service._components.creation.claim(CreateSandbox("served"), SERVED)
+        assert second is not None
+        assert await starts(service, second) == await starts(service, first) == 1

@@ -1,0 +1,177 @@
+"""What a user's server hears of its client, and servers that speak TLS themselves."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sandyard.engine.certificates.authority import Authority
+from sandyard.engine.e2b.dataplane.forwarded_headers import find_tls_server_name, make_forwarded_headers
+from sandyard.engine.e2b.dataplane.target import Target
+from sandyard.engine.sandboxes.model import Network
+from tests.unit.engine.e2b.support import Bench, answer_chunk, answer_head, read_request, reply, request, sandbox
+from tests.unit.engine.e2b.test_relay import Reader, Writer
+from tests.unit.engine.e2b.test_tunnel import shout, upgrade
+
+TARGET = Target("iabc", 8000)
+
+
+def told(*headers: tuple[str, str], client: str = "192.0.2.7", scheme: str = "http", **network: Any) -> dict[str, str]:
+    scope = {
+        "headers": [(name.encode(), value.encode()) for name, value in headers],
+        "client": (client, 1234),
+        "scheme": scheme,
+    }
+    made = make_forwarded_headers(TARGET, sandbox(network=Network(config=network)), scope)
+    return {name.decode(): value.decode() for name, value in made}
+
+
+def test_how_a_client_came() -> None:
+    assert told(("host", "8000-iabc.example.com"), scheme="https") == {
+        "host": "8000-iabc.example.com",
+        "x-forwarded-host": "8000-iabc.example.com",
+        "x-forwarded-proto": "https",
+        "x-forwarded-for": "192.0.2.7",
+    }
+
+
+CLAIMED = (
+    ("host", "8000-iabc.example.com"),
+    ("x-forwarded-host", "yard.example.com"),
+    ("x-forwarded-proto", "https"),
+    ("x-forwarded-for", "198.51.100.1"),
+)
+
+
+def test_a_proxy_on_this_machine_is_believed() -> None:
+    heard = told(*CLAIMED, client="127.0.0.1")
+    assert heard["x-forwarded-host"] == "yard.example.com"
+    assert heard["x-forwarded-proto"] == "https"
+    assert heard["x-forwarded-for"] == "198.51.100.1, 127.0.0.1"
+
+
+def test_others_are_not() -> None:
+    heard = told(*CLAIMED)
+    assert heard["x-forwarded-host"] == "8000-iabc.example.com"
+    assert heard["x-forwarded-proto"] == "http"
+    assert heard["x-forwarded-for"] == "192.0.2.7"
+
+
+def test_a_masked_host() -> None:
+    heard = told(("host", "8000-iabc.example.com"), maskRequestHost="localhost:${PORT}")
+    assert heard["host"] == "localhost:8000"
+    assert heard["x-forwarded-host"] == "8000-iabc.example.com"
+
+
+@pytest.mark.parametrize(
+    ("host", "network", "name"),
+    [
+        ("8000-iabc.example.com:3443", {"httpsPorts": [8000]}, "8000-iabc.example.com"),
+        ("8000-iabc.example.com", {"httpsPorts": [8001]}, None),
+        ("8000-iabc.example.com", {}, None),
+        ("x", {"httpsPorts": [8000], "maskRequestHost": "inside.test:${PORT}"}, "inside.test"),
+        ("[::1]:80", {"httpsPorts": [8000]}, "localhost"),
+        (".bad.", {"httpsPorts": [8000]}, "localhost"),
+    ],
+)
+def test_the_name_a_tls_server_is_asked_for(host: str, network: dict[str, Any], name: str | None) -> None:
+    scope = {"headers": [(b"host", host.encode())]}
+    assert find_tls_server_name(TARGET, sandbox(network=Network(config=network)), scope) == name
+
+
+class TestHttpsPorts:
+    @pytest.fixture
+    def inside(self, tmp_path: Path) -> ssl.SSLContext:
+        """The context of a server whose certificate nobody trusts."""
+        return Authority.load(tmp_path).server_context(["somebody.else"])
+
+    async def listen(self, gate: Bench, handler: Any, context: ssl.SSLContext | None) -> None:
+        gate.sockets.records["iabc"] = sandbox(network=Network(config={"httpsPorts": [8000]}))
+        server = await asyncio.start_unix_server(handler, gate.sockets._path("iabc", 8000), ssl=context)
+        gate.sockets._servers.append(server)
+
+    async def test_requests(self, gate: Bench, inside: ssl.SSLContext) -> None:
+        async def echo(reader: Reader, writer: Writer) -> None:
+            line, headers, body = await read_request(reader)
+            writer.write(reply(line.encode() + b" " + headers["x-forwarded-proto"].encode() + b" " + body))
+            writer.close()
+
+        await self.listen(gate, echo, inside)
+        status, _, body = await gate.ask(request("POST", "/a?b", body=b"x" * 500_000, port=8000))
+        assert status == 200
+        assert body == b"POST /a?b HTTP/1.1 http " + b"x" * 500_000
+
+    async def test_a_slow_reader_gets_all_of_an_answer_whose_server_has_hung_up(
+        self, gate: Bench, inside: ssl.SSLContext
+    ) -> None:
+        async def large(reader: Reader, writer: Writer) -> None:
+            await read_request(reader)
+            writer.write(b"HTTP/1.0 200 OK\r\n\r\n" + b"x" * 9_000_000)  # ends with the connection
+            await writer.drain()
+            writer.close()
+
+        await self.listen(gate, large, inside)
+        reader, writer = await gate.connect()
+        writer.write(request(port=8000))
+        status, headers = await answer_head(reader)
+        assert (status, headers["transfer-encoding"]) == (200, "chunked")
+        size = 0
+        while chunk := await answer_chunk(reader):
+            size += len(chunk)
+            await asyncio.sleep(0.002)
+        assert size == 9_000_000
+
+    async def test_a_client_that_does_not_read_slows_the_server_down(self, gate: Bench, inside: ssl.SSLContext) -> None:
+        sent = 0
+
+        async def endless(reader: Reader, writer: Writer) -> None:
+            nonlocal sent
+            await read_request(reader)
+            writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
+            while sent < 1 << 30:
+                writer.write(b"x" * 65536)
+                await writer.drain()
+                sent += 65536
+
+        await self.listen(gate, endless, inside)
+        _, writer = await gate.connect()
+        writer.transport.pause_reading()
+        writer.write(request(port=8000))
+        before = -1
+        while not sent or sent != before:
+            before = sent
+            await asyncio.sleep(0.3)
+        assert sent < 64 << 20
+        writer.transport.abort()
+
+    async def test_upgrades(self, gate: Bench, inside: ssl.SSLContext) -> None:
+        await self.listen(gate, shout, inside)
+        reader, writer = await gate.connect()
+        writer.write(upgrade())
+        assert (await answer_head(reader))[0] == 101
+        assert await reader.readexactly(7) == b"welcome"
+        writer.write(b"a" * 300_000)
+        assert await reader.readexactly(300_000) == b"A" * 300_000
+
+    @pytest.mark.parametrize("asked", [request(port=8000), upgrade()])
+    async def test_a_server_that_speaks_no_tls(self, gate: Bench, asked: bytes) -> None:
+        async def plain(reader: Reader, writer: Writer) -> None:
+            await reader.read(10)
+            writer.write(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n")
+            writer.close()
+
+        await self.listen(gate, plain, None)
+        status, _, body = await gate.ask(asked)
+        assert status == 502
+        assert "does not use TLS" in json.loads(body)["message"]
+
+    async def test_a_closed_port_is_said_to_be_closed(self, gate: Bench) -> None:
+        gate.sockets.records["iabc"] = sandbox(network=Network(config={"httpsPorts": [8000]}))
+        status, _, body = await gate.ask(request(port=8000))
+        assert status == 502
+        assert "port is not open" in json.loads(body)["message"]

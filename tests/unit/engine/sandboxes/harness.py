@@ -1,0 +1,122 @@
+"""One engine core at a time on one data directory and one host, which can crash and start again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from sandyard.engine.contract import Condition
+from sandyard.engine.sandboxes.model import CreateSandbox, LogQuery, PauseKind, Sandbox, State, Template
+from sandyard.engine.sandboxes.service import Sandboxes
+from sandyard.engine.settings import EngineSettings
+from sandyard.engine.store.database import Database
+from sandyard.kit.clock import ManualClock
+from tests.unit.engine.sandboxes.double import DoubleDriver, Host
+
+BASE = Template(id="base0000000000000000", layers=("tpl:base",), aliases=("base",))
+
+
+def expected_settings(sandbox: Sandbox, env: dict[str, str] | None = None, user: str = "user") -> dict[str, object]:
+    """What a sandbox's agent knows after its `/init`."""
+    identity = {"E2B_SANDBOX_ID": sandbox.id, "E2B_TEMPLATE_ID": sandbox.template_id}
+    return {"envVars": {**identity, **(env or {})}, "defaultUser": user}
+
+
+class StaticTemplates:
+    def __init__(self, *templates: Template) -> None:
+        self.templates = list(templates)
+
+    def resolve(self, name: str) -> Template | None:
+        return next((one for one in self.templates if name.partition(":")[0] in {one.id, *one.aliases}), None)
+
+    def list(self) -> Sequence[Template]:
+        return self.templates
+
+
+class SandboxesHarness:
+    def __init__(self, path: Path, *, freeze: bool = True, suspend: bool = False, **settings: Any) -> None:
+        self.path = path
+        self.host = Host()
+        self.clock = ManualClock()
+        self.boot_id = "boot-1"
+        self.templates = StaticTemplates(BASE)
+        self._freeze, self._suspend = freeze, suspend
+        values: dict[str, Any] = {"pool_size": 0, "kill_patience_s": 0.05}
+        values |= {"memory_reserve_mb": 0, "disk_reserve_mb": 0, "data_dir": path, "metrics_interval_s": 1000}
+        self.settings = EngineSettings(**(values | settings))
+        self.interrupted: list[tuple[str, str]] = []
+
+    async def start(self, *, open_: bool = True) -> Sandboxes:
+        self.database = Database(self.path / "engine.db")
+        self.database.open()
+        self.driver = DoubleDriver(self.host, freeze=self._freeze, suspend=self._suspend)
+        self.service = Sandboxes(
+            self.database, self.driver, self.templates, self.settings, clock=self.clock, boot_id=self.boot_id
+        )
+        self.service._components.calls._deadline = self.driver.deadline
+        self.service.on_interrupted(lambda sandbox_id, reason: self.interrupted.append((sandbox_id, reason)))
+        if open_:
+            await self.service.open()
+        return self.service
+
+    async def crash(self) -> None:
+        """As kill -9: the driver does nothing any more, nothing reaches the database, no task goes on."""
+        self.driver.die()
+        self.database.abandon()
+        self.database._drop()
+        await self.service._components.abandon()
+        for _ in range(3):  # tasks that ended may have started others
+            await asyncio.sleep(0)
+            await self.service._components.abandon()
+
+    async def restart(self) -> Sandboxes:
+        await self.crash()
+        return await self.start()
+
+    async def stop(self) -> None:
+        self.driver.heal()
+        await self.service.close()
+        self.database.close()
+
+    async def create(self, **fields: Any) -> Sandbox:
+        return await self.service.create(CreateSandbox(**{"timeout_s": 300, **fields}))
+
+    async def settle(self) -> None:
+        """Let background work come to rest."""
+        for _ in range(200):
+            await asyncio.sleep(0)
+
+    def check(self) -> None:
+        """What the records say is what is on the host, and nothing else is there."""
+        wanted = {
+            State.RUNNING: {None: Condition.RUNNING},
+            State.PAUSED: {
+                PauseKind.MEMORY: Condition.FROZEN,
+                PauseKind.DISK: Condition.SUSPENDED,
+                PauseKind.FILESYSTEM: Condition.STOPPED,
+            },
+        }
+        records = self.service.list().items
+        expected = {record.id: wanted[record.state][record.pause_kind] for record in records}
+        found = {sandbox_id: machine.condition for sandbox_id, machine in self.host.machines.items()}
+        assert found == expected, self.history({*found.items()} ^ {*expected.items()})
+        for record in records:
+            assert record.intent is None
+            if record.running:
+                assert self.host.machines[record.id].policy == record.network.policy, self.history({(record.id, "")})
+        assert self.driver.overlaps == []
+        stored = self.service._components.repository.all()
+        assert sorted(stored, key=lambda one: one.id) == sorted(records, key=lambda one: one.id)
+
+    def history(self, about: set[tuple[str, str]]) -> str:
+        """All that is known of some sandboxes, for the message of a failed test."""
+        lines = []
+        for sandbox_id in sorted({sandbox_id for sandbox_id, _ in about}):
+            lines.append(f"{sandbox_id}: {self.host.machines.get(sandbox_id)} {self.service.find(sandbox_id)}")
+            lines += [
+                f"    log: {entry.message}" for entry in self.service._components.logs.query(sandbox_id, LogQuery())
+            ]
+            lines += [f"    driver: {verb}" for verb, subject in self.driver.calls if subject == sandbox_id]
+        return "\n".join(lines)
