@@ -20,11 +20,11 @@ from sandyard.platform.domain.forge.errors import ConnectionTestFailedError, For
 from sandyard.platform.domain.forge.github import GitHubRepository
 from sandyard.platform.domain.forge.model import Budget, Finding, ForgeKind
 from sandyard.platform.domain.forge.remembered import Remembered
-from sandyard.platform.domain.git.mirror import Mirrors
-from sandyard.platform.domain.git.model import Credential
-from sandyard.platform.domain.git.remote import Remote
 from sandyard.platform.domain.projects.credentials import CredentialInfo, CredentialKind, Draft
 from sandyard.platform.domain.projects.service import Projects
+from sandyard.platform.domain.repositories.mirror import Mirrors
+from sandyard.platform.domain.repositories.model import Credential
+from sandyard.platform.domain.repositories.remote import Remote
 from sandyard.platform.domain.users.model import Principal
 
 INTERACTIVE_S = 60.0

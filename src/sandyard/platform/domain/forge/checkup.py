@@ -17,12 +17,12 @@ from sandyard.platform.domain.forge.errors import (
 )
 from sandyard.platform.domain.forge.github import GitHubRepository
 from sandyard.platform.domain.forge.model import Budget, Finding, ForgeKind, Permissions
-from sandyard.platform.domain.git.errors import RemoteRefusedError
-from sandyard.platform.domain.git.mirror import Mirror
-from sandyard.platform.domain.git.model import Credential
-from sandyard.platform.domain.git.remote import Remote
 from sandyard.platform.domain.projects.credentials import CredentialKind
 from sandyard.platform.domain.projects.model import ProjectSettings
+from sandyard.platform.domain.repositories.errors import RemoteRefusedError
+from sandyard.platform.domain.repositories.mirror import Mirror
+from sandyard.platform.domain.repositories.model import Credential
+from sandyard.platform.domain.repositories.remote import Remote
 
 if TYPE_CHECKING:
     from sandyard.platform.domain.forge.access import Access

@@ -25,14 +25,14 @@ from sandyard.platform.domain.forge.model import ForgeKind, MergeMethod, PullDra
 from sandyard.platform.domain.forge.recording import Recorder
 from sandyard.platform.domain.forge.rows import PullRows
 from sandyard.platform.domain.forge.work import COMMITS, Work, gathered
-from sandyard.platform.domain.git import reading
 from sandyard.platform.domain.git.branch_merge import BranchMerge
-from sandyard.platform.domain.git.errors import BranchCheckedOutError
-from sandyard.platform.domain.git.mirror import Mirrors
 from sandyard.platform.domain.git.service import GitService
 from sandyard.platform.domain.paging import Listing, PageRequest
 from sandyard.platform.domain.projects.model import ProjectSettings
 from sandyard.platform.domain.projects.service import Projects
+from sandyard.platform.domain.repositories.errors import BranchCheckedOutError
+from sandyard.platform.domain.repositories.history import read_history
+from sandyard.platform.domain.repositories.mirror import Mirrors
 from sandyard.platform.domain.users.model import Principal
 from sandyard.platform.domain.users.tokens import instant
 from sandyard.platform.settings import PlatformSettings
@@ -114,13 +114,13 @@ class PullRequests:
         Idempotent. On an existing one, only the given fields are changed, and only our part of its body. Without `push`, uses what was
         pushed last, if anything.
         """
-        checkout = await self._git.checkout(caller, sandbox_id)
+        checkout = await self._git.get_checkout(caller, sandbox_id)
         async with self._lock(checkout.project_id, f"refs/heads/{checkout.branch}"):  # a branch may be called #1
             await self._require_write(await self._project(checkout.project_id))
             if push or checkout.pushed is None:
                 operation = await self._git.push(caller, sandbox_id)
-                self._git.raise_failure(await self._git.wait(operation.id))
-                checkout = await self._git.checkout(caller, sandbox_id)
+                self._git.operations.raise_failure(await self._git.operations.wait(operation.id))
+                checkout = await self._git.get_checkout(caller, sandbox_id)
             work = await gathered(self._database, self._mirrors.of(checkout.project_id), checkout, base)
             given = PullDraft(work.checkout.branch, work.base, title, body, draft, labels, reviewers, assignees)
             if self._access.forge(work.project) == ForgeKind.PLAIN:
@@ -293,7 +293,7 @@ class PullRequests:
         onto = await mirror.resolve(f"refs/remotes/origin/{row.base_branch}") if mirror.exists else None
         if onto is None or row.head_commit is None or not await mirror.has(row.head_commit):
             return title, None
-        commits = await reading.history(mirror, f"{onto}..{row.head_commit}", limit=COMMITS)
+        commits = await read_history(mirror, f"{onto}..{row.head_commit}", limit=COMMITS)
         return title, describe.squashed(commits)
 
     async def ready(self, caller: Principal, pull_id: str) -> PullRequest:
