@@ -139,7 +139,7 @@ class Checkup:
 
     async def _repository(self, remote: Remote, credential: Credential | None, default: str | None) -> None:
         try:
-            heads = await self._mirror.look(remote, credential)
+            heads = await self._mirror.list_remote_branches(remote, credential)
         except SandyardError as error:
             refused = isinstance(error, RemoteRefusedError) and remote.kind != "http"  # by a key, or by this machine
             self._say("repository", False, error.message, _REPOSITORY if refused else _field_of(error))

@@ -121,7 +121,7 @@ class PullRequests:
                 operation = await self._git.push(caller, sandbox_id)
                 self._git.operations.raise_failure(await self._git.operations.wait(operation.id))
                 checkout = await self._git.get_checkout(caller, sandbox_id)
-            work = await gathered(self._database, self._mirrors.of(checkout.project_id), checkout, base)
+            work = await gathered(self._database, self._mirrors.get(checkout.project_id), checkout, base)
             given = PullDraft(work.checkout.branch, work.base, title, body, draft, labels, reviewers, assignees)
             if self._access.forge(work.project) == ForgeKind.PLAIN:
                 return await self._open_plain(work, given)
@@ -215,12 +215,12 @@ class PullRequests:
         """Delete the branch. Returns False if it has moved since the merge and was kept, None if the remote could not be reached."""
         if project.repository is None or row.head_commit is None:
             return None
-        mirror = self._mirrors.of(project.id)
+        mirror = self._mirrors.get(project.id)
         try:
             remote = await self._projects.remote_of(project)
             credential = await self._access.credential(project)
             deleted = await mirror.delete_remote_branch(remote, credential, row.head_branch, row.head_commit)
-            return deleted or await mirror.remote_branch(remote, credential, row.head_branch) is None
+            return deleted or await mirror.get_remote_branch(remote, credential, row.head_branch) is None
         except SandyardError as error:
             log.warning("branch_not_deleted", pull_request=row.id, branch=row.head_branch, reason=error.message)
             return None
@@ -288,7 +288,7 @@ class PullRequests:
 
     async def _squash(self, row: PullRequest) -> tuple[str, str | None]:
         """Return the message of the squashed commit, without the list of commits if the mirror does not have them."""
-        mirror = self._mirrors.of(row.project_id)
+        mirror = self._mirrors.get(row.project_id)
         title = row.title if row.number is None else f"{row.title} (#{row.number})"
         onto = await mirror.resolve(f"refs/remotes/origin/{row.base_branch}") if mirror.exists else None
         if onto is None or row.head_commit is None or not await mirror.has(row.head_commit):

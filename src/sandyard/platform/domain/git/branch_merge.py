@@ -85,7 +85,7 @@ class BranchMerges:
             return True
         if await mirror.merge_base(onto, head) is None:
             return False
-        tree = await merge_tree.merged_tree(mirror, onto, head)
+        tree = await merge_tree.write_merged_tree(mirror, onto, head)
         return isinstance(tree, str) and tree == await mirror.tree_of(onto)
 
     async def _create_merge(self, mirror: Mirror, project: Project, onto: str, wanted: BranchMerge) -> str:
@@ -99,7 +99,7 @@ class BranchMerges:
                     "update the branch first."
                 )
             return head
-        tree = await merge_tree.merged_tree(mirror, onto, head)
+        tree = await merge_tree.write_merged_tree(mirror, onto, head)
         if not isinstance(tree, str):
             raise ConflictsError(tree.files, total=tree.total)
         parents = [onto] if wanted.method == "squash" else [onto, head]

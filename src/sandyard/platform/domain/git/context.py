@@ -78,7 +78,7 @@ class GitContext:
         credential = await self.credential_source(project)
         async with self.database.reading() as session:
             remote = await remote_of(session, project)
-        return Repository(remote, self.mirrors.of(project.id), credential)
+        return Repository(remote, self.mirrors.get(project.id), credential)
 
     async def refresh(self, project: Project, repository: Repository, progress: Progress, *, since: float) -> None:
         """Update the mirror, unless a refresh that started after `since` (time.monotonic) has completed."""

@@ -45,7 +45,7 @@ class PreparedCheckouts:
 
     async def find_files(self, project_id: str, commit: str, paths: Sequence[str]) -> dict[str, TreeFile]:
         """Return those of the paths that exist in the commit as files, by path. Symbolic links are omitted."""
-        mirror = self._context.mirrors.of(project_id)
+        mirror = self._context.mirrors.get(project_id)
         output, _ = await mirror.read("ls-tree", "-z", "--long", "--full-tree", commit, "--", *paths)
         found = [match for entry in output.split(b"\0") if (match := _ENTRY.fullmatch(entry)) is not None]
         files = [
@@ -57,7 +57,7 @@ class PreparedCheckouts:
 
     async def read_content(self, project_id: str, file: TreeFile, limit: int) -> bytes:
         """Return at most `limit` bytes of the file."""
-        output, _ = await self._context.mirrors.of(project_id).read("cat-file", "blob", file.id, limit=limit)
+        output, _ = await self._context.mirrors.get(project_id).read("cat-file", "blob", file.id, limit=limit)
         return output[:limit]
 
     async def create(
@@ -67,9 +67,9 @@ class PreparedCheckouts:
         context = self._context
         repository = await context.get_repository(project)
         mirror = repository.mirror
-        warnings = await mirror.features(commit)
-        depth = context.settings.git_shallow_depth if await mirror.large() else None
-        bundle = await mirror.bundle(commit, ref=f"refs/heads/{base}", depth=depth)
+        warnings = await mirror.list_limitations(commit)
+        depth = context.settings.git_shallow_depth if await mirror.is_large() else None
+        bundle = await mirror.bundles.create(commit, ref=f"refs/heads/{base}", depth=depth)
         try:
             async with context.open_git(sandbox) as git:
                 progress("checking out")
@@ -82,7 +82,7 @@ class PreparedCheckouts:
                     origin=repository.public_url,
                 )
         finally:
-            await mirror.release(bundle)
+            await mirror.bundles.release(bundle)
         return PreparedCheckout(base, commit, tuple(bundle.shallow), tuple(warnings))
 
     async def seal(self, sandbox: Sandbox, commit: str) -> SealedCheckout:
@@ -93,8 +93,8 @@ class PreparedCheckouts:
 
 async def resolve_base(mirror: Mirror, project: Project, wanted: str | None) -> tuple[str, str]:
     """Return the base branch and its newest commit: the wanted branch, else the project's, else the remote's default."""
-    branches = await mirror.branches()
-    name = wanted or project.base_branch or await mirror.default_branch()
+    branches = await mirror.list_branches()
+    name = wanted or project.base_branch or await mirror.get_default_branch()
     if name is None or name not in branches:
         some = ", ".join(sorted(branches)[:5]) or "none at all"
         raise ConflictError(f"The repository has no branch {name!r} to start from. Available: {some}.")

@@ -37,12 +37,12 @@ async def import_commits(
 
     Returns the commit. Raises UnsafeBundleError if it is not the sandbox's own.
     """
-    mirror = context.mirrors.of(row.project_id)
+    mirror = context.mirrors.get(row.project_id)
     mine = await list_own_refs(context, row)
     with context.create_transfer_file() as path:
         sent = await git.send(path, ref=ref, have=[row.head, row.base_commit, *known])
         if path.exists():
-            commit = (await mirror.take(path, {sent.ref: into}))[into]
+            commit = (await mirror.import_bundle(path, {sent.ref: into}))[into]
         elif await is_own_commit(mirror, sent.commit, mine):
             commit = sent.commit
             await mirror.set_ref(into, commit)
@@ -66,4 +66,4 @@ async def list_own_refs(context: GitContext, row: Checkout) -> list[str]:
 
 
 async def is_own_commit(mirror: Mirror, commit: str, mine: Sequence[str]) -> bool:
-    return await mirror.reaches(commit, mine) or await mirror.on_remote(commit)
+    return await mirror.reaches(commit, mine) or await mirror.is_on_remote(commit)

@@ -234,7 +234,7 @@ class GitService:
             except SandboxNotRunningError:
                 pass  # it was paused at this moment
         kept = await self._latest_checkpoint(row)
-        mirror = self._context.mirrors.of(row.project_id)
+        mirror = self._context.mirrors.get(row.project_id)
         return await read_stored_status(mirror, kept.commit, branch=kept.branch, as_of=kept.created_at)
 
     async def history(self, caller: Principal, sandbox_id: str, *, limit: int = 50, skip: int = 0) -> list[Commit]:
@@ -248,7 +248,7 @@ class GitService:
                 )
             except SandboxNotRunningError:
                 pass
-        kept, mirror = await self._latest_checkpoint(row), self._context.mirrors.of(row.project_id)
+        kept, mirror = await self._latest_checkpoint(row), self._context.mirrors.get(row.project_id)
         base = await _comparison_base(mirror, row, kept.head)
         return await read_history(mirror, f"{base}..{kept.head}", limit=limit, skip=skip)
 
@@ -262,7 +262,7 @@ class GitService:
                 return await read_history(git, await _comparison_base(git, row, "HEAD"), limit=limit)
             except SandboxNotRunningError:
                 pass
-        kept, mirror = await self._latest_checkpoint(row), self._context.mirrors.of(row.project_id)
+        kept, mirror = await self._latest_checkpoint(row), self._context.mirrors.get(row.project_id)
         return await read_history(mirror, await _comparison_base(mirror, row, kept.head), limit=limit)
 
     async def diff(
@@ -285,14 +285,14 @@ class GitService:
                 return await read_diff(reader, base, tree.commit, paths=paths, patches=patches)
             except SandboxNotRunningError:
                 pass
-        kept, reader = await self._latest_checkpoint(row), self._context.mirrors.of(row.project_id)
+        kept, reader = await self._latest_checkpoint(row), self._context.mirrors.get(row.project_id)
         base = await self._checkpoint_base(row, kept, against)
         return await read_diff(reader, base, kept.commit, paths=paths, patches=patches)
 
     async def _checkpoint_base(self, row: Checkout, kept: Checkpoint, against: str) -> str:
         """Return the commit to compare with. The mirror also holds the work of others, so it must be the sandbox's own
         or on the remote."""
-        mirror = self._context.mirrors.of(row.project_id)
+        mirror = self._context.mirrors.get(row.project_id)
         base = await _comparison_base(mirror, row, kept.head, against)
         if base == against and not await is_own_commit(mirror, base, await list_own_refs(self._context, row)):
             raise NotFoundError(f"The checkout has no commit {against!r}. Use a full commit id.")
@@ -304,7 +304,7 @@ class GitService:
         """Return the commits and changes of the branch or commit `head` since it diverged from `base`, as of the last
         fetch."""
         project = await self._projects.get(caller, project_id)
-        mirror = self._context.mirrors.of(project.id)
+        mirror = self._context.mirrors.get(project.id)
         if not mirror.exists:
             raise ConflictError("This repository has not been fetched yet.")
         old, new = [await self._resolve_on_remote(mirror, name) for name in (base, head)]
@@ -315,7 +315,7 @@ class GitService:
     async def _resolve_on_remote(self, mirror: Mirror, name: str) -> str:
         """Resolve a branch or tag of the remote, or a commit that one of them contains."""
         found = await mirror.resolve(f"refs/remotes/origin/{name}") or await mirror.resolve(f"refs/tags/{name}")
-        if found is None and is_commit_id(name) and await mirror.on_remote(name):
+        if found is None and is_commit_id(name) and await mirror.is_on_remote(name):
             found = name
         if found is None:
             raise NotFoundError(f"The repository has no branch or commit {name[:100]!r}, as of the last fetch.")
@@ -427,9 +427,9 @@ class GitService:
             kept = {checkpoint_ref(one) for one in await session.scalars(select(Checkpoint.id))}
             kept |= {head_ref(one) for one in await session.scalars(select(Checkout.sandbox_id))}
         await asyncio.to_thread(self._context.sweep_transfer_files)
-        for project_id in self._context.mirrors.known():
-            mirror = self._context.mirrors.of(project_id)
-            for ref in {**await mirror.refs(CHECKPOINTS), **await mirror.refs(HEADS)}.keys() - kept:
+        for project_id in self._context.mirrors.list_project_ids():
+            mirror = self._context.mirrors.get(project_id)
+            for ref in {**await mirror.list_refs(CHECKPOINTS), **await mirror.list_refs(HEADS)}.keys() - kept:
                 await mirror.drop_ref(ref)
         return await self.operations.recover()
 
@@ -441,12 +441,12 @@ class GitService:
         await self.operations.trim(older_than)
         await self.operations.recover(_STALE_AFTER)
         # read before the projects, so that a project created meanwhile is among them
-        known = self._context.mirrors.known()
+        known = self._context.mirrors.list_project_ids()
         async with self._database.reading() as session:
             there = set((await session.scalars(select(Project.id))).all())
         for project_id in known:
             if project_id in there:
-                await self._context.mirrors.of(project_id).tidy()
+                await self._context.mirrors.get(project_id).tidy()
             else:
                 await self._context.mirrors.remove(project_id)
 

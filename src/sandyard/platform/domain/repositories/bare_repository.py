@@ -38,26 +38,26 @@ class ConcurrencyLimits:
 
     def __init__(self) -> None:
         self.processes = asyncio.Semaphore(AT_ONCE)
-        self.taking = asyncio.Semaphore(TAKEN_AT_ONCE)
+        self.imports = asyncio.Semaphore(TAKEN_AT_ONCE)
 
 
 class BareRepository:
-    """A bare repository with any number of readers and writers, since git locks each ref while it writes it. `alone`
+    """A bare repository with any number of readers and writers, since git locks each ref while it writes it. `exclusive`
     excludes writers.
 
     There must be only one object of this class per folder in a process, and no other process may write there. The
     constructor removes what a killed process has left behind.
     """
 
-    def __init__(self, git: Git, folder: Path, share: Callable[[], Awaitable[ConcurrencyLimits]]) -> None:
-        """`share` returns the share of the repository's owner."""
+    def __init__(self, git: Git, folder: Path, get_limits: Callable[[], Awaitable[ConcurrencyLimits]]) -> None:
+        """`get_limits` returns the limits of the repository's owner."""
         self.git = git
         self.folder = folder
         self.own = folder / "sandyard"  # our own files, next to git's
         self._scratch = self.own / "scratch"
         self._exclusive = asyncio.Lock()
         self.tree_paths: dict[bytes, int] = {}  # path counts of trees; see tree_paths.py
-        self.share = share
+        self.get_limits = get_limits
         self._writers = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -82,7 +82,7 @@ class BareRepository:
     ) -> GitResult:
         """Run git in this repository, without a remote and with bounded memory (MEMORY if None) whatever the objects
         are."""
-        async with (await self.share()).processes:
+        async with (await self.get_limits()).processes:
             return await self.git.run(
                 f"--git-dir={self.folder}",
                 *arguments,
@@ -128,7 +128,7 @@ class BareRepository:
         return self._writers > 0
 
     @asynccontextmanager
-    async def alone(self) -> AsyncIterator[None]:
+    async def exclusive(self) -> AsyncIterator[None]:
         """Wait until there are no writers, and block all others meanwhile."""
         async with self._exclusive:
             await self._idle.wait()
@@ -194,9 +194,9 @@ class BareRepository:
         return found if done.code == 0 and COMMIT.fullmatch(found) else None
 
     async def has(self, commit: str) -> bool:
-        return bool(await self.known((commit,)))
+        return bool(await self.filter_known((commit,)))
 
-    async def known(self, commits: Sequence[str]) -> list[str]:
+    async def filter_known(self, commits: Sequence[str]) -> list[str]:
         """Return those of the commits that exist in this repository, in the same order."""
         asked = [commit for commit in commits if COMMIT.fullmatch(commit)]
         if not asked:
@@ -207,7 +207,7 @@ class BareRepository:
         there = {line.split()[0] for line in done.stdout.decode().splitlines() if line.endswith(" commit")}
         return [commit for commit in asked if commit in there]
 
-    async def refs(self, prefix: str) -> dict[str, str]:
+    async def list_refs(self, prefix: str) -> dict[str, str]:
         """Return the full names of refs at or below `prefix` and the objects they point at (for an annotated tag, the
         tag object).
 
@@ -233,7 +233,7 @@ class BareRepository:
 
     async def is_ancestor(self, a: str, b: str) -> bool:
         """Return whether `a` is an ancestor of `b` or the same commit. False if one of them does not exist here."""
-        if len(await self.known((a, b))) < 2:
+        if len(await self.filter_known((a, b))) < 2:
             return False
         return (await self.run("merge-base", "--is-ancestor", a, b, ok=(0, 1))).code == 0
 
@@ -274,7 +274,7 @@ class BareRepository:
             done = await self.run(*who, "commit-tree", "--no-gpg-sign", *onto, "-F", "-", tree, stdin=message.encode())
         return done.stdout.decode().strip()
 
-    async def count(self, range: str) -> int:
+    async def count_commits(self, range: str) -> int:
         return int((await self.run("rev-list", "--count", "--end-of-options", range)).stdout)
 
     def packs_size(self) -> int:

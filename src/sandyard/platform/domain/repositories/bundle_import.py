@@ -49,7 +49,9 @@ class _Header:
     refs: dict[str, str]
 
 
-async def import_bundle(bare: BareRepository, path: Path, refs: Mapping[str, str], *, limit: int) -> dict[str, str]:
+async def import_bundle(
+    repository: BareRepository, path: Path, refs: Mapping[str, str], *, limit: int
+) -> dict[str, str]:
     """Take the commits of the bundle at `path`, with ref names translated by `refs`. The caller must be in `writing`.
 
     Returns the refs in the mirror and the commits they name (for a tag, the tagged commit). Raises UnsafeBundleError,
@@ -58,24 +60,24 @@ async def import_bundle(bare: BareRepository, path: Path, refs: Mapping[str, str
     if any(not name.startswith(_SANDBOX_REFS) for name in refs.values()):
         raise ValueError("data from a sandbox may only be stored below refs/sandyard/")
     _check_file(path, limit)
-    with path.open("rb", buffering=0) as file, bare.quarantine() as objects:
+    with path.open("rb", buffering=0) as file, repository.quarantine() as objects:
         header = _parse(file)
         _check_refs(header, refs)
-        missing = set(header.needed) - set(await bare.known(header.needed))
+        missing = set(header.needed) - set(await repository.filter_known(header.needed))
         if missing:
             raise UnsafeBundleError(
                 "The commits from the sandbox are based on commits that the platform has never seen."
             )
         try:
-            await _index(bare, file, objects, limit)
-            commits = await _check_connected(bare, header, objects)
-            await check_paths(bare, tuple(commits), objects)
+            await _index(repository, file, objects, limit)
+            commits = await _check_connected(repository, header, objects)
+            await check_paths(repository, tuple(commits), objects)
         except (GitTimeoutError, NoSpaceError):
             raise
         except SandyardError as fault:
             raise UnsafeBundleError(f"The data from the sandbox was rejected. {fault.message}") from fault
-        _move_pack(objects / "pack", bare.objects / "pack")
-        await bare.set_refs({refs[name]: tip for name, tip in header.refs.items()})
+        _move_pack(objects / "pack", repository.objects / "pack")
+        await repository.set_refs({refs[name]: tip for name, tip in header.refs.items()})
         return {refs[name]: commits[tip] for name, tip in header.refs.items()}
 
 
@@ -122,9 +124,9 @@ def _check_refs(header: _Header, refs: Mapping[str, str]) -> None:
         )
 
 
-async def _index(bare: BareRepository, file: IO[bytes], objects: Path, limit: int) -> None:
+async def _index(repository: BareRepository, file: IO[bytes], objects: Path, limit: int) -> None:
     forgiven = ",".join(f"{name}=ignore" for name in HARMLESS)
-    await bare.run(
+    await repository.run(
         *("-c", "pack.threads=1", "-c", f"core.bigFileThreshold={_STREAM_ABOVE}"),
         "index-pack",
         "--stdin",
@@ -140,13 +142,13 @@ async def _index(bare: BareRepository, file: IO[bytes], objects: Path, limit: in
     )
 
 
-async def _check_connected(bare: BareRepository, header: _Header, objects: Path) -> dict[str, str]:
+async def _check_connected(repository: BareRepository, header: _Header, objects: Path) -> dict[str, str]:
     """Check that every object between the new tips and the mirror's commits exists.
 
     Returns each tip with the commit that it is or that it tags.
     """
     tips = list(dict.fromkeys(header.refs.values()))
-    peeled = await bare.run(
+    peeled = await repository.run(
         "cat-file",
         "--batch-check=%(objectname) %(objecttype)",
         stdin="".join(f"{tip}^{{commit}}\n" for tip in tips).encode(),
@@ -158,7 +160,7 @@ async def _check_connected(bare: BareRepository, header: _Header, objects: Path)
     if len(found) != len(tips) or any(kind != "commit" for _, _, kind in found):
         raise GitFailedError("One of its refs is not a commit.")
     stdin = "".join(f"{tip}\n" for tip in tips).encode()
-    await bare.run(
+    await repository.run(
         *("rev-list", "--objects", "--quiet", "--stdin", "--not", "--all"),
         stdin=stdin,
         objects=objects,

@@ -19,26 +19,39 @@ from sandyard.platform.domain.repositories.bare_repository import BareRepository
 from sandyard.platform.domain.repositories.errors import TooMuchError
 from sandyard.platform.domain.repositories.model import Bundle, PackIndex
 
-KEPT, UNUSED_S = 3, 24 * 3600.0
+MAX_CACHED, UNUSED_S = 3, 24 * 3600.0
 _BATCH = 4000
 # deltas are copied from the mirror's packs as they are: searching for better ones takes minutes
 _FAST_PACKING = ("-c", "pack.window=0")
 
 
 class BundleStore:
-    """A bundle is in use from `make` to `release` and is not removed meanwhile. Cached bundles survive a restart."""
+    """A bundle is in use from `create` to `release` and is not removed meanwhile. Cached bundles survive a restart."""
 
-    def __init__(self, bare: BareRepository, *, limit: int) -> None:
-        self._bare = bare
+    def __init__(self, repository: BareRepository, *, limit: int) -> None:
+        self._repository = repository
         self._limit = limit
-        self._folder = bare.own / "bundles"
+        self._folder = repository.own / "bundles"
         self._held: Counter[str] = Counter()
         self._making = asyncio.Lock()
 
-    async def make(
-        self, commit: str, *, ref: str, have: Sequence[str], depth: int | None, shallow: Sequence[str]
+    async def create(
+        self,
+        commit: str,
+        *,
+        ref: str,
+        have: Sequence[str] = (),
+        depth: int | None = None,
+        shallow: Sequence[str] = (),
     ) -> Bundle:
-        if not await self._bare.has(commit):
+        """Write a bundle with `commit` under the name `ref`. Pass it to `release` when done.
+
+        Without `have` it holds the history, `depth` generations of it or all, and is cached for other callers. With
+        `have` it holds the objects that those commits lack; if the receiver's history is shallow, `shallow` must say
+        where it ends. Commits in `have` that the mirror does not know are ignored. Raises TooMuchError if the bundle is
+        larger than `git_transfer_limit`.
+        """
+        if not await self._repository.has(commit):
             raise NotFoundError(f"The mirror has no commit {commit}.")
         self._folder.mkdir(parents=True, exist_ok=True)
         bundle = await (
@@ -54,15 +67,16 @@ class BundleStore:
         return bundle
 
     async def release(self, bundle: Bundle) -> None:
+        """Remove the bundle unless it is cached."""
         self._held[bundle.path] -= 1
         if self._held[bundle.path] > 0:
             return
         del self._held[bundle.path]
         if Path(bundle.path).name.startswith("part-"):
             _remove(Path(bundle.path))
-        self._drop_old(KEPT)
+        self._drop_old(MAX_CACHED)
 
-    async def drop(self) -> None:
+    async def remove_unused(self) -> None:
         """Delete cached bundles that are not in use and were not used for a day."""
         async with self._making:
             for path in self._folder.glob("full-*.bundle"):
@@ -86,7 +100,7 @@ class BundleStore:
             known = {"shallow": shallow, "offset": len(_bundle_header(commit, ref)), "pack": pack}
             path.with_suffix(".json").write_text(json.dumps(known))
             await asyncio.to_thread(_sync_and_rename, made, path)
-            self._drop_old(KEPT, besides=path)
+            self._drop_old(MAX_CACHED, besides=path)
             return _load_cached(path)
 
     async def _pack(self, commit: str, ref: str, shallow: Sequence[str], index: Path) -> tuple[Path, str]:
@@ -97,7 +111,7 @@ class BundleStore:
         """
         path = self._folder / f"part-{secrets.token_hex(8)}.bundle"
         with self._scratch_repository(commit, ref, shallow) as folder:
-            done = await self._bare.git.run(
+            done = await self._repository.git.run(
                 *(
                     *_FAST_PACKING,
                     "-c",
@@ -106,7 +120,7 @@ class BundleStore:
                 f"--git-dir={folder}",
                 *("pack-objects", "--quiet", "--revs", "--delta-base-offset", str(folder / "made")),
                 cwd=folder,
-                objects=self._bare.objects,
+                objects=self._repository.objects,
                 stdin=f"{commit}\n".encode(),
             )
             name = done.stdout.decode().strip()
@@ -120,7 +134,7 @@ class BundleStore:
         return path, name
 
     async def _incremental_bundle(self, commit: str, ref: str, have: Sequence[str], shallow: Sequence[str]) -> Bundle:
-        made = await self._create(commit, ref, await self._bare.known(have), shallow)
+        made = await self._create(commit, ref, await self._repository.filter_known(have), shallow)
         return Bundle(str(made), made.stat().st_size, ())
 
     async def _create(self, commit: str, ref: str, have: Sequence[str], shallow: Sequence[str]) -> Path:
@@ -129,8 +143,8 @@ class BundleStore:
 
             async def run(*arguments: str) -> list[str]:
                 where = f"--git-dir={folder}"
-                done = await self._bare.git.run(
-                    *_FAST_PACKING, where, *arguments, cwd=folder, objects=self._bare.objects
+                done = await self._repository.git.run(
+                    *_FAST_PACKING, where, *arguments, cwd=folder, objects=self._repository.objects
                 )
                 return done.stdout.decode().split()
 
@@ -152,7 +166,7 @@ class BundleStore:
     def _scratch_repository(self, commit: str, ref: str, shallow: Sequence[str]) -> Iterator[Path]:
         """Create a repository that has only this ref, for git commands that use the mirror's objects without its refs
         and history."""
-        with self._bare.scratch() as folder:
+        with self._repository.scratch() as folder:
             (folder / "refs").mkdir()
             (folder / "HEAD").write_text("ref: refs/heads/none\n")
             (folder / "packed-refs").write_text(f"{commit} {ref}\n")
@@ -179,7 +193,7 @@ class BundleStore:
 
     async def _list_parents(self, *arguments: str) -> dict[str, list[str]]:
         stdin = "".join(f"{one}\n" for one in arguments[1:]).encode()
-        done = await self._bare.run("rev-list", "--parents", arguments[0], "--stdin", stdin=stdin)
+        done = await self._repository.run("rev-list", "--parents", arguments[0], "--stdin", stdin=stdin)
         lines = (line.split() for line in done.stdout.decode().splitlines())
         return {first: rest for first, *rest in lines}
 

@@ -8,35 +8,35 @@ from itertools import islice
 from sandyard.platform.domain.repositories.bare_repository import READ_TIMEOUT_S, BareRepository
 from sandyard.platform.domain.repositories.model import Conflict, Conflicts
 
-MOST = 1000
+MAX_CONFLICTS = 1000
 """Maximum number of conflicting files in a result. Two small packs can produce several hundred thousand."""
-_FIELDS = 20 * MOST
+_FIELDS = 20 * MAX_CONFLICTS
 """Maximum number of message fields to parse. A message about one file in conflict has four."""
 _KIND = re.compile(r"CONFLICT \(([^)]+)\)")
 
 
-async def conflicts(bare: BareRepository, ours: str, theirs: str) -> Conflicts:
+async def find_conflicts(repository: BareRepository, ours: str, theirs: str) -> Conflicts:
     """Return the files that need manual resolution, in git's order. Leaves nothing in the repository.
 
     Raises GitFailedError if the histories are unrelated.
     """
-    with bare.quarantine() as objects:
+    with repository.quarantine() as objects:
         arguments = ("merge-tree", "--write-tree", "--messages", "--name-only", "-z", ours, theirs)
-        done = await bare.run(*arguments, ok=(0, 1), objects=objects, timeout_s=READ_TIMEOUT_S)
-    return parse(done.stdout) if done.code == 1 else Conflicts()
+        done = await repository.run(*arguments, ok=(0, 1), objects=objects, timeout_s=READ_TIMEOUT_S)
+    return parse_conflicts(done.stdout) if done.code == 1 else Conflicts()
 
 
-async def merged_tree(bare: BareRepository, ours: str, theirs: str) -> str | Conflicts:
+async def write_merged_tree(repository: BareRepository, ours: str, theirs: str) -> str | Conflicts:
     """Write the merged tree to the repository and return its id, or return the conflicts."""
-    async with bare.writing():
+    async with repository.writing():
         arguments = ("merge-tree", "--write-tree", "--messages", "--name-only", "-z", ours, theirs)
-        done = await bare.run(*arguments, ok=(0, 1), timeout_s=READ_TIMEOUT_S)
+        done = await repository.run(*arguments, ok=(0, 1), timeout_s=READ_TIMEOUT_S)
     if done.code == 1:
-        return parse(done.stdout)
+        return parse_conflicts(done.stdout)
     return done.stdout.partition(b"\0")[0].decode()
 
 
-def parse(listing: bytes) -> Conflicts:
+def parse_conflicts(listing: bytes) -> Conflicts:
     """Parse the output of `merge-tree --write-tree --messages --name-only -z`.
 
     It holds the tree, the files in conflict, an empty field, and then the messages. Each message has the number of its
@@ -45,7 +45,7 @@ def parse(listing: bytes) -> Conflicts:
     end = listing.index(b"\0\0")
     total = listing.count(b"\0", 0, end)
     found: dict[str, Conflict | None] = dict.fromkeys(
-        _decode_fields(listing[:end].split(b"\0", MOST + 1)[1 : MOST + 1])
+        _decode_fields(listing[:end].split(b"\0", MAX_CONFLICTS + 1)[1 : MAX_CONFLICTS + 1])
     )
     fields = iter(_decode_fields(listing[end + 2 :].split(b"\0", _FIELDS)[:_FIELDS]))
     for number in fields:
@@ -59,11 +59,11 @@ def parse(listing: bytes) -> Conflicts:
             continue
         named = _KIND.match(detail) or _KIND.match(kind)  # the sentence is more precise: it distinguishes add/add
         for file in files:
-            is_listed = file in found or (file == files[0] and total <= MOST)
+            is_listed = file in found or (file == files[0] and total <= MAX_CONFLICTS)
             if is_listed and found.get(file) is None:
                 found[file] = Conflict(file, named[1] if named else "content", detail.strip())
     shown = tuple(conflict or Conflict(path, "content") for path, conflict in found.items())
-    return Conflicts(shown[:MOST], max(total, len(shown)))
+    return Conflicts(shown[:MAX_CONFLICTS], max(total, len(shown)))
 
 
 def _decode_fields(fields: list[bytes]) -> list[str]:

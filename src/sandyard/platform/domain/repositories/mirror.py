@@ -10,10 +10,10 @@ import asyncio
 import re
 import secrets
 import shutil
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
-from sandyard.platform.domain.repositories import merge_tree, push
+from sandyard.platform.domain.repositories import push
 from sandyard.platform.domain.repositories.bare_repository import (
     COMMIT,
     OBJECT_LIMIT,
@@ -28,7 +28,7 @@ from sandyard.platform.domain.repositories.bundles import BundleStore
 from sandyard.platform.domain.repositories.error_translation import TOO_LARGE
 from sandyard.platform.domain.repositories.errors import RemoteMissingError, TooMuchError
 from sandyard.platform.domain.repositories.git_process import MEMORY, Git
-from sandyard.platform.domain.repositories.model import Bundle, Conflicts, Credential, Progress, no_progress
+from sandyard.platform.domain.repositories.model import Credential, Progress, no_progress
 from sandyard.platform.domain.repositories.push import RemoteConnection, RetryPolicy
 from sandyard.platform.domain.repositories.remote import Remote
 from sandyard.platform.settings import PlatformSettings
@@ -36,7 +36,7 @@ from sandyard.platform.settings import PlatformSettings
 HEADS, ORIGIN, TAGS = "refs/heads/", "refs/remotes/origin/", "refs/tags/"
 OWN_TAGS = "refs/sandyard/tags/"
 _MAX_PACKS = 20
-_MAX_CONCURRENT_TAKES = 4
+_MAX_CONCURRENT_IMPORTS = 4
 """Limit across all mirrors: data from a sandbox may use all the time and memory it is allowed."""
 _PROJECT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 _SUBMODULES = "The repository has submodules, which are not checked out: their folders are empty."
@@ -51,20 +51,20 @@ class Mirrors:
         git: Git,
         settings: PlatformSettings,
         *,
-        patience: RetryPolicy | None = None,
+        retry_policy: RetryPolicy | None = None,
         owner_of: Callable[[str], Awaitable[str]] | None = None,
     ) -> None:
         """`owner_of` returns the owner whose share of git resources a project uses. None: each project has its own
         share."""
         self._git = git
         self._owner_of = owner_of
-        self._shares: dict[str, ConcurrencyLimits] = {}
+        self._limits: dict[str, ConcurrencyLimits] = {}
         self._settings = settings
-        self._patience = patience or RetryPolicy()
-        self._taking = asyncio.Semaphore(_MAX_CONCURRENT_TAKES)
+        self._retry_policy = retry_policy or RetryPolicy()
+        self._importing = asyncio.Semaphore(_MAX_CONCURRENT_IMPORTS)
         self._mirrors: dict[str, Mirror] = {}
 
-    def of(self, project_id: str) -> Mirror:
+    def get(self, project_id: str) -> Mirror:
         """Return the project's mirror, whether or not it exists on disk."""
         if project_id not in self._mirrors:
             if not _PROJECT.fullmatch(project_id):
@@ -73,33 +73,33 @@ class Mirrors:
             self._mirrors[project_id] = Mirror(
                 self._git,
                 folder,
-                self._share_factory(project_id),
+                self._limits_getter(project_id),
                 self._settings,
-                patience=self._patience,
-                taking=self._taking,
+                retry_policy=self._retry_policy,
+                importing=self._importing,
             )
         return self._mirrors[project_id]
 
-    def _share_factory(self, project_id: str) -> Callable[[], Awaitable[ConcurrencyLimits]]:
+    def _limits_getter(self, project_id: str) -> Callable[[], Awaitable[ConcurrencyLimits]]:
         found: ConcurrencyLimits | None = None
 
-        async def share() -> ConcurrencyLimits:
+        async def get_limits() -> ConcurrencyLimits:
             nonlocal found
             if found is None:
                 owner = project_id if self._owner_of is None else await self._owner_of(project_id)
-                found = self._shares.setdefault(owner, ConcurrencyLimits())
+                found = self._limits.setdefault(owner, ConcurrencyLimits())
             return found
 
-        return share
+        return get_limits
 
-    def known(self) -> list[str]:
+    def list_project_ids(self) -> list[str]:
         """Return the ids of projects that have a complete or partial mirror on disk."""
         return sorted(folder.stem for folder in self._settings.git_dir.glob("*.git") if _PROJECT.fullmatch(folder.stem))
 
     async def remove(self, project_id: str) -> None:
         """Delete the mirror and everything in it. Idempotent; the next call completes an interrupted one."""
-        mirror = self.of(project_id)
-        async with mirror.alone():
+        mirror = self.get(project_id)
+        async with mirror.exclusive():
             if mirror.folder.exists():
                 mirror.folder.rename(mirror.folder.with_name(f"{project_id}-{secrets.token_hex(4)}.removed"))
             self._mirrors.pop(project_id, None)
@@ -108,25 +108,25 @@ class Mirrors:
 
 
 class Mirror(BareRepository):
-    """A mirror, which is a Place. All changes can be repeated after a crash halfway through."""
+    """A mirror, which is a RepositoryReader. All changes can be repeated after a crash halfway through."""
 
     def __init__(
         self,
         git: Git,
         folder: Path,
-        share: Callable[[], Awaitable[ConcurrencyLimits]],
+        get_limits: Callable[[], Awaitable[ConcurrencyLimits]],
         settings: PlatformSettings,
         *,
-        patience: RetryPolicy,
-        taking: asyncio.Semaphore,
+        retry_policy: RetryPolicy,
+        importing: asyncio.Semaphore,
     ) -> None:
-        """`taking` is shared by all mirrors and held while a mirror takes data that came from a sandbox."""
-        super().__init__(git, folder, share)
+        """`importing` is shared by all mirrors and held while a mirror imports data that came from a sandbox."""
+        super().__init__(git, folder, get_limits)
         self._settings = settings
-        self._patience = patience
-        self._taking = taking
-        self._bundles = BundleStore(self, limit=settings.git_transfer_limit)
-        self._bundles.sweep()
+        self._retry_policy = retry_policy
+        self._importing = importing
+        self.bundles = BundleStore(self, limit=settings.git_transfer_limit)
+        self.bundles.sweep()
         self._complete = self.own / "complete"
         self._refreshing = asyncio.Lock()
 
@@ -151,7 +151,7 @@ class Mirror(BareRepository):
             async with self._refreshing, self.writing():
                 await self._refresh(remote, credential, progress)
 
-        await self._patience.over(attempt, "fetch")
+        await self._retry_policy.run(attempt, "fetch")
 
     async def _refresh(self, remote: Remote, credential: Credential | None, progress: Progress) -> None:
         progress("Contacting the remote")
@@ -164,7 +164,7 @@ class Mirror(BareRepository):
             # an earlier fetch was interrupted before the mirror was complete, so nothing of value is stored in it
             await asyncio.to_thread(shutil.rmtree, self.folder, ignore_errors=True)
             await self.git.run("init", "--quiet", "--bare", "--template=", str(self.folder), cwd=None)
-        if not self.exists or await self.refs(ORIGIN) | await self.refs(TAGS) != wanted:
+        if not self.exists or await self.list_refs(ORIGIN) | await self.list_refs(TAGS) != wanted:
             await self.git.run(
                 f"--git-dir={self.folder}",
                 *("fetch", "--prune", "--no-tags", "--no-write-fetch-head", "--progress", "--", remote.url),
@@ -183,7 +183,7 @@ class Mirror(BareRepository):
             raise TooMuchError(TOO_LARGE)
         return room
 
-    async def look(self, remote: Remote, credential: Credential | None) -> dict[str, str]:
+    async def list_remote_branches(self, remote: Remote, credential: Credential | None) -> dict[str, str]:
         """Return the remote's current branches. Writes nothing and needs no mirror."""
         _, found = await self._list_refs(remote, credential, f"{HEADS}*")
         return {name.removeprefix(ORIGIN): commit for name, commit in found.items()}
@@ -195,8 +195,8 @@ class Mirror(BareRepository):
         listing = await list_remote_refs(self.git, remote, credential, *patterns, symref=True)
         return await asyncio.to_thread(_parse_listing, listing)
 
-    async def remote_branch(self, remote: Remote, credential: Credential | None, branch: str) -> str | None:
-        return await RemoteConnection(self, remote, credential).at(HEADS + branch)
+    async def get_remote_branch(self, remote: Remote, credential: Credential | None, branch: str) -> str | None:
+        return await RemoteConnection(self, remote, credential).get_ref(HEADS + branch)
 
     async def push(
         self,
@@ -210,36 +210,40 @@ class Mirror(BareRepository):
         progress: Progress = no_progress,
     ) -> None:
         """Push a commit and record the remote's new branch position in the mirror. See `push.push`."""
-        line = RemoteConnection(self, remote, credential)
-        await push.push(line, commit, branch, expected=expected, base=base, progress=progress, patience=self._patience)
+        connection = RemoteConnection(self, remote, credential)
+        await push.push(
+            connection, commit, branch, expected=expected, base=base, progress=progress, retry_policy=self._retry_policy
+        )
         await self.set_ref(ORIGIN + branch, commit)
 
     async def push_tag(
         self, remote: Remote, credential: Credential | None, name: str, progress: Progress = no_progress
     ) -> None:
         """Push the tag that a sandbox stored in `refs/sandyard/tags/<name>`. See `push.push_tag`."""
-        tag = (await self.refs(OWN_TAGS + name))[OWN_TAGS + name]
-        line = RemoteConnection(self, remote, credential)
-        await push.push_tag(line, tag, name, progress=progress, patience=self._patience)
+        tag = (await self.list_refs(OWN_TAGS + name))[OWN_TAGS + name]
+        connection = RemoteConnection(self, remote, credential)
+        await push.push_tag(connection, tag, name, progress=progress, retry_policy=self._retry_policy)
         await self.set_ref(TAGS + name, tag)
 
     async def delete_remote_branch(
         self, remote: Remote, credential: Credential | None, branch: str, expected: str
     ) -> bool:
         """Delete a branch on the remote and in the mirror. See `push.delete_branch`."""
-        line = RemoteConnection(self, remote, credential)
-        gone = await push.delete_branch(line, branch, expected, progress=no_progress, patience=self._patience)
+        connection = RemoteConnection(self, remote, credential)
+        gone = await push.delete_branch(
+            connection, branch, expected, progress=no_progress, retry_policy=self._retry_policy
+        )
         if gone:
             await self.drop_ref(ORIGIN + branch)
         return gone
 
     # contents ---------------------------------------------------------------------------------------------------------
 
-    async def branches(self) -> dict[str, str]:
+    async def list_branches(self) -> dict[str, str]:
         """Return the remote's branches as of the last refresh."""
-        return {name.removeprefix(ORIGIN): commit for name, commit in (await self.refs(ORIGIN)).items()}
+        return {name.removeprefix(ORIGIN): commit for name, commit in (await self.list_refs(ORIGIN)).items()}
 
-    async def default_branch(self) -> str | None:
+    async def get_default_branch(self) -> str | None:
         """Return the remote's default branch as of the last refresh. None if the remote names none or one that does not
         exist."""
         try:
@@ -247,14 +251,14 @@ class Mirror(BareRepository):
         except FileNotFoundError:
             return None
 
-    async def on_remote(self, commit: str) -> bool:
+    async def is_on_remote(self, commit: str) -> bool:
         """Return whether a branch or tag of the remote contains this commit. If not, it came from a sandbox."""
         if not await self.has(commit):
             return False
         done = await self.run("for-each-ref", f"--contains={commit}", "--count=1", "--format=x", ORIGIN, TAGS)
         return bool(done.stdout)
 
-    async def features(self, commit: str) -> list[str]:
+    async def list_limitations(self, commit: str) -> list[str]:
         """Return what a checkout of this commit will lack, one sentence each."""
         found = []
         if (await self.run("ls-tree", commit, "--", ".gitmodules")).stdout:
@@ -265,44 +269,18 @@ class Mirror(BareRepository):
             found.append(_LFS)
         return found
 
-    async def conflicts(self, ours: str, theirs: str) -> Conflicts:
-        """Return the conflicts that merging the two commits would cause. Changes nothing."""
-        return await merge_tree.conflicts(self, ours, theirs)
-
-    async def large(self) -> bool:
+    async def is_large(self) -> bool:
         return await asyncio.to_thread(self.packs_size) > self._settings.git_shallow_over
 
     # transfer to and from sandboxes -----------------------------------------------------------------------------------
 
-    async def bundle(
-        self,
-        commit: str,
-        *,
-        ref: str,
-        have: Sequence[str] = (),
-        depth: int | None = None,
-        shallow: Sequence[str] = (),
-    ) -> Bundle:
-        """Write a bundle with `commit` under the name `ref`. Pass it to `release` when done.
-
-        Without `have` it holds the history, `depth` generations of it or all, and is cached for other callers. With
-        `have` it holds the objects that those commits lack; if the receiver's history is shallow, `shallow` must say
-        where it ends. Commits in `have` that the mirror does not know are ignored. Raises TooMuchError if the bundle is
-        larger than `git_transfer_limit`.
-        """
-        return await self._bundles.make(commit, ref=ref, have=have, depth=depth, shallow=shallow)
-
-    async def release(self, bundle: Bundle) -> None:
-        """Remove the bundle unless it is cached."""
-        await self._bundles.release(bundle)
-
     async def import_bundle(self, path: Path, refs: Mapping[str, str]) -> dict[str, str]:
-        """Take commits from a bundle. See `taking.take`.
+        """Take commits from a bundle. See `bundle_import.import_bundle`.
 
         `refs` maps refs in the bundle to refs below refs/sandyard/ in the mirror. Returns the latter with their new
         commits.
         """
-        async with self.writing(), (await self.share()).taking, self._taking:
+        async with self.writing(), (await self.get_limits()).imports, self._importing:
             return await import_bundle(self, path, refs, limit=self._settings.git_transfer_limit)
 
     async def tidy(self) -> None:
@@ -313,8 +291,8 @@ class Mirror(BareRepository):
         """
         if not self.exists or self.busy:
             return
-        await self._bundles.drop()
-        async with self.alone():
+        await self.bundles.remove_unused()
+        async with self.exclusive():
             if sum(1 for _ in self.objects.glob("pack/*.pack")) > _MAX_PACKS:
                 await self.run("gc", "--quiet", "--cruft", "--prune=2.weeks.ago", memory=MEMORY)
 

@@ -40,7 +40,7 @@ class RetryPolicy:
     pauses: Sequence[float] = _PAUSES
     sleep: Callable[[float], Awaitable[None]] = field(default=asyncio.sleep)
 
-    async def over(self, attempt: Callable[[], Awaitable[T]], what: str) -> T:
+    async def run(self, attempt: Callable[[], Awaitable[T]], what: str) -> T:
         """Retry until it succeeds, fails for another reason than the connection, or all retries are used."""
         for pause in self.pauses:
             try:
@@ -55,24 +55,24 @@ class RetryPolicy:
 class RemoteConnection:
     """A remote with its credential."""
 
-    bare: BareRepository
+    repository: BareRepository
     remote: Remote
     credential: Credential | None
 
-    async def look(self, *patterns: str) -> dict[str, str]:
+    async def list_refs(self, *patterns: str) -> dict[str, str]:
         """Return the remote's current refs by full name."""
-        listing = await list_remote_refs(self.bare.git, self.remote, self.credential, *patterns)
+        listing = await list_remote_refs(self.repository.git, self.remote, self.credential, *patterns)
         return await asyncio.to_thread(
             lambda: {name: commit for commit, name in parse_refs(listing) if not name.endswith("^{}")}
         )
 
-    async def at(self, ref: str) -> str | None:
-        return (await self.look(ref)).get(ref)
+    async def get_ref(self, ref: str) -> str | None:
+        return (await self.list_refs(ref)).get(ref)
 
-    async def send(self, refspec: str, ref: str, progress: Progress, *options: str) -> None:
+    async def push_once(self, refspec: str, ref: str, progress: Progress, *options: str) -> None:
         """Push once. Raises BranchMovedError, RemoteRejectedError, and the errors of Git.run."""
-        done = await self.bare.git.run(
-            f"--git-dir={self.bare.folder}",
+        done = await self.repository.git.run(
+            f"--git-dir={self.repository.folder}",
             "push",
             "--porcelain",
             "--progress",
@@ -80,7 +80,7 @@ class RemoteConnection:
             "--",
             self.remote.url,
             refspec,
-            cwd=self.bare.folder,
+            cwd=self.repository.folder,
             remote=self.remote,
             credential=self.credential,
             progress=progress,
@@ -103,14 +103,14 @@ class RemoteConnection:
 
 
 async def push(
-    line: RemoteConnection,
+    connection: RemoteConnection,
     commit: str,
     branch: str,
     *,
     expected: str | None,
     base: str | None,
     progress: Progress,
-    patience: RetryPolicy,
+    retry_policy: RetryPolicy,
 ) -> None:
     """Push `commit` to the branch. Idempotent: does nothing if the remote's branch is at `commit` already.
 
@@ -122,7 +122,7 @@ async def push(
     ref = f"refs/heads/{branch}"
 
     async def attempt() -> None:
-        now = await line.at(ref)
+        now = await connection.get_ref(ref)
         if now == commit:
             return
         if now is None and expected is not None:
@@ -130,53 +130,60 @@ async def push(
                 f"The branch {branch} was pushed before, but was deleted on the remote. Nothing was pushed. Create a new "
                 "branch to push this work."
             )
-        if expected is None and base is not None and now is not None and await line.bare.is_ancestor(now, base):
+        if (
+            expected is None
+            and base is not None
+            and now is not None
+            and await connection.repository.is_ancestor(now, base)
+        ):
             raise BranchMovedError(
                 f"The remote already has a branch {branch} that is somebody else's. Create a new branch to push this work."
             )
-        if now is not None and not await line.bare.is_ancestor(now, commit):
+        if now is not None and not await connection.repository.is_ancestor(now, commit):
             raise BranchMovedError(
                 f"The branch {branch} on the remote has commits that are not in this checkout. Update the branch first, then push again."
             )
-        await line.send(f"{commit}:{ref}", ref, progress)
+        await connection.push_once(f"{commit}:{ref}", ref, progress)
 
-    await patience.over(attempt, f"push {branch}")
+    await retry_policy.run(attempt, f"push {branch}")
 
 
-async def push_tag(line: RemoteConnection, tag: str, name: str, *, progress: Progress, patience: RetryPolicy) -> None:
+async def push_tag(
+    connection: RemoteConnection, tag: str, name: str, *, progress: Progress, retry_policy: RetryPolicy
+) -> None:
     """Push the tag object `tag`. Idempotent. Raises RemoteRejectedError if the remote has a different tag of that name."""
     ref = f"refs/tags/{name}"
 
     async def attempt() -> None:
-        now = await line.at(ref)
+        now = await connection.get_ref(ref)
         if now == tag:
             return
         if now is not None:
             raise RemoteRejectedError(
                 f"The remote has a different tag {name}. Tags are not moved; choose another name."
             )
-        await line.send(f"{tag}:{ref}", ref, progress)
+        await connection.push_once(f"{tag}:{ref}", ref, progress)
 
-    await patience.over(attempt, f"push tag {name}")
+    await retry_policy.run(attempt, f"push tag {name}")
 
 
 async def delete_branch(
-    line: RemoteConnection, branch: str, expected: str, *, progress: Progress, patience: RetryPolicy
+    connection: RemoteConnection, branch: str, expected: str, *, progress: Progress, retry_policy: RetryPolicy
 ) -> bool:
     """Delete the branch if it is at `expected`. Returns whether it is gone. Idempotent."""
     ref = f"refs/heads/{branch}"
 
     async def attempt() -> bool:
-        now = await line.at(ref)
+        now = await connection.get_ref(ref)
         if now is None:
             return True
         if now != expected:
             return False
         try:
             # the lease makes the server compare again while it deletes
-            await line.send(f":{ref}", ref, progress, f"--force-with-lease={ref}:{expected}")
+            await connection.push_once(f":{ref}", ref, progress, f"--force-with-lease={ref}:{expected}")
         except BranchMovedError:
             return False
         return True
 
-    return await patience.over(attempt, f"delete {branch}")
+    return await retry_policy.run(attempt, f"delete {branch}")

@@ -32,13 +32,13 @@ _ENTRY = re.compile(rb"([0-7]+) [^\0]*\0(.{20})", re.DOTALL)
 _KIND, _FOLDER = 0o170000, 0o040000
 
 
-async def check_paths(bare: BareRepository, tips: Sequence[str], objects: Path) -> None:
+async def check_paths(repository: BareRepository, tips: Sequence[str], objects: Path) -> None:
     """Raise TooMuchError if a commit that is new with these tips has more than MAX_PATHS files and folders.
 
     `objects` holds the new objects. The time is proportional to the number of new trees: each is read once, however
     often it is referenced. Trees that existed before are read once per platform process.
     """
-    listing = await bare.run(
+    listing = await repository.run(
         *("rev-list", "--objects", "--no-object-names", "--filter=object:type=tree", "--filter-provided-objects"),
         *("--stdin", "--not", "--all"),
         stdin="".join(f"{tip}\n" for tip in tips).encode(),
@@ -49,13 +49,13 @@ async def check_paths(bare: BareRepository, tips: Sequence[str], objects: Path) 
     if listing.truncated:
         raise TooMuchError(f"The commits have more than {_MAX_TREES:,} new folders, which is the limit.")
     new = await parse_output(listing.stdout, _parse_ids)
-    counter = _Counter(bare.tree_paths)
-    await counter.read(bare, objects, new)
+    counter = _Counter(repository.tree_paths)
+    await counter.read(repository, objects, new)
     await asyncio.to_thread(counter.add_up)
     if any(counter.paths[tree] > MAX_PATHS for tree in new):
         raise TooMuchError(f"A commit has more than {MAX_PATHS:,} files and folders, which is the limit.")
-    if len(bare.tree_paths) > _MAX_CACHED_TREES:
-        bare.tree_paths = {}
+    if len(repository.tree_paths) > _MAX_CACHED_TREES:
+        repository.tree_paths = {}
 
 
 def _parse_ids(lines: bytes) -> list[bytes]:
@@ -71,7 +71,7 @@ class _Counter:
         """Trees that contain uncounted folders: the number of paths counted so far, and the ids of those folders."""
         self._edges = 0
 
-    async def read(self, bare: BareRepository, objects: Path, trees: Sequence[bytes]) -> None:
+    async def read(self, repository: BareRepository, objects: Path, trees: Sequence[bytes]) -> None:
         """Read these trees and all uncounted trees below them.
 
         Raises GitTimeoutError after _TIMEOUT_S, not counting the time spent waiting for other git processes.
@@ -86,7 +86,7 @@ class _Counter:
                     batch[tree] = None
             if not batch:
                 return
-            done = await bare.run(
+            done = await repository.run(
                 *("cat-file", "--batch", "--buffer"),
                 stdin="".join(f"{tree.hex()}\n" for tree in batch).encode(),
                 objects=objects,

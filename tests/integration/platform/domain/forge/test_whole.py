@@ -35,7 +35,7 @@ class Seen:
 
     async def push(self, caller: Principal, sandbox_id: str) -> GitOperation:
         credential = await self._access.credential(self._desk.project)
-        await self._desk.mirrors.of(self._desk.project.id).refresh(parse(self._site.url), credential)
+        await self._desk.mirrors.get(self._desk.project.id).refresh(parse(self._site.url), credential)
         async with self._desk.world.database.transaction() as tx:
             row = await tx.session.get(Checkout, sandbox_id)
             head = self._site.head("task-1")

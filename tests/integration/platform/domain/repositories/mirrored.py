@@ -40,8 +40,8 @@ class Mirrored:
             self.slept.append(seconds)
 
         host = Git(self.settings.git_dir, timeout_s=60)
-        self.mirrors = Mirrors(host, self.settings, patience=RetryPolicy(sleep=sleep))
-        self.mirror: Mirror = self.mirrors.of("p1")
+        self.mirrors = Mirrors(host, self.settings, retry_policy=RetryPolicy(sleep=sleep))
+        self.mirror: Mirror = self.mirrors.get("p1")
 
     async def refresh(self) -> None:
         await self.mirror.refresh(self.remote, self.credential)
@@ -70,7 +70,7 @@ class Mirrored:
     async def brought(self, files: dict[str, str], name: str = "guest") -> str:
         """A commit made in the work tree, taken into the mirror."""
         commit = self.work(files, name=name)
-        await self.mirror.take(
+        await self.mirror.import_bundle(
             self.bundled("HEAD", "--not", "origin/main", name=name), {"HEAD": f"refs/sandyard/{name}"}
         )
         return commit

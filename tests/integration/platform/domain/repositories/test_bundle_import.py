@@ -66,9 +66,9 @@ def of_tree(place: Mirrored, tree: bytes, *more: tuple[int, bytes]) -> Path:
 async def refused(place: Mirrored, path: Path, *, match: str | None = None, refs: dict[str, str] | None = None) -> None:
     before = sorted(place.mirror.objects.rglob("*"))
     with pytest.raises(UnsafeBundleError, match=match) as error:
-        await place.mirror.take(path, refs or {"HEAD": REF})
+        await place.mirror.import_bundle(path, refs or {"HEAD": REF})
     assert error.value.message.endswith((".", "…")) or "It said:" in error.value.message
-    assert await place.mirror.refs("refs/sandyard") == {}
+    assert await place.mirror.list_refs("refs/sandyard") == {}
     assert sorted(place.mirror.objects.rglob("*")) == before, "nothing of it stays"
     assert not list(place.mirror.folder.glob("sandyard/scratch/*"))
 
@@ -81,8 +81,8 @@ async def test_sound_commits_are_taken_as_often_as_one_likes(fresh: Mirrored) ->
     commit = fresh.work({"a": "a", "run.sh": "#!/bin/sh\n"})
     path = fresh.bundled("HEAD", "--not", "origin/main")
     for _ in range(2):
-        assert await fresh.mirror.take(path, {"HEAD": REF}) == {REF: commit}
-    assert await fresh.mirror.refs("refs/sandyard") == {REF: commit}
+        assert await fresh.mirror.import_bundle(path, {"HEAD": REF}) == {REF: commit}
+    assert await fresh.mirror.list_refs("refs/sandyard") == {REF: commit}
     assert await fresh.mirror.read("cat-file", "blob", f"{commit}:a") == (b"a", False)
     assert len(list(fresh.mirror.objects.glob("pack/*.pack"))) == 2
     git("fsck", "--strict", cwd=fresh.mirror.folder)
@@ -94,17 +94,19 @@ async def test_a_rewritten_history_and_several_refs_are_taken(fresh: Mirrored) -
     commit = fresh.work({"b": "b"})
     git("tag", "-a", "v1", "-m", "one", cwd=fresh.guest())
     path = fresh.bundled("HEAD", "refs/tags/v1", "--not", "origin/main")
-    taken = await fresh.mirror.take(path, {"HEAD": "refs/sandyard/guest", "refs/tags/v1": "refs/sandyard/tags/v1"})
+    taken = await fresh.mirror.import_bundle(
+        path, {"HEAD": "refs/sandyard/guest", "refs/tags/v1": "refs/sandyard/tags/v1"}
+    )
     assert taken == {"refs/sandyard/guest": commit, "refs/sandyard/tags/v1": commit}
-    refs = await fresh.mirror.refs("refs/sandyard")
+    refs = await fresh.mirror.list_refs("refs/sandyard")
     assert refs["refs/sandyard/guest"] == commit
     assert await fresh.mirror.resolve("refs/sandyard/tags/v1") == commit
-    assert await fresh.mirror.refs("refs/tags") == {}
+    assert await fresh.mirror.list_refs("refs/tags") == {}
 
 
 async def test_what_this_test_makes_is_what_git_makes(fresh: Mirrored) -> None:
     """So that the refusals below are of what is wrong with each."""
-    await fresh.mirror.take(of_tree(fresh, entry(b"100644", b"a", HELLO_ID), (BLOB, HELLO)), {"HEAD": REF})
+    await fresh.mirror.import_bundle(of_tree(fresh, entry(b"100644", b"a", HELLO_ID), (BLOB, HELLO)), {"HEAD": REF})
     assert await fresh.mirror.read("cat-file", "blob", f"{REF}:a") == (HELLO, False)
 
 
@@ -180,7 +182,7 @@ async def test_refs_other_than_those_asked_for_are_refused(fresh: Mirrored) -> N
     await refused(fresh, path, refs={"HEAD": REF, "refs/tags/v1": "refs/sandyard/tags/v1"})
     for forbidden in ("refs/remotes/origin/main", "refs/tags/v1", "refs/heads/x", "HEAD"):
         with pytest.raises(ValueError, match="refs/sandyard"):
-            await fresh.mirror.take(path, {"HEAD": forbidden})
+            await fresh.mirror.import_bundle(path, {"HEAD": forbidden})
 
 
 @pytest.mark.parametrize(
@@ -261,7 +263,7 @@ async def test_a_delta_that_unfolds_to_hundreds_of_megabytes_is_refused(fresh: M
 async def test_a_large_file_is_taken_all_the_same(fresh: Mirrored) -> None:
     large = bytes(210 << 20)
     path = of_tree(fresh, entry(b"100644", b"large", name(BLOB, large)), (BLOB, large))
-    assert len(await fresh.mirror.take(path, {"HEAD": REF})) == 1
+    assert len(await fresh.mirror.import_bundle(path, {"HEAD": REF})) == 1
 
 
 async def test_what_takes_too_long_is_stopped_and_leaves_nothing(
@@ -272,7 +274,7 @@ async def test_what_takes_too_long_is_stopped_and_leaves_nothing(
     before = sorted(fresh.mirror.objects.rglob("*"))
     monkeypatch.setattr(bundle_import, "_TIMEOUT_S", 0)  # not a moment: git may be done in any other
     with pytest.raises(GitTimeoutError, match="index-pack"):
-        await fresh.mirror.take(path, {"HEAD": REF})
+        await fresh.mirror.import_bundle(path, {"HEAD": REF})
     assert sorted(fresh.mirror.objects.rglob("*")) == before
     assert not list(fresh.mirror.folder.glob("sandyard/scratch/*"))
 
@@ -293,8 +295,10 @@ async def test_a_few_are_taken_at_once_of_one_person_and_of_all(
         now -= 1
         return dict(refs)
 
-    monkeypatch.setattr(mirror, "take", counted)
-    asked = [asyncio.create_task(fresh.mirrors.of(f"p{one}").take(fresh.folder, {"HEAD": REF})) for one in projects]
+    monkeypatch.setattr(mirror, "import_bundle", counted)
+    asked = [
+        asyncio.create_task(fresh.mirrors.get(f"p{one}").import_bundle(fresh.folder, {"HEAD": REF})) for one in projects
+    ]
     async with asyncio.timeout(60):
         await last.wait()
         for _ in range(20):
@@ -308,7 +312,7 @@ async def test_names_that_cannot_be_stored_are_in_no_error(fresh: Mirrored) -> N
     path = fresh.folder / "made.bundle"
     path.write_bytes(b"# v2 git bundle\n" + b"1" * 40 + b" refs/\0\x1b[2J\xff\n\nPACK")
     with pytest.raises(UnsafeBundleError, match="and nothing else") as error:
-        await fresh.mirror.take(path, {"HEAD": REF})
+        await fresh.mirror.import_bundle(path, {"HEAD": REF})
     assert error.value.message.isprintable()
 
 
@@ -317,4 +321,4 @@ async def test_more_than_the_limit_is_refused(fresh: Mirrored) -> None:
     path = fresh.folder / "made.bundle"
     path.write_bytes(b"# v2 git bundle\n" + b"x" * (1 << 20))
     with pytest.raises(TooMuchError):
-        await fresh.mirror.take(path, {"HEAD": REF})
+        await fresh.mirror.import_bundle(path, {"HEAD": REF})

@@ -15,6 +15,7 @@ from sandyard.platform.domain.repositories.errors import (
     RemoteUnreachableError,
     TooMuchError,
 )
+from sandyard.platform.domain.repositories.merge_tree import find_conflicts
 from sandyard.platform.domain.repositories.model import Bundle, Conflicts
 from sandyard.platform.domain.repositories.remote import parse
 from tests.forge.repositories import git
@@ -26,25 +27,25 @@ HEAD = "refs/sandyard/sandboxes/s1/head"
 async def test_a_refresh_makes_the_mirror_and_follows_the_remote(place: Mirrored) -> None:
     mirror, site = place.mirror, place.site
     assert not mirror.exists
-    assert await mirror.default_branch() is None
+    assert await mirror.get_default_branch() is None
     first = site.head("main")
     site.commit({"b": "b"}, branch="topic/one")
     site.git("tag", "v1", "main")
     await place.refresh()
     assert mirror.exists
-    assert await mirror.branches() == site.branches()
-    assert await mirror.default_branch() == "main"
-    assert await mirror.refs("refs/tags") == {"refs/tags/v1": first}
+    assert await mirror.list_branches() == site.branches()
+    assert await mirror.get_default_branch() == "main"
+    assert await mirror.list_refs("refs/tags") == {"refs/tags/v1": first}
     site.delete_branch("topic/one")
     site.commit({"c": "c"}, branch="topic")  # where a folder of refs was
     site.git("tag", "-d", "v1")
     site.git("tag", "-a", "v2", "-m", "two", "main")
     await place.refresh()
-    assert await mirror.branches() == site.branches()
-    assert await mirror.refs("refs/tags") == {"refs/tags/v2": site.tags()["v2"]}
-    assert await mirror.look(place.remote, place.credential) == site.branches()
-    assert await mirror.remote_branch(place.remote, place.credential, "topic") == site.head("topic")
-    assert await mirror.remote_branch(place.remote, place.credential, "none") is None
+    assert await mirror.list_branches() == site.branches()
+    assert await mirror.list_refs("refs/tags") == {"refs/tags/v2": site.tags()["v2"]}
+    assert await mirror.list_remote_branches(place.remote, place.credential) == site.branches()
+    assert await mirror.get_remote_branch(place.remote, place.credential, "topic") == site.head("topic")
+    assert await mirror.get_remote_branch(place.remote, place.credential, "none") is None
 
 
 async def test_a_refresh_with_nothing_new_asks_once(place: Mirrored) -> None:
@@ -62,10 +63,10 @@ async def test_a_forced_push_on_the_remote_is_followed_and_own_refs_stay(place: 
     place.site.git("update-ref", "-d", "refs/heads/main")
     new = place.site.commit({"x": "x"}, "chore: anew")
     await place.refresh()
-    assert await place.mirror.branches() == {"main": new}
-    assert await place.mirror.refs("refs/sandyard") == {HEAD: old}
-    assert await place.mirror.on_remote(new)
-    assert not await place.mirror.on_remote(old)
+    assert await place.mirror.list_branches() == {"main": new}
+    assert await place.mirror.list_refs("refs/sandyard") == {HEAD: old}
+    assert await place.mirror.is_on_remote(new)
+    assert not await place.mirror.is_on_remote(old)
 
 
 async def test_an_empty_repository_says_so(place: Mirrored) -> None:
@@ -78,7 +79,7 @@ async def test_an_empty_repository_says_so(place: Mirrored) -> None:
 async def test_a_remote_without_a_usable_head_has_no_default_branch(place: Mirrored) -> None:
     place.site.git("symbolic-ref", "HEAD", "refs/heads/gone")
     await place.refresh()
-    assert await place.mirror.default_branch() is None
+    assert await place.mirror.get_default_branch() is None
 
 
 async def test_a_credential_that_is_no_good_any_more(place: Mirrored) -> None:
@@ -93,14 +94,14 @@ async def test_a_fetch_that_is_cut_is_tried_again(place: Mirrored) -> None:
     place.site.commit({"big": os.urandom(300_000)}, "chore: big")
     place.server.faults.cut("fetch", after=20_000, times=2)
     await place.refresh()
-    assert await place.mirror.branches() == place.site.branches()
+    assert await place.mirror.list_branches() == place.site.branches()
     assert len(place.slept) == 2
     place.site.commit({"big": os.urandom(300_000)}, "chore: big")
     place.server.faults.cut("fetch", after=20_000, times=3)
     with pytest.raises(RemoteUnreachableError):
         await place.refresh()
     await place.refresh()
-    assert await place.mirror.branches() == place.site.branches()
+    assert await place.mirror.list_branches() == place.site.branches()
 
 
 def leftovers(place: Mirrored) -> list[Path]:
@@ -124,14 +125,14 @@ async def test_a_fetch_that_fails_leaves_nothing_on_the_disk(place: Mirrored) ->
         assert len(leftovers(place)) == 5
     assert leftovers(place) == []
     await place.refresh()
-    assert await place.mirror.branches() == place.site.branches()
+    assert await place.mirror.list_branches() == place.site.branches()
 
 
 async def test_a_repository_larger_than_the_limit_is_not_fetched(place: Mirrored) -> None:
     place.restart(git_repository_limit=4 << 20)
     place.site.commit({"big": os.urandom(3 << 20)})
     await place.refresh()
-    before = await place.mirror.branches()
+    before = await place.mirror.list_branches()
     place.site.commit({"more": os.urandom(2 << 20)})  # what is there counts
     with pytest.raises(TooMuchError, match="git_repository_limit"):
         await place.refresh()
@@ -140,10 +141,10 @@ async def test_a_repository_larger_than_the_limit_is_not_fetched(place: Mirrored
         await place.refresh()
     assert place.slept == [], "it would be no smaller the next time"
     assert leftovers(place) == []
-    assert await place.mirror.branches() == before
+    assert await place.mirror.list_branches() == before
     place.restart(git_repository_limit=8 << 20)
     await place.refresh()
-    assert await place.mirror.branches() == place.site.branches()
+    assert await place.mirror.list_branches() == place.site.branches()
 
 
 async def test_names_that_are_not_utf_8_are_not_told(place: Mirrored) -> None:
@@ -156,14 +157,14 @@ async def test_names_that_are_not_utf_8_are_not_told(place: Mirrored) -> None:
     place.site.git("symbolic-ref", "HEAD", odd)
     await place.refresh()
     expected = {"main": first, strange: first}
-    assert await place.mirror.branches() == expected
-    assert await place.mirror.look(place.remote, place.credential) == expected
-    assert await place.mirror.refs("refs/tags") == {}
-    assert await place.mirror.default_branch() is None
+    assert await place.mirror.list_branches() == expected
+    assert await place.mirror.list_remote_branches(place.remote, place.credential) == expected
+    assert await place.mirror.list_refs("refs/tags") == {}
+    assert await place.mirror.get_default_branch() is None
     place.site.git("symbolic-ref", "HEAD", f"refs/heads/{strange}")
     before = len(place.server.requests)
     await place.refresh()
-    assert await place.mirror.default_branch() == strange
+    assert await place.mirror.get_default_branch() == strange
     assert {asked.what for asked in place.server.requests[before:]} == {"refs"}, "they are no reason to fetch again"
 
 
@@ -177,7 +178,7 @@ async def test_a_half_made_mirror_is_made_anew(place: Mirrored) -> None:
     place.restart()
     assert not place.mirror.exists
     await place.refresh()
-    assert await place.mirror.branches() == place.site.branches()
+    assert await place.mirror.list_branches() == place.site.branches()
 
 
 async def test_what_a_killed_git_left_behind_is_not_in_the_way(place: Mirrored) -> None:
@@ -193,7 +194,7 @@ async def test_what_a_killed_git_left_behind_is_not_in_the_way(place: Mirrored) 
     place.site.commit({"c": "c"})
     place.restart()
     await place.refresh()
-    assert await place.mirror.branches() == place.site.branches()
+    assert await place.mirror.list_branches() == place.site.branches()
     left = {path.name for path in folder.rglob("*")}
     assert not [name for name in left if name.endswith(".lock") or name.startswith(("tmp_", "part-", "abc", "gc.pid"))]
 
@@ -211,7 +212,7 @@ async def test_a_cancelled_refresh_leaves_no_lock(place: Mirrored) -> None:
         await fetching
     gate.release()
     await place.refresh()
-    assert await place.mirror.branches() == place.site.branches()
+    assert await place.mirror.list_branches() == place.site.branches()
 
 
 async def test_commits_are_taken_while_a_fetch_is_stuck(place: Mirrored) -> None:
@@ -225,8 +226,8 @@ async def test_commits_are_taken_while_a_fetch_is_stuck(place: Mirrored) -> None
     assert not fetching.done()
     gate.release()
     await fetching
-    assert await place.mirror.refs("refs/sandyard") == {"refs/sandyard/guest": commit}
-    assert await place.mirror.branches() == place.site.branches()
+    assert await place.mirror.list_refs("refs/sandyard") == {"refs/sandyard/guest": commit}
+    assert await place.mirror.list_branches() == place.site.branches()
 
 
 async def test_reading_what_is_there(place: Mirrored) -> None:
@@ -246,7 +247,7 @@ async def test_reading_what_is_there(place: Mirrored) -> None:
     assert not await mirror.is_ancestor(second, first)
     assert not await mirror.is_ancestor("1" * 40, first)
     assert await mirror.merge_base(second, side) == first
-    assert await mirror.count(f"{side}..{second}") == 1
+    assert await mirror.count_commits(f"{side}..{second}") == 1
     assert await mirror.read("cat-file", "blob", f"{second}:a") == (b"a", False)
     with pytest.raises(GitFailedError):
         await mirror.read("cat-file", "blob", f"{second}:none")
@@ -262,7 +263,7 @@ async def test_reading_what_is_there(place: Mirrored) -> None:
         assert not await mirror.reaches(no_commit, [main])
     await mirror.drop_ref(HEAD)
     await mirror.drop_ref(HEAD)
-    assert await mirror.refs("refs/sandyard") == {}
+    assert await mirror.list_refs("refs/sandyard") == {}
 
 
 async def test_features_that_a_checkout_will_lack(place: Mirrored) -> None:
@@ -276,8 +277,8 @@ async def test_features_that_a_checkout_will_lack(place: Mirrored) -> None:
     )
     await place.refresh()
     assert plain is not None
-    assert await place.mirror.features(plain) == []
-    submodules, lfs = await place.mirror.features(rich)
+    assert await place.mirror.list_limitations(plain) == []
+    submodules, lfs = await place.mirror.list_limitations(rich)
     assert "submodules" in submodules
     assert "LFS" in lfs
 
@@ -291,14 +292,14 @@ async def test_conflicts_are_told_by_file_and_kind_and_leave_no_trace(place: Mir
     )
     await place.refresh()
     objects = sorted(place.mirror.objects.rglob("*"))
-    found = {conflict.path: conflict for conflict in (await place.mirror.conflicts(ours, theirs)).files}
+    found = {conflict.path: conflict for conflict in (await find_conflicts(place.mirror, ours, theirs)).files}
     assert {path: conflict.kind for path, conflict in found.items()} == {
         "text": "content",
         "gone": "modify/delete",
         "new é": "add/add",
     }
     assert "Merge conflict in text" in found["text"].detail
-    assert await place.mirror.conflicts(ours, "refs/remotes/origin/main") == Conflicts()
+    assert await find_conflicts(place.mirror, ours, "refs/remotes/origin/main") == Conflicts()
     assert sorted(place.mirror.objects.rglob("*")) == objects
 
 
@@ -322,19 +323,21 @@ def received(bundle: Bundle, into: Path, ref: str = "refs/heads/main") -> str:
 async def test_a_full_bundle_is_made_once_and_three_are_kept(place: Mirrored, tmp_path: Path) -> None:
     commits = [place.site.commit({"a": str(number)}) for number in range(5)]
     await place.refresh()
-    first, second = await asyncio.gather(*(place.mirror.bundle(commits[-1], ref="refs/heads/main") for _ in range(2)))
+    first, second = await asyncio.gather(
+        *(place.mirror.bundles.create(commits[-1], ref="refs/heads/main") for _ in range(2))
+    )
     assert first == second
     assert received(first, tmp_path / "r.git") == commits[-1]
     inode = Path(first.path).stat().st_ino
-    await place.mirror.release(first)
-    await place.mirror.release(second)
+    await place.mirror.bundles.release(first)
+    await place.mirror.bundles.release(second)
     place.restart()
-    again = await place.mirror.bundle(commits[-1], ref="refs/heads/main")
+    again = await place.mirror.bundles.create(commits[-1], ref="refs/heads/main")
     assert Path(again.path).stat().st_ino == inode
     for commit in commits[:4]:
-        await place.mirror.release(await place.mirror.bundle(commit, ref="refs/heads/main"))
+        await place.mirror.bundles.release(await place.mirror.bundles.create(commit, ref="refs/heads/main"))
     assert Path(again.path).exists(), "it is held"
-    await place.mirror.release(again)
+    await place.mirror.bundles.release(again)
     assert len(list(Path(again.path).parent.iterdir())) == 9  # three bundles, their indexes, and what is known of them
     await place.mirror.tidy()
     assert len(list(Path(again.path).parent.iterdir())) == 9
@@ -349,32 +352,32 @@ async def test_a_shallow_bundle_has_so_many_generations(place: Mirrored, tmp_pat
     side = place.site.commit({"b": "b"}, branch="side", start=commits[1])
     tip = place.site.merge("main", "side", method="merge", title="chore: merge")
     await place.refresh()
-    bundle = await place.mirror.bundle(tip, ref="refs/heads/main", depth=3)
+    bundle = await place.mirror.bundles.create(tip, ref="refs/heads/main", depth=3)
     assert set(bundle.shallow) == {commits[4], commits[1]}
     assert received(bundle, tmp_path / "r.git") == tip
     there = git("rev-list", "refs/heads/main", cwd=tmp_path / "r.git").decode().split()
     assert set(there) == {tip, side, commits[5], commits[4], commits[1]}
-    again = await place.mirror.bundle(tip, ref="refs/heads/main", depth=3)
+    again = await place.mirror.bundles.create(tip, ref="refs/heads/main", depth=3)
     assert again == bundle
-    whole = await place.mirror.bundle(tip, ref="refs/heads/main", depth=50)
+    whole = await place.mirror.bundles.create(tip, ref="refs/heads/main", depth=50)
     assert whole.shallow == ()
 
 
 async def test_an_incremental_bundle_has_what_is_new(place: Mirrored, tmp_path: Path) -> None:
     old = place.site.commit({"big": os.urandom(100_000)})
     await place.refresh()
-    full = await place.mirror.bundle(old, ref="refs/heads/main")
+    full = await place.mirror.bundles.create(old, ref="refs/heads/main")
     received(full, tmp_path / "r.git")
     new = place.site.commit({"small": "x"})
     await place.refresh()
-    more = await place.mirror.bundle(new, ref="refs/heads/main", have=[old, "2" * 40])
+    more = await place.mirror.bundles.create(new, ref="refs/heads/main", have=[old, "2" * 40])
     assert more.size < 2000
     assert received(more, tmp_path / "r.git") == new
-    nothing = await place.mirror.bundle(old, ref="refs/heads/main", have=[new])
+    nothing = await place.mirror.bundles.create(old, ref="refs/heads/main", have=[new])
     assert nothing.size < 110_000
     assert received(nothing, tmp_path / "r.git") == old
-    await place.mirror.release(more)
-    await place.mirror.release(nothing)
+    await place.mirror.bundles.release(more)
+    await place.mirror.bundles.release(nothing)
     assert not Path(more.path).exists()
     assert not Path(nothing.path).exists()
     assert Path(full.path).exists()
@@ -386,29 +389,29 @@ async def test_an_incremental_bundle_for_a_shallow_checkout_leaves_nothing_out(p
     place.site.commit({"old": None})
     base = [place.site.commit({"a": str(number)}) for number in range(5)][-1]
     await place.refresh()
-    first = await place.mirror.bundle(base, ref="refs/heads/main", depth=2)
+    first = await place.mirror.bundles.create(base, ref="refs/heads/main", depth=2)
     received(first, tmp_path / "r.git")
     place.site.commit({"b": "b"}, branch="side", start=ancient)
     place.site.commit({"old": "as it was\n"})
     tip = place.site.merge("main", "side", method="merge", title="chore: merge")
     await place.refresh()
     await place.mirror.run("repack", "-adb")  # with bitmaps, which know the whole history
-    more = await place.mirror.bundle(tip, ref="refs/heads/main", have=[base], shallow=first.shallow)
+    more = await place.mirror.bundles.create(tip, ref="refs/heads/main", have=[base], shallow=first.shallow)
     assert received(more, tmp_path / "r.git") == tip
     for known in (base, first.shallow[0]):  # nothing new, and its parents are beyond the boundary
-        nothing = await place.mirror.bundle(known, ref="refs/heads/main", have=[tip], shallow=first.shallow)
+        nothing = await place.mirror.bundles.create(known, ref="refs/heads/main", have=[tip], shallow=first.shallow)
         assert received(nothing, tmp_path / "r.git") == known
 
 
 async def test_a_bundle_that_is_too_large_or_of_nothing_is_refused(place: Mirrored) -> None:
     await place.refresh()
     with pytest.raises(NotFoundError):
-        await place.mirror.bundle("3" * 40, ref="refs/heads/main")
+        await place.mirror.bundles.create("3" * 40, ref="refs/heads/main")
     place.restart(git_transfer_limit=1 << 20)
     big = place.site.commit({"big": os.urandom(2 << 20)})
     await place.refresh()
     with pytest.raises(TooMuchError, match="2 MiB"):
-        await place.mirror.bundle(big, ref="refs/heads/main")
+        await place.mirror.bundles.create(big, ref="refs/heads/main")
     assert not list((place.mirror.folder / "sandyard/bundles").glob("*.bundle"))
 
 
@@ -421,29 +424,29 @@ async def test_tidying_packs_many_packs_into_few_and_loses_nothing(place: Mirror
         await place.brought({"a": str(number)})
     await place.mirror.tidy()
     assert len(list(place.mirror.objects.glob("pack/*.pack"))) <= 2
-    tip = (await place.mirror.refs("refs/sandyard"))["refs/sandyard/guest"]
-    assert await place.mirror.count(tip) == 23
+    tip = (await place.mirror.list_refs("refs/sandyard"))["refs/sandyard/guest"]
+    assert await place.mirror.count_commits(tip) == 23
 
 
 async def test_large_is_measured_by_the_packs(place: Mirrored) -> None:
     await place.refresh()
-    assert not await place.mirror.large()
+    assert not await place.mirror.is_large()
     place.restart(git_shallow_over=10)
-    assert await place.mirror.large()
+    assert await place.mirror.is_large()
 
 
 async def test_removing_is_final_and_can_be_repeated(place: Mirrored) -> None:
     await place.refresh()
-    assert place.mirrors.known() == ["p1"]
+    assert place.mirrors.list_project_ids() == ["p1"]
     folder = place.mirror.folder
     shutil.copytree(folder, folder.with_name("p0-x.removed"))
     await place.mirrors.remove("p1")
     await place.mirrors.remove("p1")
-    assert place.mirrors.known() == []
+    assert place.mirrors.list_project_ids() == []
     assert [path for path in folder.parent.iterdir() if path.is_dir()] == []
-    place.mirror = place.mirrors.of("p1")
+    place.mirror = place.mirrors.get("p1")
     await place.refresh()
     assert place.mirror.exists
     for bad in ("../x", "", "a/b", ".x"):
         with pytest.raises(ValueError, match="project"):
-            place.mirrors.of(bad)
+            place.mirrors.get(bad)

@@ -32,7 +32,7 @@ async def test_a_branch_is_made_and_moved_forward(fresh: Mirrored) -> None:
     first = await fresh.brought({"a": "a"})
     await push(fresh, first)
     assert fresh.site.head("work") == first
-    assert (await fresh.mirror.branches())["work"] == first
+    assert (await fresh.mirror.list_branches())["work"] == first
     second = await fresh.brought({"b": "b"})
     await push(fresh, second, expected=first)
     before = len(fresh.server.requests)
@@ -161,11 +161,11 @@ async def test_a_tag_is_pushed_once_and_never_moved(fresh: Mirrored) -> None:
     await fresh.brought({"a": "a"})
     git("tag", "-a", "v1", "-m", "one", cwd=fresh.guest())
     path = fresh.bundled("refs/tags/v1", "--not", "origin/main")
-    await fresh.mirror.take(path, {"refs/tags/v1": "refs/sandyard/tags/v1"})
+    await fresh.mirror.import_bundle(path, {"refs/tags/v1": "refs/sandyard/tags/v1"})
     for _ in range(2):
         await fresh.mirror.push_tag(fresh.remote, fresh.credential, "v1")
     tag = fresh.site.tags()["v1"]
-    assert await fresh.mirror.refs("refs/tags") == {"refs/tags/v1": tag}
+    assert await fresh.mirror.list_refs("refs/tags") == {"refs/tags/v1": tag}
     main = fresh.site.head("main")
     assert main is not None
     await fresh.mirror.set_ref("refs/sandyard/tags/v1", main)
@@ -183,4 +183,4 @@ async def test_a_branch_is_deleted_only_where_it_was_left(fresh: Mirrored) -> No
     assert await delete(fresh.remote, fresh.credential, "work", commit)
     assert await delete(fresh.remote, fresh.credential, "work", commit)
     assert fresh.site.head("work") is None
-    assert "work" not in await fresh.mirror.branches()
+    assert "work" not in await fresh.mirror.list_branches()

@@ -26,7 +26,7 @@ async def test_a_key_opens_its_remote_both_ways(place: Mirrored, door: Sshd) -> 
     remote = parse(door.url(place.site.path))
     credential = Credential(ssh_key=Secret(door.key.reveal().strip().replace("\n", "\r\n")))  # as it is pasted
     await place.mirror.refresh(remote, credential)
-    assert await place.mirror.branches() == place.site.branches()
+    assert await place.mirror.list_branches() == place.site.branches()
     commit = await place.brought({"a": "a"})
     await place.mirror.push(remote, credential, commit, "work", expected=None)
     assert place.site.head("work") == commit
@@ -69,29 +69,29 @@ async def test_no_key_or_another_key_is_refused(place: Mirrored, door: Sshd) -> 
     remote = parse(door.url(place.site.path))
     for credential in (None, Credential(ssh_key=Secret(door.make_key("other")))):
         with pytest.raises(RemoteRefusedError, match="credential"):
-            await place.mirror.look(remote, credential)
+            await place.mirror.list_remote_branches(remote, credential)
 
 
 async def test_a_key_that_cannot_be_read_says_so(place: Mirrored, door: Sshd) -> None:
     remote = parse(door.url(place.site.path))
     for text in ("not a key", door.make_key("locked", passphrase="hunter2hunter2")):
         with pytest.raises(RemoteRefusedError, match="cannot be read"):
-            await place.mirror.look(remote, Credential(ssh_key=Secret(text)))
+            await place.mirror.list_remote_branches(remote, Credential(ssh_key=Secret(text)))
 
 
 async def test_a_repository_that_is_not_there(place: Mirrored, door: Sshd) -> None:
     remote = parse(door.url(place.folder / "none.git"))
     with pytest.raises(RemoteMissingError):
-        await place.mirror.look(remote, Credential(ssh_key=door.key))
+        await place.mirror.list_remote_branches(remote, Credential(ssh_key=door.key))
 
 
 async def test_a_host_with_another_key_than_before_is_not_believed(place: Mirrored, door: Sshd) -> None:
     remote, credential = parse(door.url(place.site.path)), Credential(ssh_key=door.key)
-    await place.mirror.look(remote, credential)
+    await place.mirror.list_remote_branches(remote, credential)
     known = place.settings.git_dir / "known_hosts"
     assert str(door.port) in known.read_text()
     door.make_key("another_host")
     kind, text, *_ = (door.folder / "another_host.pub").read_text().split()
     known.write_text(f"[127.0.0.1]:{door.port} {kind} {text}\n")
     with pytest.raises(RemoteRefusedError, match="known_hosts"):
-        await place.mirror.look(remote, credential)
+        await place.mirror.list_remote_branches(remote, credential)

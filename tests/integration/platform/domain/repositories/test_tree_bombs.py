@@ -15,6 +15,7 @@ from sandyard.platform.domain.repositories import bare_repository, git_process, 
 from sandyard.platform.domain.repositories.diff import read_diff
 from sandyard.platform.domain.repositories.errors import GitFailedError, TooMuchError, UnsafeBundleError
 from sandyard.platform.domain.repositories.git_process import Git
+from sandyard.platform.domain.repositories.merge_tree import find_conflicts
 from sandyard.platform.domain.repositories.mirror import Mirror, Mirrors
 from sandyard.platform.domain.repositories.status import read_stored_status
 from tests.forge.repositories import git
@@ -54,7 +55,7 @@ Read = Callable[[Mirror, str, str, str], Coroutine[Any, Any, object]]
 READERS: dict[str, Read] = {
     "diff": lambda mirror, base, one, _: read_diff(mirror, base, one),
     "status": lambda mirror, base, one, _: read_stored_status(mirror, one, branch="main"),
-    "merge": lambda mirror, base, one, other: mirror.conflicts(one, other),
+    "merge": lambda mirror, base, one, other: find_conflicts(mirror, one, other),
 }
 
 
@@ -135,10 +136,10 @@ async def test_the_repositories_of_one_person_leave_room_for_those_of_others(pla
     mirrors = Mirrors(Held(tmp_path, timeout_s=30), place.settings, owner_of=owner_of)
     async with asyncio.timeout(30), asyncio.TaskGroup() as group:
         for project in ("prj_1", "prj_2") * bare_repository.AT_ONCE:
-            group.create_task(mirrors.of(project).read("version"))
+            group.create_task(mirrors.get(project).read("version"))
         for _ in range(bare_repository.AT_ONCE):
             await held.acquire()
-        group.create_task(mirrors.of("prj_3").read("version"))
+        group.create_task(mirrors.get("prj_3").read("version"))
         await held.acquire()
         assert held.locked()  # the rest of the first person's wait
         go_on.set()
@@ -147,7 +148,7 @@ async def test_the_repositories_of_one_person_leave_room_for_those_of_others(pla
 async def take(place: Mirrored, tip: str, *known: str) -> None:
     git("update-ref", "refs/heads/out", tip, cwd=place.guest())
     path = place.bundled("refs/heads/out", "--not", "origin/main", *known)
-    await place.mirror.take(path, {"refs/heads/out": REF})
+    await place.mirror.import_bundle(path, {"refs/heads/out": REF})
 
 
 async def test_none_is_taken_not_even_in_the_middle_of_a_history(place: Mirrored) -> None:
@@ -157,7 +158,7 @@ async def test_none_is_taken_not_even_in_the_middle_of_a_history(place: Mirrored
     for tip in (one, commit(work, f"{main}^{{tree}}", one)):
         with pytest.raises(UnsafeBundleError, match="more than 1,000,000 files and folders"):
             await take(place, tip)
-        assert await place.mirror.refs("refs/sandyard") == {}
+        assert await place.mirror.list_refs("refs/sandyard") == {}
         assert not await place.mirror.has(tip)
 
 

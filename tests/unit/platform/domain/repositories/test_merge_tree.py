@@ -24,22 +24,24 @@ def clash(name: str) -> tuple[str, str, str]:
 def test_parses_files_and_messages() -> None:
     told = listing(["a", "b"], ("a", "Auto-merging", "Auto-merging a\n"), clash("a"))
     detail = "CONFLICT (add/add): Merge conflict in a"
-    assert merge_tree.parse(told) == Conflicts((Conflict("a", "add/add", detail), Conflict("b", "content")), 2)
+    assert merge_tree.parse_conflicts(told) == Conflicts(
+        (Conflict("a", "add/add", detail), Conflict("b", "content")), 2
+    )
 
 
 def test_includes_file_named_only_in_message() -> None:
     said = "CONFLICT (rename/delete): old renamed to new"
     told = listing(["new"], ("old", "new", "CONFLICT (rename/delete)", said))
-    assert merge_tree.parse(told) == Conflicts(
+    assert merge_tree.parse_conflicts(told) == Conflicts(
         (Conflict("new", "rename/delete", said), Conflict("old", "rename/delete", said)), 2
     )
 
 
 def test_limits_number_of_conflicts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(merge_tree, "MOST", 3)
+    monkeypatch.setattr(merge_tree, "MAX_CONFLICTS", 3)
     monkeypatch.setattr(merge_tree, "_FIELDS", 10)  # two and a half messages
     names = [f"f{number}" for number in range(50)]
-    found = merge_tree.parse(listing(names, *map(clash, names)))
+    found = merge_tree.parse_conflicts(listing(names, *map(clash, names)))
     assert [one.path for one in found.files] == ["f0", "f1", "f2"]
     assert [one.kind for one in found.files] == ["add/add", "add/add", "content"]
     assert found.total == 50

@@ -35,13 +35,13 @@ class FakeGit:
 
 
 def mirror_of(git: FakeGit, tmp_path: Path) -> mirror.Mirror:
-    return Mirrors(git, PlatformSettings(data_dir=tmp_path)).of("prj_1")  # type: ignore[arg-type]
+    return Mirrors(git, PlatformSettings(data_dir=tmp_path)).get("prj_1")  # type: ignore[arg-type]
 
 
 async def test_rejects_endless_list(tmp_path: Path) -> None:
     git = FakeGit(truncated=True)
     made = mirror_of(git, tmp_path)
-    for asked in (made.look(REMOTE, None), made.remote_branch(REMOTE, None, "main")):
+    for asked in (made.list_remote_branches(REMOTE, None), made.get_remote_branch(REMOTE, None, "main")):
         with pytest.raises(TooMuchError, match="too many branches and tags"):
             await asked
     assert [options["limit"] for options in git.asked] == [bare_repository.REFS_LIMIT] * 2
@@ -58,7 +58,7 @@ async def test_parses_list_in_thread(tmp_path: Path, monkeypatch: pytest.MonkeyP
     for module in (bare_repository, mirror, push):
         monkeypatch.setattr(module, "parse_refs", recorded)
     made = mirror_of(FakeGit(), tmp_path)
-    assert await made.look(REMOTE, None) == {"main": COMMIT, "refs/tags/v1\x85": COMMIT}
-    assert await made.remote_branch(REMOTE, None, "main") == COMMIT
-    assert (await made.refs("refs/"))["refs/heads/main"] == COMMIT
+    assert await made.list_remote_branches(REMOTE, None) == {"main": COMMIT, "refs/tags/v1\x85": COMMIT}
+    assert await made.get_remote_branch(REMOTE, None, "main") == COMMIT
+    assert (await made.list_refs("refs/"))["refs/heads/main"] == COMMIT
     assert len(threads) == 3 and threading.main_thread() not in threads

@@ -67,10 +67,10 @@ class CheckoutHandlers:
         branch, base, commit = (str(job.arguments[name]) for name in ("chosen", "base", "commit"))
         # keeps the commit, whatever happens to the remote's branch
         await repository.mirror.set_ref(head_ref(job.sandbox.id), commit)
-        warnings = await repository.mirror.features(commit)
-        depth = context.settings.git_shallow_depth if await repository.mirror.large() else None
+        warnings = await repository.mirror.list_limitations(commit)
+        depth = context.settings.git_shallow_depth if await repository.mirror.is_large() else None
         job.progress("preparing the checkout")
-        bundle = await repository.mirror.bundle(commit, ref=f"refs/heads/{base}", depth=depth)
+        bundle = await repository.mirror.bundles.create(commit, ref=f"refs/heads/{base}", depth=depth)
         try:
             async with context.open_git(job.sandbox) as git:
                 job.progress("checking out")
@@ -83,7 +83,7 @@ class CheckoutHandlers:
                     origin=repository.public_url,
                 )
         finally:
-            await repository.mirror.release(bundle)
+            await repository.mirror.bundles.release(bundle)
         await self._save_checkout(
             job, project, branch=branch, base_branch=base, base_commit=commit, head=commit, shallow=[*bundle.shallow]
         )
@@ -103,10 +103,10 @@ class CheckoutHandlers:
         """
         context, shallow = self._context, list(prepared.shallow)
         project = await context.get_project(job.operation.project_id)
-        mirror = context.mirrors.of(project.id)
+        mirror = context.mirrors.get(project.id)
         await self._require_no_other_checkout(job)
         if "chosen" not in job.arguments:
-            newest = (await mirror.branches()).get(prepared.base, prepared.commit)
+            newest = (await mirror.list_branches()).get(prepared.base, prepared.commit)
             newer = newest != prepared.commit and await mirror.is_ancestor(prepared.commit, newest)
             await self._record_choice(job, mirror, prepared.base, newest if newer else prepared.commit)
         branch, base, commit = (str(job.arguments[name]) for name in ("chosen", "base", "commit"))
@@ -115,7 +115,7 @@ class CheckoutHandlers:
         if commit != prepared.commit:
             job.progress("preparing the checkout")
             have = [prepared.commit]
-            bundle = await mirror.bundle(commit, ref=f"refs/heads/{base}", have=have, shallow=shallow)
+            bundle = await mirror.bundles.create(commit, ref=f"refs/heads/{base}", have=have, shallow=shallow)
         try:
             async with context.open_git(job.sandbox) as git:
                 job.progress("checking out")
@@ -129,7 +129,7 @@ class CheckoutHandlers:
                 )
         finally:
             if bundle is not None:
-                await mirror.release(bundle)
+                await mirror.bundles.release(bundle)
         await self._save_checkout(
             job, project, branch=branch, base_branch=base, base_commit=commit, head=commit, shallow=shallow
         )
@@ -156,7 +156,7 @@ class CheckoutHandlers:
             # it came with the snapshot that the sandbox was created from
             there = await session.get(Checkout, job.sandbox.id)
         shallow = await self._restore_checkpoint(job, project, kept, there)
-        await context.mirrors.of(project.id).set_ref(head_ref(job.sandbox.id), kept.head)
+        await context.mirrors.get(project.id).set_ref(head_ref(job.sandbox.id), kept.head)
         pushed = await self._last_pushed(kept)
         await self._save_checkout(
             job,
@@ -174,17 +174,17 @@ class CheckoutHandlers:
         self, job: Job, project: Project, kept: Checkpoint, there: Checkout | None
     ) -> list[str]:
         """Restore the checkpoint in the sandbox. Returns the commits where the checkout's history ends."""
-        context, mirror, ref = self._context, self._context.mirrors.of(project.id), checkpoint_ref(kept.id)
+        context, mirror, ref = self._context, self._context.mirrors.get(project.id), checkpoint_ref(kept.id)
         prepared = PreparedCheckout(**job.arguments["prepared"]) if "prepared" in job.arguments else None
         job.progress("preparing the checkout")
         if there is not None:
             have = [there.head, there.base_commit]
-            bundle = await mirror.bundle(kept.commit, ref=ref, have=have, shallow=there.shallow)
+            bundle = await mirror.bundles.create(kept.commit, ref=ref, have=have, shallow=there.shallow)
         elif prepared is not None:
-            bundle = await mirror.bundle(kept.commit, ref=ref, have=[prepared.commit], shallow=prepared.shallow)
+            bundle = await mirror.bundles.create(kept.commit, ref=ref, have=[prepared.commit], shallow=prepared.shallow)
         else:
-            depth = context.settings.git_shallow_depth if await mirror.large() else None
-            bundle = await mirror.bundle(kept.commit, ref=ref, depth=depth)
+            depth = context.settings.git_shallow_depth if await mirror.is_large() else None
+            bundle = await mirror.bundles.create(kept.commit, ref=ref, depth=depth)
         try:
             async with context.open_git(job.sandbox) as git:
                 job.progress("checking out")
@@ -216,7 +216,7 @@ class CheckoutHandlers:
                     await self._checkpoints.save(there, job.sandbox, git, Reason.RESTORE)
                 await git.restore_work_tree(kept.commit)
         finally:
-            await mirror.release(bundle)
+            await mirror.bundles.release(bundle)
         if there is not None:
             return there.shallow
         return [*(prepared.shallow if prepared is not None else bundle.shallow)]
@@ -227,7 +227,7 @@ class CheckoutHandlers:
         row = await context.get_checkout(job.sandbox.id)
         if name == row.base_branch:
             raise InvalidInputError(f"{name!r} is the base branch. Work on another branch.")
-        taken = set(await context.mirrors.of(row.project_id).branches()) | await self._taken_names(job)
+        taken = set(await context.mirrors.get(row.project_id).list_branches()) | await self._taken_names(job)
         if name != row.branch and name in taken:
             raise ConflictError(f"The branch {name!r} already exists. Choose another name.")
         async with context.open_git(job.sandbox, row.folder) as git:
@@ -253,7 +253,7 @@ class CheckoutHandlers:
 
     async def _choose_branch(self, job: Job, mirror: Mirror) -> str:
         """Return a name that neither the remote nor another checkout of the project uses."""
-        taken = set(await mirror.branches()) | await self._taken_names(job)
+        taken = set(await mirror.list_branches()) | await self._taken_names(job)
         asked = job.arguments.get("branch")
         if asked is not None:
             if asked in taken:
@@ -274,7 +274,7 @@ class CheckoutHandlers:
             number = (await session.scalars(query.limit(1))).first() if sandbox.session_id else None
         kind = "task" if task is not None else "session"
         separator = "-" if kind in taken else "/"  # if there is a branch `task`, there can be none below it
-        words = ref_names.slug(task.title if task is not None else (of.title if of is not None else None) or "")
+        words = ref_names.slugify(task.title if task is not None else (of.title if of is not None else None) or "")
         of_id = (sandbox.task_id or sandbox.session_id or sandbox.id).partition("_")[2]
         attempt = f"-{number}" if number is not None and number > 1 else ""
 

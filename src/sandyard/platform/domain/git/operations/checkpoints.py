@@ -80,7 +80,7 @@ class Checkpoints:
         known = [last.commit, last.head] if last else []
         into = checkpoint_ref(checkpoint_id)
         commit = await import_commits(self._context, row, git, ref=tree.commit, into=into, known=known)
-        head = await self._context.mirrors.of(row.project_id).resolve(f"{commit}^1")
+        head = await self._context.mirrors.get(row.project_id).resolve(f"{commit}^1")
         if head is None:
             raise UnsafeBundleError("The sandbox did not send a work tree; its data was rejected.")
         kept = Checkpoint(
@@ -124,7 +124,7 @@ class Checkpoints:
             await tx.session.execute(delete(Checkout).where(Checkout.session_id == session_id))
         await self._drop(rows)
         for row in gone:
-            await self._context.mirrors.of(row.project_id).drop_ref(head_ref(row.sandbox_id))
+            await self._context.mirrors.get(row.project_id).drop_ref(head_ref(row.sandbox_id))
 
     async def _prune(self, sandbox: Sandbox, project_id: str) -> None:
         whose = (
@@ -143,4 +143,4 @@ class Checkpoints:
         async with self._context.database.transaction() as tx:
             await tx.session.execute(delete(Checkpoint).where(Checkpoint.id.in_([row.id for row in rows])))
         for row in rows:
-            await self._context.mirrors.of(row.project_id).drop_ref(checkpoint_ref(row.id))
+            await self._context.mirrors.get(row.project_id).drop_ref(checkpoint_ref(row.id))

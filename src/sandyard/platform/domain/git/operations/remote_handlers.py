@@ -24,6 +24,7 @@ from sandyard.platform.domain.git.sandbox_commits import head_ref, import_commit
 from sandyard.platform.domain.projects.model import ProjectSettings
 from sandyard.platform.domain.repositories.errors import ConflictsError, UnsafeBundleError
 from sandyard.platform.domain.repositories.history import read_history
+from sandyard.platform.domain.repositories.merge_tree import find_conflicts
 from sandyard.platform.domain.repositories.mirror import Mirror
 from sandyard.platform.domain.repositories.model import Change, Conflict, Conflicts
 from sandyard.platform.domain.sandboxes.model import about, utc_now
@@ -115,7 +116,7 @@ class RemoteHandlers:
     async def _predict_conflicts(self, mirror: Mirror, ours: str, theirs: str) -> Conflicts:
         """Return conflicts for information. Failures are only logged, because the push has succeeded already."""
         try:
-            return await mirror.conflicts(ours, theirs)
+            return await find_conflicts(mirror, ours, theirs)
         except SandyardError as error:
             log.warning("conflicts_unknown", commit=ours, reason=error.message)
             return Conflicts()
@@ -129,7 +130,7 @@ class RemoteHandlers:
     async def _check_pushable(self, site: _CheckoutContext, commit: str) -> int:
         """Return the number of commits that are not in the base. Raises an error if the branch may not be pushed."""
         row, mirror = site.row, site.repository.mirror
-        if row.branch in (row.base_branch, site.project.base_branch, await mirror.default_branch()):
+        if row.branch in (row.base_branch, site.project.base_branch, await mirror.get_default_branch()):
             raise ConflictError(f"{row.branch!r} is the base branch. Change it with a pull request.")
         base = await mirror.resolve(f"refs/remotes/origin/{row.base_branch}") or row.base_commit
         added = await read_history(mirror, f"{base}..{commit}", limit=MAX_CHECKED_COMMITS)
@@ -173,12 +174,12 @@ class RemoteHandlers:
             if theirs is None:
                 raise ConflictError(f"The remote has no branch {source!r}.")
             mirror = repository.mirror
-            conflicts = await mirror.conflicts(ours, theirs)
+            conflicts = await find_conflicts(mirror, ours, theirs)
             found: Detail = {
                 "source": source,
                 "commit": theirs,
-                "behind": await mirror.count(f"{ours}..{theirs}"),
-                "ahead": await mirror.count(f"{theirs}..{ours}"),
+                "behind": await mirror.count_commits(f"{ours}..{theirs}"),
+                "ahead": await mirror.count_commits(f"{theirs}..{ours}"),
                 "conflicts": _serialize_conflicts(conflicts.files),
                 "conflictCount": conflicts.total,
             }
@@ -201,13 +202,13 @@ class RemoteHandlers:
         the agent."""
         row, how, mirror = site.row, job.arguments["how"], site.repository.mirror
         job.progress(f"merging {source}")
-        bundle = await mirror.bundle(
+        bundle = await mirror.bundles.create(
             theirs, ref=f"refs/heads/{source}", have=[ours, row.base_commit], shallow=row.shallow
         )
         try:
             await site.git.receive(bundle, {f"refs/heads/{source}": f"refs/remotes/origin/{source}"})
         finally:
-            await mirror.release(bundle)
+            await mirror.bundles.release(bundle)
         left: list[Conflict] = []
         if how == "rebase":
             await site.git.rebase(theirs)
@@ -280,7 +281,7 @@ class RemoteHandlers:
                 sent = await site.git.send(path, ref=f"refs/tags/{name}", have=[row.head])
                 async with job.turn(repository.remote.key):  # another sandbox may also have a tag of that name
                     if path.exists():
-                        sent_at = (await mirror.take(path, {sent.ref: into}))[into]
+                        sent_at = (await mirror.import_bundle(path, {sent.ref: into}))[into]
                     else:
                         sent_at = sent.commit
                         await mirror.set_ref(into, sent_at)
