@@ -231,7 +231,7 @@ async def test_sha256(empty: Inside, tmp_path: Path) -> None:
 
 
 async def test_there_is_no_checkout_no_git_no_sandbox(empty: Inside, bundle: Bundle, upstream: Repository) -> None:
-    for verb in (empty.status, empty.head, empty.work_tree, empty.abort):
+    for verb in (empty.status, empty.head, empty.save_work_tree, empty.abort):
         with pytest.raises(NoCheckoutError):
             await verb()
     await empty.engine.make_dir(empty.id, FOLDER)
