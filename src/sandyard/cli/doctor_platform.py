@@ -38,10 +38,12 @@ def platform() -> Iterator[Finding]:
 
 
 def _check_git() -> Finding:
-    from sandyard.platform.domain.git.host import NEEDED, lacking  # noqa: PLC0415 - slow to load
+    from sandyard.platform.domain.repositories.git_process import MINIMUM_VERSION, find_git_problem  # noqa: PLC0415 - slow to load
 
-    reason = lacking()
-    return Finding("git", reason is None, reason or f"installed, version {NEEDED[0]}.{NEEDED[1]} or newer")
+    reason = find_git_problem()
+    return Finding(
+        "git", reason is None, reason or f"installed, version {MINIMUM_VERSION[0]}.{MINIMUM_VERSION[1]} or newer"
+    )
 
 
 def _check_engine(settings: PlatformSettings) -> Iterator[Finding]:

@@ -50,7 +50,7 @@ from sandyard.platform.api.app import build
 from sandyard.platform.api.standby import Entrance
 from sandyard.platform.db.database import parse_url
 from sandyard.platform.db.ownership import LOOK_S
-from sandyard.platform.domain.git.host import lacking
+from sandyard.platform.domain.repositories.git_process import find_git_problem
 from sandyard.platform.domain.services import Services
 from sandyard.platform.settings import PlatformSettings
 from sandyard.platform.wiring import opened
@@ -241,7 +241,7 @@ def _list_warnings(settings: PlatformSettings) -> Iterator[str]:
             "No sandbox engine is configured. Set E2B_API_KEY for E2B Cloud; for your own engine, also set E2B_API_URL and "
             "E2B_SANDBOX_URL. `sandyard up` does this automatically."
         )
-    if (reason := lacking()) is not None:
+    if (reason := find_git_problem()) is not None:
         yield reason
 
 

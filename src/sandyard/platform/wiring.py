@@ -29,9 +29,7 @@ from sandyard.platform.domain.forge.follow import Follower
 from sandyard.platform.domain.forge.issues import IssueFollower
 from sandyard.platform.domain.forge.service import PullRequests
 from sandyard.platform.domain.forge.webhooks import Webhooks
-from sandyard.platform.domain.git.ground import Ground
-from sandyard.platform.domain.git.host import Git
-from sandyard.platform.domain.git.mirror import Mirrors
+from sandyard.platform.domain.git.context import GitContext
 from sandyard.platform.domain.git.service import GitService
 from sandyard.platform.domain.mcp_servers.connections import Connections
 from sandyard.platform.domain.mcp_servers.gateway import McpGateway
@@ -45,6 +43,8 @@ from sandyard.platform.domain.projects.egress import operator_default
 from sandyard.platform.domain.projects.sample import Samples
 from sandyard.platform.domain.projects.service import Projects
 from sandyard.platform.domain.remote.service import Remotes
+from sandyard.platform.domain.repositories.git_process import Git
+from sandyard.platform.domain.repositories.mirror import Mirrors
 from sandyard.platform.domain.sandboxes.activity import Activity
 from sandyard.platform.domain.sandboxes.commands import Commands
 from sandyard.platform.domain.sandboxes.e2b import EngineConfig, SandboxEngine
@@ -150,8 +150,8 @@ def _create_services(
     mirrors = Mirrors(host_git, settings, owner_of=projects.owner_of)
     access = Access(credentials, projects, mirrors, clock, destinations)
     stack.push_async_callback(access.close)
-    git = GitService(Ground(database, lifecycle, mirrors, access.credential, settings), projects)
-    stack.push_async_callback(git.close)
+    git = GitService(GitContext(database, lifecycle, mirrors, access.credential, settings), projects)
+    stack.push_async_callback(git.operations.close)
     preparing = Preparing(
         database,
         lifecycle,

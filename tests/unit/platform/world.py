@@ -22,12 +22,12 @@ from sandyard.platform.db.models import Event, Project
 from sandyard.platform.domain.audit.service import Audit
 from sandyard.platform.domain.events import Feed
 from sandyard.platform.domain.forge.access import Access
-from sandyard.platform.domain.git.host import Git
-from sandyard.platform.domain.git.mirror import Mirrors
 from sandyard.platform.domain.models import default_agent
 from sandyard.platform.domain.projects.credentials import Credentials
 from sandyard.platform.domain.projects.sample import Samples
 from sandyard.platform.domain.projects.service import Projects
+from sandyard.platform.domain.repositories.git_process import Git
+from sandyard.platform.domain.repositories.mirror import Mirrors
 from sandyard.platform.domain.sandboxes.e2b import EngineConfig, SandboxEngine
 from sandyard.platform.domain.secrets.service import Secrets
 from sandyard.platform.domain.users import passwords

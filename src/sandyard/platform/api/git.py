@@ -130,9 +130,9 @@ async def _done(
     """
     operation = await asked
     note(request, target=operation.sandbox_id, operation=operation.id)
-    operation = await git.wait(operation.id, wait)
+    operation = await git.operations.wait(operation.id, wait)
     if operation.status == OperationStatus.FAILED:
-        git.raise_failure(operation)
+        git.operations.raise_failure(operation)
     over = OperationStatus(operation.status).over
     view = operation_view(git, operation).model_dump(mode="json", by_alias=True)
     return JSONResponse(view, 200 if over else 202, {"Location": f"/api/v1/git/operations/{operation.id}"})

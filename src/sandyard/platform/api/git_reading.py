@@ -38,7 +38,7 @@ IdQuery = Annotated[str | None, Query(max_length=40)]
 
 def operation_view(git: service.GitService, row: models.GitOperation) -> OperationView:
     fields = {name: getattr(row, name) for name in OperationView.model_fields if name != "position"}
-    return OperationView(**fields, position=git.position(row))
+    return OperationView(**fields, position=git.operations.position(row.id))
 
 
 @router.get("/git/operations", name="git.operations")
@@ -51,19 +51,19 @@ async def operations(
     project_id: Annotated[IdQuery, Query(alias="projectId")] = None,
 ) -> Page[OperationView]:
     """List operations, newest first."""
-    found = await git.operations(caller, page, sandbox_id=sandbox_id, session_id=session_id, project_id=project_id)
+    found = await git.list_operations(caller, page, sandbox_id=sandbox_id, session_id=session_id, project_id=project_id)
     return Page.of(found, lambda row: operation_view(git, row))
 
 
 @router.get("/git/operations/{operation_id}", name="git.operation", dependencies=[large_answer()])
 async def operation(caller: Caller, git: Git, operation_id: OperationId) -> OperationView:
-    return operation_view(git, await git.operation(caller, operation_id))
+    return operation_view(git, await git.get_operation(caller, operation_id))
 
 
 @router.get("/git/{sandbox_id}", name="git.checkout")
 async def checkout(caller: Caller, git: Git, sandbox_id: SandboxId) -> CheckoutView:
     """Get the repository and branch checked out in the sandbox. Does not resume the sandbox."""
-    return CheckoutView.model_validate(await git.checkout(caller, sandbox_id))
+    return CheckoutView.model_validate(await git.get_checkout(caller, sandbox_id))
 
 
 @router.get("/git/{sandbox_id}/history", name="git.history", dependencies=[large_answer(slow=True)])
@@ -112,7 +112,7 @@ async def checkpoints(
 ) -> Page[CheckpointView]:
     """List checkpoints, newest first. Restore one with POST /git/restore."""
     await sessions.get(caller, session_id)
-    return Page.of(await git.checkpoints(caller, session_id, page), CheckpointView.model_validate)
+    return Page.of(await git.list_checkpoints(caller, session_id, page), CheckpointView.model_validate)
 
 
 @router.get("/projects/{project_id}/compare", name="project.compare", dependencies=[large_answer(slow=True)])

@@ -7,7 +7,8 @@ from typing import Any
 from pydantic import Field
 
 from sandyard.platform.api.schema import Instant, Model, example
-from sandyard.platform.domain.git.model import Change, OperationKind, OperationStatus, Reason
+from sandyard.platform.domain.git.model import OperationKind, OperationStatus, Reason
+from sandyard.platform.domain.repositories.model import Change
 
 
 class OperationView(Model):

@@ -14,7 +14,7 @@ from sandyard.platform.api.schema import Model, example
 from sandyard.platform.api.trail import note
 from sandyard.platform.domain.forge import webhooks as domain
 from sandyard.platform.domain.forge.deliveries import LARGEST
-from sandyard.platform.domain.git.errors import TooMuchError
+from sandyard.platform.domain.repositories.errors import TooMuchError
 
 router = api_router("webhooks")
 Webhooks = Annotated[domain.Webhooks, part("webhooks")]

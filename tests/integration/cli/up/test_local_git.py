@@ -13,9 +13,9 @@ import pytest
 
 from sandyard.cli.up import local_git
 from sandyard.cli.up.local_git import LocalGit, RefusedError, find
-from sandyard.platform.domain.git.errors import RemoteMissingError, RemoteRefusedError
-from sandyard.platform.domain.git.host import Git
-from sandyard.platform.domain.git.remote import parse
+from sandyard.platform.domain.repositories.errors import RemoteMissingError, RemoteRefusedError
+from sandyard.platform.domain.repositories.git_process import Git
+from sandyard.platform.domain.repositories.remote import parse
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="turns into the owner of a repository")
 NOBODY = pwd.getpwnam("nobody")

@@ -20,8 +20,9 @@ from sandyard.platform.api.frame import HEADERS
 from sandyard.platform.api.guard import BODY_VALUES, body_limit, host_name, streams_body
 from sandyard.platform.api.routers import api_router
 from sandyard.platform.api.schema import Input
-from sandyard.platform.domain.git.errors import CommitMessageError, ConflictsError
-from sandyard.platform.domain.git.model import Conflict
+from sandyard.platform.domain.git.errors import CommitMessageError
+from sandyard.platform.domain.repositories.errors import ConflictsError
+from sandyard.platform.domain.repositories.model import Conflict
 from tests.unit.platform.api.sockets import connect, denial
 from tests.unit.platform.world import World, client, opened
 

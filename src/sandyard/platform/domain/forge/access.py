@@ -20,11 +20,11 @@ from sandyard.platform.domain.forge.errors import ConnectionTestFailedError, For
 from sandyard.platform.domain.forge.github import GitHubRepository
 from sandyard.platform.domain.forge.model import Budget, Finding, ForgeKind
 from sandyard.platform.domain.forge.remembered import Remembered
-from sandyard.platform.domain.git.mirror import Mirrors
-from sandyard.platform.domain.git.model import Credential
-from sandyard.platform.domain.git.remote import Remote
 from sandyard.platform.domain.projects.credentials import CredentialInfo, CredentialKind, Draft
 from sandyard.platform.domain.projects.service import Projects
+from sandyard.platform.domain.repositories.mirror import Mirrors
+from sandyard.platform.domain.repositories.model import Credential
+from sandyard.platform.domain.repositories.remote import Remote
 from sandyard.platform.domain.users.model import Principal
 
 INTERACTIVE_S = 60.0
@@ -138,7 +138,7 @@ class Access:
         """Run the connection test: return each requirement, whether it is met, and what to do if not. Changes nothing."""
         project = await self._projects.get(caller, project_id)
         kinds = {info.kind for info in await self._credentials.list(caller, project_id)}
-        findings = await Checkup(self, self._mirrors.of(project_id), project, kinds).run()
+        findings = await Checkup(self, self._mirrors.get(project_id), project, kinds).run()
         if project.repository is not None:
             await self._projects.note_connection(project_id, failure_of(findings))
         return findings
@@ -152,7 +152,7 @@ class Access:
         drafted = DraftCredentials(self._credentials, drafts)
         access = Access(drafted, self._projects, self._mirrors, self._clock, self._destinations)
         try:
-            findings = await Checkup(access, self._mirrors.of(_DRAFT), project, kinds).run()
+            findings = await Checkup(access, self._mirrors.get(_DRAFT), project, kinds).run()
         finally:
             await access.close()
         if failure_of(findings) is not None:
@@ -165,7 +165,7 @@ class Access:
         """
         if project.repository is None or self.forge(project) is not ForgeKind.GITHUB:
             return
-        findings = [one for one in await Checkup(self, self._mirrors.of(_DRAFT), project, ()).run_api() if not one.ok]
+        findings = [one for one in await Checkup(self, self._mirrors.get(_DRAFT), project, ()).run_api() if not one.ok]
         if findings:
             raise ConnectionTestFailedError(findings)
 

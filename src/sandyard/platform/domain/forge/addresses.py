@@ -8,10 +8,10 @@ from urllib.parse import urlsplit
 from sandyard.platform.db.models import Project
 from sandyard.platform.domain.forge.errors import ForgeUnsupportedError
 from sandyard.platform.domain.forge.model import ForgeKind
-from sandyard.platform.domain.git import remote as remotes
-from sandyard.platform.domain.git.errors import RepositoryInvalidError
-from sandyard.platform.domain.git.remote import Remote
 from sandyard.platform.domain.projects.model import ProjectSettings
+from sandyard.platform.domain.repositories import remote as remotes
+from sandyard.platform.domain.repositories.errors import RepositoryInvalidError
+from sandyard.platform.domain.repositories.remote import Remote
 
 GITHUB_API = "https://api.github.com"
 _GITHUB = ("github.com", "www.github.com", "ssh.github.com")

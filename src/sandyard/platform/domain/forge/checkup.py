@@ -17,12 +17,12 @@ from sandyard.platform.domain.forge.errors import (
 )
 from sandyard.platform.domain.forge.github import GitHubRepository
 from sandyard.platform.domain.forge.model import Budget, Finding, ForgeKind, Permissions
-from sandyard.platform.domain.git.errors import RemoteRefusedError
-from sandyard.platform.domain.git.mirror import Mirror
-from sandyard.platform.domain.git.model import Credential
-from sandyard.platform.domain.git.remote import Remote
 from sandyard.platform.domain.projects.credentials import CredentialKind
 from sandyard.platform.domain.projects.model import ProjectSettings
+from sandyard.platform.domain.repositories.errors import RemoteRefusedError
+from sandyard.platform.domain.repositories.mirror import Mirror
+from sandyard.platform.domain.repositories.model import Credential
+from sandyard.platform.domain.repositories.remote import Remote
 
 if TYPE_CHECKING:
     from sandyard.platform.domain.forge.access import Access
@@ -139,7 +139,7 @@ class Checkup:
 
     async def _repository(self, remote: Remote, credential: Credential | None, default: str | None) -> None:
         try:
-            heads = await self._mirror.look(remote, credential)
+            heads = await self._mirror.list_remote_branches(remote, credential)
         except SandyardError as error:
             refused = isinstance(error, RemoteRefusedError) and remote.kind != "http"  # by a key, or by this machine
             self._say("repository", False, error.message, _REPOSITORY if refused else _field_of(error))

@@ -12,8 +12,8 @@ from sandyard.kit import bounded_json
 from sandyard.kit.errors import InvalidInputError, SandyardError
 from sandyard.platform.db.models import Project
 from sandyard.platform.domain.forge.github_reading import address, login, text, whole
-from sandyard.platform.domain.git.remote import parse
 from sandyard.platform.domain.projects.model import ProjectSettings
+from sandyard.platform.domain.repositories.remote import parse
 
 Payload = dict[str, Any]
 LARGEST, MOST_VALUES = 5 << 20, 200_000

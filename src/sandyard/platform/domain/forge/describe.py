@@ -15,8 +15,8 @@ from itertools import groupby
 from pathlib import PurePosixPath
 
 from sandyard.platform.domain.forge.quoting import GAP, code, cut, neutral, one_line, quoted, untagged
-from sandyard.platform.domain.git import messages
-from sandyard.platform.domain.git.model import Change, Commit, Diff, FileDiff, Identity
+from sandyard.platform.domain.git import commit_messages
+from sandyard.platform.domain.repositories.model import Change, Commit, Diff, FileDiff, Identity
 
 BEGIN, END = "<!-- sandyard:begin -->", "<!-- sandyard:end -->"
 TITLE, BODY, GIVEN, SUMMARY = 120, 64_000, 60_000, 8_000
@@ -65,7 +65,7 @@ def title(commits: Sequence[Commit], origin: Origin, *, given: str | None = None
         return one_line(own[0].subject, TITLE)
     if origin.task_title and origin.task_title.strip():
         words = " ".join(origin.task_title.split())
-        return cut(messages.suggest(words) if conventional else words, TITLE)
+        return cut(commit_messages.suggest(words) if conventional else words, TITLE)
     return one_line(min(reversed(own), key=_rank).subject, TITLE)
 
 
@@ -116,7 +116,7 @@ def squashed(commits: Sequence[Commit]) -> str:
     """Return the message of the squashed commit: one line per commit, and the authors. Does not close mentioned issues."""
     own = _own(commits)
     lines = [f"* {one_line(commit.subject, TITLE)}" for commit in reversed(own)] if len(own) > 1 else []
-    return messages.with_trailers("\n".join(lines[:COMMITS]), _people(own)).strip()
+    return commit_messages.with_trailers("\n".join(lines[:COMMITS]), _people(own)).strip()
 
 
 def _own(commits: Sequence[Commit]) -> list[Commit]:
@@ -213,7 +213,7 @@ def _people(own: Sequence[Commit]) -> list[Identity]:
     """Return the co-authors named in the commits, each once."""
     found: dict[str, Identity] = {}
     for commit in reversed(own):
-        for person in messages.co_authors(commit.body):
+        for person in commit_messages.co_authors(commit.body):
             found.setdefault(person.email.lower(), person)
     return list(found.values())
 

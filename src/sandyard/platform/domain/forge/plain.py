@@ -6,7 +6,7 @@ from datetime import datetime
 
 from sandyard.platform.db.models import PullRequest
 from sandyard.platform.domain.forge.model import Pull, PullState
-from sandyard.platform.domain.git.ground import compare_url
+from sandyard.platform.domain.git.context import compare_url
 from sandyard.platform.settings import PlatformSettings
 
 

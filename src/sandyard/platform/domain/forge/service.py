@@ -25,14 +25,14 @@ from sandyard.platform.domain.forge.model import ForgeKind, MergeMethod, PullDra
 from sandyard.platform.domain.forge.recording import Recorder
 from sandyard.platform.domain.forge.rows import PullRows
 from sandyard.platform.domain.forge.work import COMMITS, Work, gathered
-from sandyard.platform.domain.git import reading
 from sandyard.platform.domain.git.branch_merge import BranchMerge
-from sandyard.platform.domain.git.errors import BranchCheckedOutError
-from sandyard.platform.domain.git.mirror import Mirrors
 from sandyard.platform.domain.git.service import GitService
 from sandyard.platform.domain.paging import Listing, PageRequest
 from sandyard.platform.domain.projects.model import ProjectSettings
 from sandyard.platform.domain.projects.service import Projects
+from sandyard.platform.domain.repositories.errors import BranchCheckedOutError
+from sandyard.platform.domain.repositories.history import read_history
+from sandyard.platform.domain.repositories.mirror import Mirrors
 from sandyard.platform.domain.users.model import Principal
 from sandyard.platform.domain.users.tokens import instant
 from sandyard.platform.settings import PlatformSettings
@@ -114,14 +114,14 @@ class PullRequests:
         Idempotent. On an existing one, only the given fields are changed, and only our part of its body. Without `push`, uses what was
         pushed last, if anything.
         """
-        checkout = await self._git.checkout(caller, sandbox_id)
+        checkout = await self._git.get_checkout(caller, sandbox_id)
         async with self._lock(checkout.project_id, f"refs/heads/{checkout.branch}"):  # a branch may be called #1
             await self._require_write(await self._project(checkout.project_id))
             if push or checkout.pushed is None:
                 operation = await self._git.push(caller, sandbox_id)
-                self._git.raise_failure(await self._git.wait(operation.id))
-                checkout = await self._git.checkout(caller, sandbox_id)
-            work = await gathered(self._database, self._mirrors.of(checkout.project_id), checkout, base)
+                self._git.operations.raise_failure(await self._git.operations.wait(operation.id))
+                checkout = await self._git.get_checkout(caller, sandbox_id)
+            work = await gathered(self._database, self._mirrors.get(checkout.project_id), checkout, base)
             given = PullDraft(work.checkout.branch, work.base, title, body, draft, labels, reviewers, assignees)
             if self._access.forge(work.project) == ForgeKind.PLAIN:
                 return await self._open_plain(work, given)
@@ -215,12 +215,12 @@ class PullRequests:
         """Delete the branch. Returns False if it has moved since the merge and was kept, None if the remote could not be reached."""
         if project.repository is None or row.head_commit is None:
             return None
-        mirror = self._mirrors.of(project.id)
+        mirror = self._mirrors.get(project.id)
         try:
             remote = await self._projects.remote_of(project)
             credential = await self._access.credential(project)
             deleted = await mirror.delete_remote_branch(remote, credential, row.head_branch, row.head_commit)
-            return deleted or await mirror.remote_branch(remote, credential, row.head_branch) is None
+            return deleted or await mirror.get_remote_branch(remote, credential, row.head_branch) is None
         except SandyardError as error:
             log.warning("branch_not_deleted", pull_request=row.id, branch=row.head_branch, reason=error.message)
             return None
@@ -288,12 +288,12 @@ class PullRequests:
 
     async def _squash(self, row: PullRequest) -> tuple[str, str | None]:
         """Return the message of the squashed commit, without the list of commits if the mirror does not have them."""
-        mirror = self._mirrors.of(row.project_id)
+        mirror = self._mirrors.get(row.project_id)
         title = row.title if row.number is None else f"{row.title} (#{row.number})"
         onto = await mirror.resolve(f"refs/remotes/origin/{row.base_branch}") if mirror.exists else None
         if onto is None or row.head_commit is None or not await mirror.has(row.head_commit):
             return title, None
-        commits = await reading.history(mirror, f"{onto}..{row.head_commit}", limit=COMMITS)
+        commits = await read_history(mirror, f"{onto}..{row.head_commit}", limit=COMMITS)
         return title, describe.squashed(commits)
 
     async def ready(self, caller: Principal, pull_id: str) -> PullRequest:

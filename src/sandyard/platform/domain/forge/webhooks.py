@@ -41,8 +41,8 @@ from sandyard.platform.domain.forge.deliveries import (
 )
 from sandyard.platform.domain.forge.model import ForgeKind
 from sandyard.platform.domain.forge.service import PullRequests
-from sandyard.platform.domain.git.errors import TooMuchError
 from sandyard.platform.domain.projects.credentials import CredentialKind, Credentials
+from sandyard.platform.domain.repositories.errors import TooMuchError
 from sandyard.platform.domain.users.tokens import instant
 
 log = get_logger(__name__)

@@ -11,10 +11,11 @@ from sandyard.platform.db.models import Checkout, Project, Session, Task
 from sandyard.platform.domain.forge import checks, describe
 from sandyard.platform.domain.forge.model import ForgeKind, Pull, PullDraft
 from sandyard.platform.domain.forge.recording import Provenance
-from sandyard.platform.domain.git import reading
-from sandyard.platform.domain.git.mirror import Mirror
-from sandyard.platform.domain.git.model import Commit, Diff
 from sandyard.platform.domain.projects.model import ProjectSettings
+from sandyard.platform.domain.repositories.diff import read_diff
+from sandyard.platform.domain.repositories.history import read_history
+from sandyard.platform.domain.repositories.mirror import Mirror
+from sandyard.platform.domain.repositories.model import Commit, Diff
 
 COMMITS = 250
 """Maximum number of commits read for the description."""
@@ -82,7 +83,7 @@ async def gathered(database: Database, mirror: Mirror, checkout: Checkout, base:
     onto = await mirror.resolve(f"refs/remotes/origin/{base}")
     if onto is None:
         raise InvalidInputError(f"The repository has no branch {base[:100]!r} to merge into.")
-    commits = await reading.history(mirror, f"{onto}..{head}", limit=COMMITS)
+    commits = await read_history(mirror, f"{onto}..{head}", limit=COMMITS)
     if not commits:
         raise ConflictError(
             f"There is nothing to open a pull request for: branch {checkout.branch} has no commits that are not in {base}. "
@@ -102,7 +103,7 @@ async def gathered(database: Database, mirror: Mirror, checkout: Checkout, base:
         base=base,
         head_commit=head,
         commits=commits,
-        diff=await reading.diff(mirror, fork, head, patches=False),
+        diff=await read_diff(mirror, fork, head, patches=False),
         origin=origin,
         checks=await checks.run_in(database, checkout.sandbox_id),
     )

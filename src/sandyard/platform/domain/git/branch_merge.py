@@ -11,12 +11,12 @@ from typing import Literal
 from sandyard.kit.errors import ConflictError
 from sandyard.kit.ids import random_id
 from sandyard.platform.db.models import Project
-from sandyard.platform.domain.git import merging
-from sandyard.platform.domain.git.errors import BranchMovedError, ConflictsError
-from sandyard.platform.domain.git.ground import Ground, Repository, author_of, committer_of
-from sandyard.platform.domain.git.mirror import Mirror
-from sandyard.platform.domain.git.model import no_progress
-from sandyard.platform.domain.git.turns import Turns
+from sandyard.platform.domain.git.context import GitContext, Repository, get_author, get_committer
+from sandyard.platform.domain.git.repository_queue import RepositoryQueue
+from sandyard.platform.domain.repositories import merge_tree
+from sandyard.platform.domain.repositories.errors import BranchMovedError, ConflictsError
+from sandyard.platform.domain.repositories.mirror import Mirror
+from sandyard.platform.domain.repositories.model import no_progress
 
 Method = Literal["squash", "merge", "rebase"]
 
@@ -33,9 +33,9 @@ class BranchMerge:
 
 
 class BranchMerges:
-    def __init__(self, ground: Ground, turns: Turns) -> None:
-        self._ground = ground
-        self._turns = turns
+    def __init__(self, context: GitContext, queue: RepositoryQueue) -> None:
+        self._context = context
+        self._queue = queue
 
     async def is_merged(self, project: Project, base: str, head_commit: str) -> bool:
         """Return whether the remote's base branch contains everything of this commit. False if one of them does not
@@ -75,21 +75,17 @@ class BranchMerges:
     async def _fetch_repository(self, project: Project) -> AsyncIterator[Repository]:
         """Wait for this repository's turn, fetch it, and yield it."""
         begun, turn_id = time.monotonic(), random_id("merge-")
-        repository = await self._ground.repository(project)
-        turn = self._turns.enter(repository.remote.key, id=turn_id, who=project.id)
-        try:
-            await turn
-            await self._ground.refresh(project, repository, no_progress, since=begun)
+        repository = await self._context.get_repository(project)
+        async with self._queue.wait_turn(repository.remote.key, id=turn_id, who=project.id):
+            await self._context.refresh(project, repository, no_progress, since=begun)
             yield repository
-        finally:
-            self._turns.leave(repository.remote.key, turn_id)
 
     async def _adds_nothing(self, mirror: Mirror, onto: str, head: str) -> bool:
         if await mirror.is_ancestor(head, onto):
             return True
         if await mirror.merge_base(onto, head) is None:
             return False
-        tree = await merging.merged_tree(mirror, onto, head)
+        tree = await merge_tree.write_merged_tree(mirror, onto, head)
         return isinstance(tree, str) and tree == await mirror.tree_of(onto)
 
     async def _create_merge(self, mirror: Mirror, project: Project, onto: str, wanted: BranchMerge) -> str:
@@ -103,10 +99,10 @@ class BranchMerges:
                     "update the branch first."
                 )
             return head
-        tree = await merging.merged_tree(mirror, onto, head)
+        tree = await merge_tree.write_merged_tree(mirror, onto, head)
         if not isinstance(tree, str):
             raise ConflictsError(tree.files, total=tree.total)
         parents = [onto] if wanted.method == "squash" else [onto, head]
         return await mirror.commit_tree(
-            tree, parents, wanted.message, author=author_of(project), committer=committer_of(project)
+            tree, parents, wanted.message, author=get_author(project), committer=get_committer(project)
         )

@@ -1,7 +1,8 @@
 """Git operations on behalf of users. Every method takes the caller and treats what the caller may not see as
 nonexistent.
 
-Methods that change something submit an operation and return at once; `wait` returns its outcome. Methods that only read
+Methods that change something submit an operation and return at once; `operations.wait` returns its
+outcome. Methods that only read
 never resume a sandbox: if it is paused, they read its last checkpoint.
 """
 
@@ -18,34 +19,36 @@ from sqlalchemy import and_, select
 from sandyard.kit.errors import ConflictError, InvalidInputError, NotFoundError
 from sandyard.platform.db.database import Database, Transaction
 from sandyard.platform.db.models import Checkout, Checkpoint, GitOperation, Project, Sandbox
-from sandyard.platform.domain.git import messages, reading
+from sandyard.platform.domain.git import commit_messages
 from sandyard.platform.domain.git.branch_merge import BranchMerges
-from sandyard.platform.domain.git.bringing import CHECKPOINTS, HEADS, checkpoint_ref, head_ref, is_own, own_refs
-from sandyard.platform.domain.git.changes import Changes
-from sandyard.platform.domain.git.checkouts import Checkouts, require_in_project
-from sandyard.platform.domain.git.checkpoints import Checkpoints
-from sandyard.platform.domain.git.errors import GitFailedError, NoCheckoutError, NotInProjectError
-from sandyard.platform.domain.git.ground import Ground
-from sandyard.platform.domain.git.mirror import Mirror
-from sandyard.platform.domain.git.model import (
-    Commit,
-    Diff,
-    OperationKind,
-    OperationStatus,
-    Place,
-    Prepared,
-    Reason,
-    Status,
-    Undone,
-    no_progress,
+from sandyard.platform.domain.git.context import GitContext
+from sandyard.platform.domain.git.errors import NoCheckoutError, NotInProjectError
+from sandyard.platform.domain.git.model import OperationKind, OperationStatus, PreparedCheckout, Reason, Undone
+from sandyard.platform.domain.git.operations.change_handlers import ChangeHandlers
+from sandyard.platform.domain.git.operations.checkout_handlers import CheckoutHandlers, require_in_project
+from sandyard.platform.domain.git.operations.checkpoints import SAVE_TIMEOUT_S, Checkpoints
+from sandyard.platform.domain.git.operations.remote_handlers import RemoteHandlers
+from sandyard.platform.domain.git.operations.runner import OperationRunner
+from sandyard.platform.domain.git.prepared_checkouts import PreparedCheckouts
+from sandyard.platform.domain.git.repository_queue import RepositoryQueue
+from sandyard.platform.domain.git.sandbox_commits import (
+    CHECKPOINTS,
+    HEADS,
+    checkpoint_ref,
+    head_ref,
+    is_own_commit,
+    list_own_refs,
 )
-from sandyard.platform.domain.git.operations import OperationFailedError, Operations
-from sandyard.platform.domain.git.prepared import PreparedCheckouts
-from sandyard.platform.domain.git.sharing import Sharing
-from sandyard.platform.domain.git.turns import Turns
 from sandyard.platform.domain.paging import Listing, PageRequest, newest_first
 from sandyard.platform.domain.projects import service as projects
 from sandyard.platform.domain.projects.model import ProjectSettings
+from sandyard.platform.domain.repositories.diff import read_diff
+from sandyard.platform.domain.repositories.errors import GitFailedError
+from sandyard.platform.domain.repositories.history import read_history
+from sandyard.platform.domain.repositories.mirror import Mirror
+from sandyard.platform.domain.repositories.model import Commit, Diff, RepositoryReader, Status, no_progress
+from sandyard.platform.domain.repositories.output import is_commit_id
+from sandyard.platform.domain.repositories.status import read_stored_status
 from sandyard.platform.domain.sandboxes import rows as sandboxes
 from sandyard.platform.domain.sandboxes.e2b import SandboxNotRunningError
 from sandyard.platform.domain.sandboxes.model import Status as SandboxStatus
@@ -59,32 +62,35 @@ _WITH_REMOTE = (OperationKind.PUSH, OperationKind.UPDATE, OperationKind.TAG)
 
 
 class GitService:
-    def __init__(self, ground: Ground, projects: projects.Projects) -> None:
-        self._ground = ground
-        self._database: Database = ground.database
+    def __init__(self, context: GitContext, projects: projects.Projects) -> None:
+        self._context = context
+        self._database: Database = context.database
         self._projects = projects
-        self._turns = Turns()
-        self._operations = Operations(ground.database, self._turns)
-        self.checkpoints_kept = Checkpoints(ground, self._operations)
-        checkouts, changes = Checkouts(ground, self.checkpoints_kept), Changes(ground, self.checkpoints_kept)
-        sharing = Sharing(ground, self.checkpoints_kept)
-        self._operations.handlers |= {
-            OperationKind.CLONE: checkouts.clone,
-            OperationKind.RESTORE: checkouts.restore,
-            OperationKind.BRANCH: checkouts.branch,
-            OperationKind.STAGE: changes.stage,
-            OperationKind.DISCARD: changes.discard,
-            OperationKind.COMMIT: changes.commit,
-            OperationKind.PUSH: sharing.push,
-            OperationKind.UPDATE: sharing.update,
-            OperationKind.TAG: sharing.tag,
-            OperationKind.CHECKPOINT: self.checkpoints_kept.checkpoint,
-        }
-        self.prepared = PreparedCheckouts(ground, self._turns)
-        self.branch_merges = BranchMerges(ground, self._turns)
-        self.close = self._operations.close
-        self.wait = self._operations.wait
-        self.begin = self._operations.begin
+        queue = RepositoryQueue()
+        self.checkpoints = Checkpoints(context)
+        checkouts = CheckoutHandlers(context, self.checkpoints)
+        changes = ChangeHandlers(context, self.checkpoints)
+        remote = RemoteHandlers(context, self.checkpoints)
+        self.operations = OperationRunner(
+            context.database,
+            queue,
+            {
+                OperationKind.CLONE: checkouts.clone,
+                OperationKind.RESTORE: checkouts.restore,
+                OperationKind.BRANCH: checkouts.branch,
+                OperationKind.STAGE: changes.stage,
+                OperationKind.DISCARD: changes.discard,
+                OperationKind.COMMIT: changes.commit,
+                OperationKind.PUSH: remote.push,
+                OperationKind.UPDATE: remote.update,
+                OperationKind.TAG: remote.tag,
+                OperationKind.CHECKPOINT: self.checkpoints.checkpoint,
+            },
+        )
+        self.prepared_checkouts = PreparedCheckouts(context, queue)
+        self.branch_merges = BranchMerges(context, queue)
+        context.lifecycle.before_pause.append(self._save_before_pause)
+        context.lifecycle.before_destroy.append(self._save_before_destroy)
 
     # changes ----------------------------------------------------------------------------------------------------------
 
@@ -102,7 +108,7 @@ class GitService:
         `project_id` is the project that the caller expects. Raises NotInProjectError if the sandbox belongs to another
         project or to none.
         """
-        row = await self._ground.lifecycle.rows.get_for(caller, sandbox_id)
+        row = await self._context.lifecycle.rows.get_for(caller, sandbox_id)
         check_usable(row)
         wanted = project_id or row.project_id
         if wanted is None:
@@ -111,7 +117,7 @@ class GitService:
         require_in_project(row, project.id)
         if project.repository is None:
             raise ConflictError(f"Project {project.name!r} has no repository. Add one in the project's settings.")
-        return await self._operations.submit(
+        return await self.operations.submit(
             OperationKind.CLONE,
             row,
             project_id=project.id,
@@ -129,9 +135,9 @@ class GitService:
         checkpoint: Checkpoint | None = None,
         *,
         base_branch: str | None = None,
-        prepared: Prepared | None = None,
+        prepared: PreparedCheckout | None = None,
     ) -> GitOperation:
-        """Draft the checkout of a sandbox that is created in the same transaction. Call `begin` after the commit.
+        """Draft the checkout of a sandbox that is created in the same transaction. Call `operations.begin` after the commit.
 
         `prepared` describes the checkout that the sandbox has from its snapshot.
         """
@@ -141,7 +147,7 @@ class GitService:
             arguments["baseBranch"] = base_branch
         if prepared is not None:
             arguments["prepared"] = asdict(prepared)
-        return self._operations.draft(tx, kind, sandbox, project_id=project.id, user_id=user_id, arguments=arguments)
+        return self.operations.draft(tx, kind, sandbox, project_id=project.id, user_id=user_id, arguments=arguments)
 
     async def branch(self, caller: Principal, sandbox_id: str, *, name: str, start: str | None = None) -> GitOperation:
         return await self._submit(caller, sandbox_id, OperationKind.BRANCH, name=name, start=start)
@@ -169,10 +175,10 @@ class GitService:
         everything: bool = True,
     ) -> GitOperation:
         """Commit changes. Raises CommitMessageError with a suggestion if the message violates the project's convention."""
-        row = await self.checkout(caller, sandbox_id)
-        project = await self._ground.project(row.project_id)
+        row = await self.get_checkout(caller, sandbox_id)
+        project = await self._context.get_project(row.project_id)
         if ProjectSettings.of(project).git.commit_messages == "conventional":
-            messages.check(message)
+            commit_messages.check(message)
         return await self._submit(
             caller, sandbox_id, OperationKind.COMMIT, message=message, paths=list(paths), everything=everything
         )
@@ -197,72 +203,67 @@ class GitService:
         checkout, row = await self._checkout_and_sandbox(caller, sandbox_id, to_use=True)
         if kind in _WITH_REMOTE:  # the checkout may be older than the rule that the sandbox must belong to the project
             require_in_project(row, checkout.project_id)
-        return await self._operations.submit(
+        return await self.operations.submit(
             kind, row, project_id=checkout.project_id, user_id=caller.user_id, **arguments
         )
-
-    def raise_failure(self, operation: GitOperation) -> None:
-        """Raise the error of a failed operation."""
-        if operation.status == OperationStatus.FAILED:
-            raise OperationFailedError(operation)
 
     # before and after a program that may write anywhere ---------------------------------------------------------------
 
     async def record_work_tree(self, caller: Principal, sandbox_id: str) -> str:
         """Store the work tree in the checkout as a commit that is on no branch, and return its id."""
         row, sandbox = await self._checkout_and_sandbox(caller, sandbox_id)
-        async with self._ground.inside(sandbox, row.folder) as guest:
-            return (await guest.work_tree()).commit
+        async with self._context.open_git(sandbox, row.folder) as git:
+            return (await git.save_work_tree()).commit
 
     async def undo_changes(self, caller: Principal, sandbox_id: str, before: str) -> Undone | None:
-        """Restore the work tree that `record_work_tree` returned. See `Guest.undo`."""
+        """Restore the work tree that `record_work_tree` returned. See `SandboxGit.undo_changes`."""
         row, sandbox = await self._checkout_and_sandbox(caller, sandbox_id)
-        async with self._ground.inside(sandbox, row.folder) as guest:
-            return await guest.undo(before)
+        async with self._context.open_git(sandbox, row.folder) as git:
+            return await git.undo_changes(before)
 
     # reads ------------------------------------------------------------------------------------------------------------
 
-    async def checkout(self, caller: Principal, sandbox_id: str) -> Checkout:
+    async def get_checkout(self, caller: Principal, sandbox_id: str) -> Checkout:
         return (await self._checkout_and_sandbox(caller, sandbox_id))[0]
 
     async def status(self, caller: Principal, sandbox_id: str) -> Status:
         row, sandbox = await self._checkout_and_sandbox(caller, sandbox_id)
         if sandbox.status == SandboxStatus.RUNNING and sandbox.engine_id is not None:
             try:
-                return await self._ground.guest(sandbox.engine_id, row.folder).status()
+                return await self._context.create_git(sandbox.engine_id, row.folder).status()
             except SandboxNotRunningError:
                 pass  # it was paused at this moment
         kept = await self._latest_checkpoint(row)
-        mirror = self._ground.mirrors.of(row.project_id)
-        return await reading.status_between(mirror, kept.commit, branch=kept.branch, as_of=kept.created_at)
+        mirror = self._context.mirrors.get(row.project_id)
+        return await read_stored_status(mirror, kept.commit, branch=kept.branch, as_of=kept.created_at)
 
     async def history(self, caller: Principal, sandbox_id: str, *, limit: int = 50, skip: int = 0) -> list[Commit]:
         """Return the commits of the checkout that are not in its base, newest first."""
         row, sandbox = await self._checkout_and_sandbox(caller, sandbox_id)
         if sandbox.status == SandboxStatus.RUNNING and sandbox.engine_id is not None:
-            guest = self._ground.guest(sandbox.engine_id, row.folder)
+            git = self._context.create_git(sandbox.engine_id, row.folder)
             try:
-                return await reading.history(
-                    guest, f"{await _comparison_base(guest, row, 'HEAD')}..HEAD", limit=limit, skip=skip
+                return await read_history(
+                    git, f"{await _comparison_base(git, row, 'HEAD')}..HEAD", limit=limit, skip=skip
                 )
             except SandboxNotRunningError:
                 pass
-        kept, mirror = await self._latest_checkpoint(row), self._ground.mirrors.of(row.project_id)
+        kept, mirror = await self._latest_checkpoint(row), self._context.mirrors.get(row.project_id)
         base = await _comparison_base(mirror, row, kept.head)
-        return await reading.history(mirror, f"{base}..{kept.head}", limit=limit, skip=skip)
+        return await read_history(mirror, f"{base}..{kept.head}", limit=limit, skip=skip)
 
     async def base_history(self, caller: Principal, sandbox_id: str, *, limit: int = 50) -> list[Commit]:
         """Return the commits that the checkout started from, newest first. A large repository has only those it was
         given."""
         row, sandbox = await self._checkout_and_sandbox(caller, sandbox_id)
         if sandbox.status == SandboxStatus.RUNNING and sandbox.engine_id is not None:
-            guest = self._ground.guest(sandbox.engine_id, row.folder)
+            git = self._context.create_git(sandbox.engine_id, row.folder)
             try:
-                return await reading.history(guest, await _comparison_base(guest, row, "HEAD"), limit=limit)
+                return await read_history(git, await _comparison_base(git, row, "HEAD"), limit=limit)
             except SandboxNotRunningError:
                 pass
-        kept, mirror = await self._latest_checkpoint(row), self._ground.mirrors.of(row.project_id)
-        return await reading.history(mirror, await _comparison_base(mirror, row, kept.head), limit=limit)
+        kept, mirror = await self._latest_checkpoint(row), self._context.mirrors.get(row.project_id)
+        return await read_history(mirror, await _comparison_base(mirror, row, kept.head), limit=limit)
 
     async def diff(
         self,
@@ -275,25 +276,25 @@ class GitService:
     ) -> Diff:
         """Return the changes in the work tree since the base, the newest commit (`head`) or another commit."""
         row, sandbox = await self._checkout_and_sandbox(caller, sandbox_id)
-        place: Place
+        reader: RepositoryReader
         if sandbox.status == SandboxStatus.RUNNING and sandbox.engine_id is not None:
-            guest = place = self._ground.guest(sandbox.engine_id, row.folder)
+            git = reader = self._context.create_git(sandbox.engine_id, row.folder)
             try:
-                tree = await guest.work_tree()
-                base = await _comparison_base(place, row, tree.head, against)
-                return await reading.diff(place, base, tree.commit, paths=paths, patches=patches)
+                tree = await git.save_work_tree()
+                base = await _comparison_base(reader, row, tree.head, against)
+                return await read_diff(reader, base, tree.commit, paths=paths, patches=patches)
             except SandboxNotRunningError:
                 pass
-        kept, place = await self._latest_checkpoint(row), self._ground.mirrors.of(row.project_id)
+        kept, reader = await self._latest_checkpoint(row), self._context.mirrors.get(row.project_id)
         base = await self._checkpoint_base(row, kept, against)
-        return await reading.diff(place, base, kept.commit, paths=paths, patches=patches)
+        return await read_diff(reader, base, kept.commit, paths=paths, patches=patches)
 
     async def _checkpoint_base(self, row: Checkout, kept: Checkpoint, against: str) -> str:
         """Return the commit to compare with. The mirror also holds the work of others, so it must be the sandbox's own
         or on the remote."""
-        mirror = self._ground.mirrors.of(row.project_id)
+        mirror = self._context.mirrors.get(row.project_id)
         base = await _comparison_base(mirror, row, kept.head, against)
-        if base == against and not await is_own(mirror, base, await own_refs(self._ground, row)):
+        if base == against and not await is_own_commit(mirror, base, await list_own_refs(self._context, row)):
             raise NotFoundError(f"The checkout has no commit {against!r}. Use a full commit id.")
         return base
 
@@ -303,18 +304,18 @@ class GitService:
         """Return the commits and changes of the branch or commit `head` since it diverged from `base`, as of the last
         fetch."""
         project = await self._projects.get(caller, project_id)
-        mirror = self._ground.mirrors.of(project.id)
+        mirror = self._context.mirrors.get(project.id)
         if not mirror.exists:
             raise ConflictError("This repository has not been fetched yet.")
         old, new = [await self._resolve_on_remote(mirror, name) for name in (base, head)]
         forked = await mirror.merge_base(old, new)
-        commits = await reading.history(mirror, f"{old}..{new}", limit=250)
-        return commits, await reading.diff(mirror, forked or old, new, patches=patches)
+        commits = await read_history(mirror, f"{old}..{new}", limit=250)
+        return commits, await read_diff(mirror, forked or old, new, patches=patches)
 
     async def _resolve_on_remote(self, mirror: Mirror, name: str) -> str:
         """Resolve a branch or tag of the remote, or a commit that one of them contains."""
         found = await mirror.resolve(f"refs/remotes/origin/{name}") or await mirror.resolve(f"refs/tags/{name}")
-        if found is None and reading.is_commit(name) and await mirror.on_remote(name):
+        if found is None and is_commit_id(name) and await mirror.is_on_remote(name):
             found = name
         if found is None:
             raise NotFoundError(f"The repository has no branch or commit {name[:100]!r}, as of the last fetch.")
@@ -348,18 +349,18 @@ class GitService:
         return row, sandbox
 
     async def _latest_checkpoint(self, row: Checkout) -> Checkpoint:
-        kept = await self.checkpoints_kept.newest(row.sandbox_id)
+        kept = await self.checkpoints.get_newest(row.sandbox_id)
         if kept is None:
             raise NoCheckoutError("The sandbox is not running, and nothing was saved of it. Resume it to look inside.")
         return kept
 
-    async def checkpoints(self, caller: Principal, session_id: str, page: PageRequest) -> Listing[Checkpoint]:
+    async def list_checkpoints(self, caller: Principal, session_id: str, page: PageRequest) -> Listing[Checkpoint]:
         """List the session's checkpoints. The caller must have been authorized to see the session."""
         async with self._database.reading() as session:
             query = select(Checkpoint).where(Checkpoint.session_id == session_id)
             return await newest_first(session, query, Checkpoint.id, page)
 
-    async def operation(self, caller: Principal, operation_id: str) -> GitOperation:
+    async def get_operation(self, caller: Principal, operation_id: str) -> GitOperation:
         async with self._database.reading() as session:
             query = select(GitOperation).where(GitOperation.id == operation_id, _visible_to(caller))
             row = (await session.scalars(query)).first()
@@ -367,7 +368,7 @@ class GitService:
             raise NotFoundError(f"There is no git operation {operation_id[:60]!r}.")
         return row
 
-    async def operations(
+    async def list_operations(
         self,
         caller: Principal,
         page: PageRequest,
@@ -386,16 +387,38 @@ class GitService:
         async with self._database.reading() as session:
             return await newest_first(session, query, GitOperation.id, page)
 
-    def position(self, operation: GitOperation) -> int | None:
-        return self._operations.position(operation.id)
+    # hooks of the sandbox lifecycle -----------------------------------------------------------------------------------
+
+    async def _save_before_pause(self, sandbox: Sandbox) -> None:
+        await self._save_before(sandbox, Reason.PAUSE)
+
+    async def _save_before_destroy(self, sandbox: Sandbox) -> None:
+        """Also save a paused sandbox: the engine may have paused it on its own after the last checkpoint."""
+        await self._save_before(sandbox, Reason.DESTROY)
+
+    async def _save_before(self, sandbox: Sandbox, reason: Reason) -> None:
+        async with self._database.transaction() as tx:
+            checkout = await tx.session.get(Checkout, sandbox.id)
+            if checkout is None or sandbox.engine_id is None:
+                return
+            row = self.operations.draft(
+                tx,
+                OperationKind.CHECKPOINT,
+                sandbox,
+                project_id=checkout.project_id,
+                user_id=None,
+                arguments={"reason": reason},
+                status=OperationStatus.RUNNING,
+            )
+        await self.operations.carry_out(row, sandbox, timeout_s=SAVE_TIMEOUT_S)
 
     # maintenance ------------------------------------------------------------------------------------------------------
 
     async def refresh(self, project: Project) -> None:
         """Update the mirror after someone pushed."""
-        repository = await self._ground.repository(project)
+        repository = await self._context.get_repository(project)
         if repository.mirror.exists:
-            await self._ground.refresh(project, repository, no_progress, since=float("inf"))
+            await self._context.refresh(project, repository, no_progress, since=float("inf"))
 
     async def recover(self) -> int:
         """After a start, before anything else: delete what a crash left incomplete, then continue the pending
@@ -403,42 +426,42 @@ class GitService:
         async with self._database.reading() as session:
             kept = {checkpoint_ref(one) for one in await session.scalars(select(Checkpoint.id))}
             kept |= {head_ref(one) for one in await session.scalars(select(Checkout.sandbox_id))}
-        await asyncio.to_thread(self._ground.sweep)
-        for project_id in self._ground.mirrors.known():
-            mirror = self._ground.mirrors.of(project_id)
-            for ref in {**await mirror.refs(CHECKPOINTS), **await mirror.refs(HEADS)}.keys() - kept:
+        await asyncio.to_thread(self._context.sweep_transfer_files)
+        for project_id in self._context.mirrors.list_project_ids():
+            mirror = self._context.mirrors.get(project_id)
+            for ref in {**await mirror.list_refs(CHECKPOINTS), **await mirror.list_refs(HEADS)}.keys() - kept:
                 await mirror.drop_ref(ref)
-        return await self._operations.recover()
+        return await self.operations.recover()
 
     async def tidy(self, older_than: timedelta) -> None:
         """Delete old operations and the mirrors of deleted projects, and keep the other mirrors small.
 
         Also starts operations that could not be started or finished while the database was unavailable.
         """
-        await self._operations.trim(older_than)
-        await self._operations.recover(_STALE_AFTER)
+        await self.operations.trim(older_than)
+        await self.operations.recover(_STALE_AFTER)
         # read before the projects, so that a project created meanwhile is among them
-        known = self._ground.mirrors.known()
+        known = self._context.mirrors.list_project_ids()
         async with self._database.reading() as session:
             there = set((await session.scalars(select(Project.id))).all())
         for project_id in known:
             if project_id in there:
-                await self._ground.mirrors.of(project_id).tidy()
+                await self._context.mirrors.get(project_id).tidy()
             else:
-                await self._ground.mirrors.remove(project_id)
+                await self._context.mirrors.remove(project_id)
 
 
-async def _comparison_base(place: Place, row: Checkout, head: str, against: str = "base") -> str:
+async def _comparison_base(reader: RepositoryReader, row: Checkout, head: str, against: str = "base") -> str:
     """Return the commit to compare with. `base` is the merge base: what was merged from the base branch since is not
     counted."""
     if against != "base":
         return head if against == "head" else against
     try:
-        output, _ = await place.read("merge-base", head, f"refs/remotes/origin/{row.base_branch}")
+        output, _ = await reader.read("merge-base", head, f"refs/remotes/origin/{row.base_branch}")
     except GitFailedError:
         return row.base_commit
     found = output.decode("ascii", "replace").strip()
-    return found if reading.is_commit(found) else row.base_commit
+    return found if is_commit_id(found) else row.base_commit
 
 
 def _visible_to(caller: Principal) -> Any:

@@ -14,9 +14,9 @@ from sandyard.platform.db.models import Command as CommandRow
 from sandyard.platform.db.models import Project, Sandbox
 from sandyard.platform.domain.agents.launching import put_files
 from sandyard.platform.domain.agents.model import LaunchWish, Profile
-from sandyard.platform.domain.git.guest_prepared import Sealed
+from sandyard.platform.domain.git.checkout.sandbox_git import SealedCheckout
 from sandyard.platform.domain.git.model import FOLDER
-from sandyard.platform.domain.git.prepared import PreparedCheckouts
+from sandyard.platform.domain.git.prepared_checkouts import PreparedCheckouts
 from sandyard.platform.domain.preparing.devcontainer import Command
 from sandyard.platform.domain.preparing.model import PreparationFailedError
 from sandyard.platform.domain.preparing.recipe import Recipe, Wish
@@ -56,7 +56,7 @@ class Builder:
         sandbox = await self._while_away(lambda: self.lifecycle.provisioned(sandbox.id))
         await tell("checking out", engineId=sandbox.engine_id)
         put = await self._while_away(
-            lambda: self.git.put(project, sandbox, wished.base_branch, wished.base_commit, _unheard)
+            lambda: self.git.create(project, sandbox, wished.base_branch, wished.base_commit, _unheard)
         )
         await tell("checked out", shallow=list(put.shallow), lacks=list(put.warnings))
         if wished.profile.install is not None:
@@ -122,7 +122,7 @@ def _unheard(what: str, percent: int | None = None) -> None:
     """Ignore progress, because steps are reported as a whole."""
 
 
-def _left_by(sealed: Sealed) -> list[str]:
+def _left_by(sealed: SealedCheckout) -> list[str]:
     """Return warnings about unexpected changes that the setup made to the checkout."""
     told = []
     if sealed.restored_count:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from sandyard.platform.db.models import Project
 from sandyard.platform.domain.agents.model import Profile
-from sandyard.platform.domain.git.prepared import PreparedCheckouts, TreeFile
+from sandyard.platform.domain.git.prepared_checkouts import PreparedCheckouts, TreeFile
 from sandyard.platform.domain.preparing import devcontainer
 from sandyard.platform.domain.preparing.devcontainer import Command
 from sandyard.platform.domain.projects.model import ProjectSettings
@@ -69,7 +69,7 @@ async def wish(
     git: PreparedCheckouts, project: Project, *, base: str, commit: str, template: str, profile: Profile
 ) -> Wish:
     settings = ProjectSettings.of(project).setup
-    files = await git.files(project.id, commit, (SETUP, *DEVCONTAINERS, AGENTS_MD))
+    files = await git.find_files(project.id, commit, (SETUP, *DEVCONTAINERS, AGENTS_MD))
     return Wish(
         project_id=project.id,
         repository=project.repository or "",
@@ -87,7 +87,7 @@ async def recipe(git: PreparedCheckouts, wished: Wish) -> Recipe:
     """Return the setup. The variables of a devcontainer.json apply whichever command is used."""
     told, path = devcontainer.Devcontainer(), next((one for one in DEVCONTAINERS if one in wished.files), None)
     if path is not None:
-        text = await git.content(wished.project_id, wished.files[path], _LARGEST)
+        text = await git.read_content(wished.project_id, wished.files[path], _LARGEST)
         told = devcontainer.read(path, text.decode(errors="replace"), wished.template)
     warnings = list(told.warnings)
     if wished.command is not None:

@@ -26,7 +26,6 @@ from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import Preparation, Project, Sandbox
 from sandyard.platform.domain.agents.installing import AgentInstallError
 from sandyard.platform.domain.agents.model import Profile
-from sandyard.platform.domain.git.model import no_progress
 from sandyard.platform.domain.git.service import GitService
 from sandyard.platform.domain.paging import Listing, PageRequest, newest_first
 from sandyard.platform.domain.preparing import recipe as recipes
@@ -42,6 +41,7 @@ from sandyard.platform.domain.preparing.model import (
 )
 from sandyard.platform.domain.preparing.recipe import Recipe, Wish
 from sandyard.platform.domain.projects.service import Projects
+from sandyard.platform.domain.repositories.model import no_progress
 from sandyard.platform.domain.sandboxes.commands import Commands, StoppingError
 from sandyard.platform.domain.sandboxes.lifecycle import Lifecycle
 from sandyard.platform.domain.sandboxes.model import NewSandbox, utc_now
@@ -80,10 +80,10 @@ class Preparing:
         self._database = database
         self._lifecycle = lifecycle
         self._projects = projects
-        self._git = git.prepared
+        self._git = git.prepared_checkouts
         self._settings = settings
         self.agent_snapshots = AgentSnapshots(database, lifecycle, settings, install)
-        self._builder = Builder(database, lifecycle, commands, git.prepared, settings, install)
+        self._builder = Builder(database, lifecycle, commands, git.prepared_checkouts, settings, install)
         self._clearing = Clearing(database, lifecycle)
         self._tasks = TaskSet("preparing")
         self._flights: dict[str, _Flight] = {}
@@ -115,7 +115,7 @@ class Preparing:
         project = await self._projects.get(caller, project.id)
         template = project.template or self._settings.default_template
         await check_template(self._database, caller, template, project.id)
-        base, commit = await self._git.newest(project, base_branch, no_progress)
+        base, commit = await self._git.fetch_newest(project, base_branch, no_progress)
         wished = await recipes.wish(self._git, project, base=base, commit=commit, template=template, profile=profile)
         key = wished.key
         lock = self._locks.get(key)

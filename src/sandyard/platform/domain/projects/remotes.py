@@ -11,9 +11,9 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sandyard.kit.destinations import Destinations
 from sandyard.kit.errors import ConflictError, ForbiddenError
 from sandyard.platform.db.models import Project, User
-from sandyard.platform.domain.git.errors import RepositoryInvalidError
-from sandyard.platform.domain.git.remote import Remote, parse
 from sandyard.platform.domain.projects.model import ProjectSettings
+from sandyard.platform.domain.repositories.errors import RepositoryInvalidError
+from sandyard.platform.domain.repositories.remote import Remote, parse
 from sandyard.platform.domain.users.model import Principal
 
 

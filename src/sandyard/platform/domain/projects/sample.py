@@ -12,9 +12,9 @@ from sqlalchemy import select
 
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import Project
-from sandyard.platform.domain.git.host import Git
 from sandyard.platform.domain.projects.model import AgentSettings, ProjectSettings, VerifySettings
 from sandyard.platform.domain.projects.service import Projects
+from sandyard.platform.domain.repositories.git_process import Git
 from sandyard.platform.domain.users.model import Principal
 
 NAME, BRANCH = "Sample", "main"

@@ -16,12 +16,12 @@ from sandyard.kit.ids import ordered_id
 from sandyard.kit.text import storable
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import Credential, Project, ProjectMember, Session, User
-from sandyard.platform.domain.git import names
-from sandyard.platform.domain.git.remote import Remote
 from sandyard.platform.domain.paging import Listing, PageRequest, newest_first
 from sandyard.platform.domain.projects import remotes
 from sandyard.platform.domain.projects.model import ProjectSettings
 from sandyard.platform.domain.projects.patterns import check_patterns, run_in_thread
+from sandyard.platform.domain.repositories import ref_names
+from sandyard.platform.domain.repositories.remote import Remote
 from sandyard.platform.domain.users.model import Principal
 from sandyard.platform.domain.users.tokens import instant
 
@@ -77,7 +77,7 @@ class Projects:
             owner_id=caller.user_id,
             name=name,
             repository=None if repository is None else remotes.clean(caller, repository, vouched=vouched),
-            base_branch=None if base_branch is None else names.check(base_branch),
+            base_branch=None if base_branch is None else ref_names.check(base_branch),
             template=settings.template,
             settings=settings.stored(),
             created_at=now,
@@ -196,7 +196,7 @@ class Projects:
             project.repository = None if repository is None else remotes.clean(caller, repository)
             project.connection_error = None
         if base_branch is not UNCHANGED:
-            project.base_branch = None if base_branch is None else names.check(base_branch)
+            project.base_branch = None if base_branch is None else ref_names.check(base_branch)
         if settings is not None:
             project.settings, project.template = settings.stored(), settings.template
         if repository is not UNCHANGED or settings is not None:

@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import Select, select
 
 from sandyard.platform.db.models import Checkout, Checkpoint, GitOperation, Preparation, Project, Sandbox, Session
-from sandyard.platform.domain.git.model import OperationKind, Prepared
+from sandyard.platform.domain.git.model import OperationKind, PreparedCheckout
 from sandyard.platform.domain.preparing.model import PreparationStatus
 from sandyard.platform.domain.sandboxes.model import utc_now
 
@@ -17,8 +17,8 @@ def newer(kept: Checkpoint | None, row: Session) -> bool:
     return kept is not None and (row.checkpoint_at is None or kept.created_at > row.checkpoint_at)
 
 
-def checkout_in(preparation: Preparation) -> Prepared:
-    return Prepared(
+def checkout_in(preparation: Preparation) -> PreparedCheckout:
+    return PreparedCheckout(
         base=preparation.base_branch,
         commit=preparation.base_commit,
         shallow=tuple(preparation.detail.get("shallow", ())),

@@ -143,7 +143,7 @@ class Sessions:
             raise
         self._lifecycle.provision(sandbox.id)
         if checkout is not None:
-            self._git.begin(checkout)
+            self._git.operations.begin(checkout)
         return row, sandbox
 
     async def _with_agent(self, row: Session) -> str:
@@ -253,7 +253,7 @@ class Sessions:
             sandboxes = list((await session.execute(query)).scalars())
         for sandbox in sandboxes:
             await self._lifecycle.destroy(sandbox, keep_work=False)
-        await self._git.checkpoints_kept.forget(row.id)
+        await self._git.checkpoints.delete_of_session(row.id)
         await self._snapshots.sweep(row.id, keep=None)
         await self._commands.purge(row.id)
         if row.checkpoint is not None:
@@ -308,12 +308,12 @@ class Sessions:
         if project is None or project.repository is None:
             raise ConflictError("The checkpoint's project no longer has a repository. Add one first.")
         if old is not None and old.status not in (Status.ERROR, Status.DESTROYED):
-            saved = await self._git.wait((await self._git.checkpoint(principal, old.id, Reason.RESTORE)).id)
+            saved = await self._git.operations.wait((await self._git.checkpoint(principal, old.id, Reason.RESTORE)).id)
             if saved.error_code != NoCheckoutError.code:  # otherwise it has nothing left to save
-                self._git.raise_failure(saved)
+                self._git.operations.raise_failure(saved)
             await self._lifecycle.destroy(old, keep_work=False)
         _, sandbox = await self._provide(row, None, kept, fresh=True)
-        page = await self._git.operations(principal, PageRequest(limit=1), sandbox_id=sandbox.id)
+        page = await self._git.list_operations(principal, PageRequest(limit=1), sandbox_id=sandbox.id)
         return page.items[0]
 
     async def _provide(
@@ -366,7 +366,7 @@ class Sessions:
                     )
         self._lifecycle.provision(sandbox.id)
         if checkout is not None:
-            self._git.begin(checkout)
+            self._git.operations.begin(checkout)
         return known, sandbox
 
     # checkpoints -------------------------------------------------------------------------------------------------------

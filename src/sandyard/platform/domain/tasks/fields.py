@@ -8,8 +8,8 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 from pydantic.alias_generators import to_camel
 
-from sandyard.platform.domain.git.names import MAX_NAME, fault
 from sandyard.platform.domain.projects.model import BudgetSettings
+from sandyard.platform.domain.repositories.ref_names import MAX_NAME, find_fault
 
 MAX_TITLE, MAX_DESCRIPTION, MAX_ATTEMPTS, MAX_NEEDS, MAX_FEEDBACK = 300, 100_000, 8, 50, 50_000
 PRIORITIES = (-100, 100)
@@ -18,7 +18,7 @@ _TURNING = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
 
 def _branch(name: str) -> str:
-    if (wrong := fault(name)) is not None:
+    if (wrong := find_fault(name)) is not None:
         raise ValueError(wrong)
     return name
 

@@ -28,10 +28,10 @@ from sandyard.platform.domain.agents.errors import PermissionRefusedError, Sandb
 from sandyard.platform.domain.agents.model import Origin, Profile, TurnStatus
 from sandyard.platform.domain.agents.turns import Turns
 from sandyard.platform.domain.forge.service import PullRequests
-from sandyard.platform.domain.git import messages
+from sandyard.platform.domain.git import commit_messages
 from sandyard.platform.domain.git.errors import CommitMessageError
 from sandyard.platform.domain.git.model import FOLDER, OperationKind, OperationStatus, Undone
-from sandyard.platform.domain.git.operations import OPEN
+from sandyard.platform.domain.git.operations.runner import OPEN_STATUSES
 from sandyard.platform.domain.git.service import GitService
 from sandyard.platform.domain.models.service import Models
 from sandyard.platform.domain.paging import PageRequest
@@ -196,12 +196,12 @@ class Steps:
     async def checkout(self, work: Work, place: Place, before: Result) -> Result:
         sandbox = await self._sessions.sandbox(work.caller, work.attempt.session_id)
         await self._settled(work, sandbox.id)
-        page = await self._git.operations(work.caller, PageRequest(limit=20), sandbox_id=sandbox.id)
+        page = await self._git.list_operations(work.caller, PageRequest(limit=20), sandbox_id=sandbox.id)
         for operation in page.items:
             if operation.kind in (OperationKind.CLONE, OperationKind.RESTORE):
-                self._git.raise_failure(operation)
+                self._git.operations.raise_failure(operation)
                 break
-        row = await self._git.checkout(work.caller, sandbox.id)
+        row = await self._git.get_checkout(work.caller, sandbox.id)
         return {"shown": {"branch": row.branch, "baseBranch": row.base_branch, "commit": row.base_commit}}
 
     async def agent(self, work: Work, place: Place, before: Result, *, turn: str, words: str | None) -> Result:
@@ -284,7 +284,7 @@ class Steps:
                 return origin, said
         profile = await self._agents.profile(attempt.owner_id, attempt.agent)
         sandbox = await self._sessions.sandbox(work.caller, attempt.session_id)
-        row = await self._git.checkout(work.caller, sandbox.id)
+        row = await self._git.get_checkout(work.caller, sandbox.id)
         async with self._database.reading() as session:
             query = select(Preparation.detail).where(
                 Preparation.project_id == work.project.id, Preparation.base_commit == row.base_commit
@@ -400,11 +400,11 @@ class Steps:
         await self._awake(sandbox.id)
         status = await self._patiently(lambda: self._git.status(work.caller, sandbox.id))
         if not status.clean:
-            subject = messages.suggest(work.task.title)
+            subject = commit_messages.suggest(work.task.title)
             wanted = await self._git.commit(work.caller, sandbox.id, message=subject)
-            done = await self._git.wait(wanted.id)
+            done = await self._git.operations.wait(wanted.id)
             if done.status == OperationStatus.FAILED and (await self._git.status(work.caller, sandbox.id)).entries:
-                self._git.raise_failure(done)
+                self._git.operations.raise_failure(done)
         diff = await self._patiently(lambda: self._git.diff(work.caller, sandbox.id, patches=False))
         commits = await self._patiently(lambda: self._git.history(work.caller, sandbox.id, limit=1))
         if not commits:
@@ -427,10 +427,10 @@ class Steps:
 
     async def _settled(self, work: Work, sandbox_id: str) -> None:
         """Wait until no Git operation is in progress in the sandbox, such as one started before a crash."""
-        page = await self._git.operations(work.caller, PageRequest(limit=50), sandbox_id=sandbox_id)
+        page = await self._git.list_operations(work.caller, PageRequest(limit=50), sandbox_id=sandbox_id)
         for operation in reversed(page.items):
-            if operation.status in OPEN:
-                await self._unless_cancelled(work.attempt.id, self._git.wait(operation.id))
+            if operation.status in OPEN_STATUSES:
+                await self._unless_cancelled(work.attempt.id, self._git.operations.wait(operation.id))
 
     async def _awake(self, sandbox_id: str) -> None:
         row = await self._lifecycle.rows.get(sandbox_id)
@@ -439,11 +439,11 @@ class Steps:
     async def push(self, work: Work, place: Place, before: Result) -> Result:
         sandbox = await self._sessions.sandbox(work.caller, work.attempt.session_id)
         await self._settled(work, sandbox.id)
-        operation = await self._git.wait((await self._git.push(work.caller, sandbox.id)).id)
+        operation = await self._git.operations.wait((await self._git.push(work.caller, sandbox.id)).id)
         if operation.error_code == CommitMessageError.code:
             return {"ok": False, "message": operation.error, "shown": {"ok": False, "message": operation.error}}
-        self._git.raise_failure(operation)
-        row = await self._git.checkout(work.caller, sandbox.id)
+        self._git.operations.raise_failure(operation)
+        row = await self._git.get_checkout(work.caller, sandbox.id)
         return {"ok": True, "shown": {"branch": row.branch, "commit": row.pushed}}
 
     async def pull_request(self, work: Work, place: Place, before: Result) -> Result:

@@ -24,10 +24,10 @@ from sandyard.platform.domain.forge.errors import (
     ForgeUnsupportedError,
 )
 from sandyard.platform.domain.forge.model import PullDraft
-from sandyard.platform.domain.git.host import Git
-from sandyard.platform.domain.git.mirror import Mirrors
 from sandyard.platform.domain.projects.credentials import AppKey, Credentials
 from sandyard.platform.domain.projects.model import ForgeSettings, ProjectSettings
+from sandyard.platform.domain.repositories.git_process import Git
+from sandyard.platform.domain.repositories.mirror import Mirrors
 from tests.forge import GitHub
 from tests.forge.repositories import Repository
 from tests.unit.platform.world import Person, World, opened

@@ -21,8 +21,12 @@ from sandyard.platform.domain.forge.errors import (
 )
 from sandyard.platform.domain.forge.model import Checks, ForgeKind, MergeMethod, PullState, Remark, Review
 from sandyard.platform.domain.forge.recording import Provenance, Recorder
-from sandyard.platform.domain.git.errors import BranchCheckedOutError, BranchMovedError, ConflictsError
 from sandyard.platform.domain.paging import PageRequest
+from sandyard.platform.domain.repositories.errors import (
+    BranchCheckedOutError,
+    BranchMovedError,
+    ConflictsError,
+)
 from sandyard.platform.domain.sandboxes.model import utc_now
 from tests.unit.platform.domain.forge.desk import START, Desk, git
 

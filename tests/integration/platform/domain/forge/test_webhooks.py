@@ -33,7 +33,7 @@ from sandyard.platform.domain.forge.webhooks import (
     WebhookSignatureError,
     WebhookUnconfiguredError,
 )
-from sandyard.platform.domain.git.errors import TooMuchError
+from sandyard.platform.domain.repositories.errors import TooMuchError
 from sandyard.platform.domain.users.tokens import instant
 from tests.unit.platform.domain.forge.desk import Desk
 

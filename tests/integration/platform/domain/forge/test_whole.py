@@ -15,8 +15,8 @@ from sandyard.platform.domain.forge.access import Access
 from sandyard.platform.domain.forge.errors import ForgeRefusedError
 from sandyard.platform.domain.forge.model import MergeMethod
 from sandyard.platform.domain.forge.service import PullRequests
-from sandyard.platform.domain.git.remote import parse
 from sandyard.platform.domain.projects.model import ProjectSettings
+from sandyard.platform.domain.repositories.remote import parse
 from sandyard.platform.domain.users.model import Principal
 from tests.forge import GitHub
 from tests.forge.repositories import Repository
@@ -28,13 +28,14 @@ class Seen:
 
     def __init__(self, desk: Desk, site: Repository, access: Access) -> None:
         self._desk, self._site, self._access = desk, site, access
+        self.operations = self
 
-    async def checkout(self, caller: Principal, sandbox_id: str) -> Checkout:
-        return await self._desk.git.checkout(caller, sandbox_id)
+    async def get_checkout(self, caller: Principal, sandbox_id: str) -> Checkout:
+        return await self._desk.git.get_checkout(caller, sandbox_id)
 
     async def push(self, caller: Principal, sandbox_id: str) -> GitOperation:
         credential = await self._access.credential(self._desk.project)
-        await self._desk.mirrors.of(self._desk.project.id).refresh(parse(self._site.url), credential)
+        await self._desk.mirrors.get(self._desk.project.id).refresh(parse(self._site.url), credential)
         async with self._desk.world.database.transaction() as tx:
             row = await tx.session.get(Checkout, sandbox_id)
             head = self._site.head("task-1")

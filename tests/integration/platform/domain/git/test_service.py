@@ -15,10 +15,10 @@ from sqlalchemy import update
 from sandyard.kit.errors import ConflictError, InvalidInputError, NotFoundError, SandyardError
 from sandyard.platform.db.models import GitOperation, Sandbox, Session
 from sandyard.platform.domain.git.errors import CommitMessageError, NoCheckoutError, NotInProjectError
-from sandyard.platform.domain.git.model import Change
-from sandyard.platform.domain.git.operations import OperationFailedError
+from sandyard.platform.domain.git.operations.runner import OperationFailedError
 from sandyard.platform.domain.paging import PageRequest
 from sandyard.platform.domain.projects.model import ProjectSettings
+from sandyard.platform.domain.repositories.model import Change
 from sandyard.platform.domain.sandboxes.service import is_work_snapshot
 from sandyard.platform.domain.users.model import Principal
 from tests.integration.platform.domain.sandboxes.yard import DEADLINE, Yard
@@ -70,7 +70,7 @@ class Plot:
     async def session(self) -> tuple[Session, Sandbox]:
         """With its checkout."""
         row, sandbox = await self.yard.services.sessions.create(self.owner, project_id=self.project_id)
-        page = await self.yard.services.git.operations(self.owner, PageRequest(), sandbox_id=sandbox.id)
+        page = await self.yard.services.git.list_operations(self.owner, PageRequest(), sandbox_id=sandbox.id)
         await self.end(page.items[0])
         return row, sandbox
 
@@ -85,8 +85,8 @@ class Plot:
     async def end(self, operation: GitOperation) -> dict[str, Any]:
         """What came of it."""
         async with asyncio.timeout(DEADLINE):
-            row = await self.yard.services.git.wait(operation.id)
-        self.yard.services.git.raise_failure(row)
+            row = await self.yard.services.git.operations.wait(operation.id)
+        self.yard.services.git.operations.raise_failure(row)
         return row.detail
 
     async def run(self, sandbox: Sandbox, command: str) -> str:
@@ -125,7 +125,7 @@ async def test_a_session_becomes_a_branch_on_the_remote(plot: Plot) -> None:
     git = plot.yard.services.git
     row, sandbox = await plot.session()
     assert await plot.run(sandbox, "cat readme.txt") == "hello\n"
-    checkout = await git.checkout(plot.owner, sandbox.id)
+    checkout = await git.get_checkout(plot.owner, sandbox.id)
     assert checkout.branch == f"session/untitled-session-{row.id[-4:]}"
     assert (await git.status(plot.owner, sandbox.id)).clean
     assert await git.history(plot.owner, sandbox.id) == []
@@ -174,7 +174,7 @@ async def test_the_base_is_fresh(plot: Plot) -> None:
     await plot.session()
     newest = plot.origin.commit(later="x")
     _, sandbox = await plot.session()
-    assert (await plot.yard.services.git.checkout(plot.owner, sandbox.id)).base_commit == newest
+    assert (await plot.yard.services.git.get_checkout(plot.owner, sandbox.id)).base_commit == newest
 
 
 async def test_a_message_that_is_no_good(plot: Plot) -> None:
@@ -209,7 +209,7 @@ async def test_update_by_rebase(plot: Plot) -> None:
     newest = plot.origin.commit(b="y")
     looked = await plot.update(sandbox, "check")
     assert (looked["behind"], looked["ahead"], looked["conflicts"]) == (1, 1, [])
-    assert (await plot.yard.services.git.checkout(plot.owner, sandbox.id)).base_commit != newest
+    assert (await plot.yard.services.git.get_checkout(plot.owner, sandbox.id)).base_commit != newest
     done = await plot.update(sandbox, "rebase")
     assert await plot.run(sandbox, "cat b.txt; git rev-parse HEAD~1") == f"y{newest}\n"
     assert done["head"] == (await plot.push(sandbox))["commit"]
@@ -252,7 +252,7 @@ async def test_a_branch_that_moved_under_us(plot: Plot) -> None:
     _, sandbox = await plot.session()
     await plot.commit(sandbox, a="x")
     await plot.push(sandbox)
-    branch = (await plot.yard.services.git.checkout(plot.owner, sandbox.id)).branch
+    branch = (await plot.yard.services.git.get_checkout(plot.owner, sandbox.id)).branch
     theirs = plot.origin.commit(branch, b="y")
     await plot.commit(sandbox, c="z")
     with pytest.raises(OperationFailedError) as told:
@@ -277,7 +277,7 @@ async def test_asleep_it_is_read_from_its_checkpoint(plot: Plot) -> None:
     assert {file.path for file in (await git.diff(plot.owner, sandbox.id)).files} == {"a.txt", "s.txt", "l.txt"}
     assert {file.path for file in (await git.diff(plot.owner, sandbox.id, against="head")).files} == {"s.txt", "l.txt"}
     assert (await plot.yard.row(sandbox)).status == "paused"  # to look does not wake
-    kept = (await git.checkpoints(plot.owner, row.id, PageRequest())).items
+    kept = (await git.list_checkpoints(plot.owner, row.id, PageRequest())).items
     assert [(one.reason, one.changed) for one in kept] == [("pause", 2)]
 
 
@@ -295,7 +295,7 @@ async def test_restored_into_a_new_sandbox(plot: Plot) -> None:
     assert now.id != sandbox.id and (await plot.yard.row(sandbox)).status == "destroyed"
     assert await plot.run(now, "git status --porcelain=v2 --branch") == before
     assert await plot.run(now, "cat a.txt s.txt l.txt") == "xstaged\nloose\n"
-    reasons = [one.reason for one in (await git.checkpoints(plot.owner, row.id, PageRequest())).items]
+    reasons = [one.reason for one in (await git.list_checkpoints(plot.owner, row.id, PageRequest())).items]
     assert reasons == ["restore", "asked"]  # what was thrown away was kept too
     await plot.end(await git.commit(plot.owner, now.id, message="feat: all of it"))
     assert (await plot.push(now))["commits"] == 2
@@ -311,7 +311,7 @@ async def test_destroyed_it_can_be_provisioned_again_with_its_work(plot: Plot) -
     await plot.run(sandbox, "echo later > m.txt")
     await services.sandboxes.destroy_sandbox(plot.owner, sandbox.id)
     _, now = await services.sessions.provision(plot.owner, row.id)
-    page = await services.git.operations(plot.owner, PageRequest(), sandbox_id=now.id)
+    page = await services.git.list_operations(plot.owner, PageRequest(), sandbox_id=now.id)
     await plot.end(page.items[0])
     assert await plot.run(now, "cat a.txt l.txt m.txt; git rev-parse HEAD") == f"xloose\nlater\n{commit}\n"
 
@@ -388,7 +388,7 @@ async def test_code_goes_only_where_the_projects_policies_hold(plot: Plot) -> No
     for sandbox in sandboxes:
         with pytest.raises(NotInProjectError, match="Start a session in the project"):
             await services.git.clone(plot.owner, sandbox.id, project_id=plot.project_id)
-        page = await services.git.operations(plot.owner, PageRequest(), sandbox_id=sandbox.id)
+        page = await services.git.list_operations(plot.owner, PageRequest(), sandbox_id=sandbox.id)
         assert not page.items
     with pytest.raises(NotInProjectError):
         await services.git.clone(plot.owner, sandboxes[0].id)
@@ -443,7 +443,7 @@ async def test_who_has_left_the_project(plot: Plot) -> None:
     person = Principal(member.id, "member", "member", "test")
     await services.projects.add_member(plot.owner, plot.project_id, member.id)
     _, sandbox = await services.sessions.create(person, project_id=plot.project_id)
-    page = await services.git.operations(person, PageRequest(), sandbox_id=sandbox.id)
+    page = await services.git.list_operations(person, PageRequest(), sandbox_id=sandbox.id)
     await plot.end(page.items[0])
     kept = await plot.end(await services.git.checkpoint(person, sandbox.id))
     await services.projects.remove_member(plot.owner, plot.project_id, member.id)
@@ -453,12 +453,12 @@ async def test_who_has_left_the_project(plot: Plot) -> None:
         services.git.tag(person, sandbox.id, name="v1", push=True),
         services.git.status(person, sandbox.id),
         services.git.diff(person, sandbox.id),
-        services.git.checkout(person, sandbox.id),
+        services.git.get_checkout(person, sandbox.id),
         services.sessions.restore(person, kept["checkpointId"]),
     ):
         with pytest.raises(NotFoundError):
             await verb
-    assert not (await services.git.operations(person, PageRequest())).items
+    assert not (await services.git.list_operations(person, PageRequest())).items
 
 
 async def test_a_sandbox_cannot_name_the_commit_of_another(plot: Plot) -> None:

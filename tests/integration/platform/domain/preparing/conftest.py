@@ -91,9 +91,9 @@ class Garden:
 
     async def checked_out(self, sandbox: Sandbox) -> dict[str, Any]:
         git = self.yard.services.git
-        page = await git.operations(self.owner, PageRequest(), sandbox_id=sandbox.id)
-        row = await git.wait(page.items[-1].id, 60)
-        git.raise_failure(row)
+        page = await git.list_operations(self.owner, PageRequest(), sandbox_id=sandbox.id)
+        row = await git.operations.wait(page.items[-1].id, 60)
+        git.operations.raise_failure(row)
         return row.detail
 
     async def run(self, sandbox: Sandbox, command: str) -> str:

@@ -73,7 +73,7 @@ async def test_setup_runs_once_and_sessions_start_from_it(garden: Garden) -> Non
         sandbox, "cat node_modules/made left.txt ~/.tool/there ~/.tool/config readme.md; echo $A $X"
     )
     assert told == "true-b\nbuilt\n1\nplainhello\nb y\n"
-    checkout = await garden.yard.services.git.checkout(garden.owner, sandbox.id)
+    checkout = await garden.yard.services.git.get_checkout(garden.owner, sandbox.id)
     branch = f"session/untitled-session-{row.id[-4:]}"
     assert (checkout.branch, checkout.base_branch, checkout.base_commit) == (branch, "main", commit)
     assert (await garden.yard.services.git.status(garden.owner, sandbox.id)).clean
@@ -85,9 +85,9 @@ async def test_setup_runs_once_and_sessions_start_from_it(garden: Garden) -> Non
     ]  # fmt: skip
     await garden.run(sandbox, "echo work >work.txt")
     git = garden.yard.services.git
-    done = await git.wait((await git.commit(garden.owner, sandbox.id, message="feat: work")).id)
-    git.raise_failure(done)
-    git.raise_failure(await git.wait((await git.push(garden.owner, sandbox.id)).id))
+    done = await git.operations.wait((await git.commit(garden.owner, sandbox.id, message="feat: work")).id)
+    git.operations.raise_failure(done)
+    git.operations.raise_failure(await git.operations.wait((await git.push(garden.owner, sandbox.id)).id))
     assert garden.remote.git("diff", "--name-only", "main", branch) == "work.txt"
 
 
@@ -101,7 +101,7 @@ async def test_what_is_new_since_comes_along_and_the_same_id_is_the_same_session
     row, sandbox = made[0]
     assert {(one.id, box.id) for one, box in made} == {("ses_mine", sandbox.id)}
     await garden.checked_out(sandbox)
-    checkout = await garden.yard.services.git.checkout(garden.owner, sandbox.id)
+    checkout = await garden.yard.services.git.get_checkout(garden.owner, sandbox.id)
     assert (checkout.base_commit, await garden.run(sandbox, "git rev-parse HEAD")) == (newer, f"{newer}\n")
     assert await garden.run(sandbox, "cat more.txt; git status --porcelain") == "more\n"
     again, same = await sessions.create(garden.owner, project_id=garden.project.id, session_id="ses_mine")
@@ -126,7 +126,7 @@ async def test_a_sandbox_in_the_place_of_a_lost_one_is_prepared_too(garden: Gard
     row, second = await services.sessions.provision(garden.owner, row.id)
     await garden.checked_out(second)
     assert await garden.run(second, "ls node_modules; cat work.txt side.txt") == "made\nwork\nside\n"
-    assert (await services.git.checkout(garden.owner, second.id)).base_branch == "side"
+    assert (await services.git.get_checkout(garden.owner, second.id)).base_branch == "side"
 
     await services.preparing.delete(garden.owner, made.id)
     bare, sandbox = await services.sessions.create(garden.owner, project_id=garden.project.id, preparation=made)

@@ -46,13 +46,13 @@ from sandyard.platform.domain.forge.model import (
 )
 from sandyard.platform.domain.forge.service import PullRequests
 from sandyard.platform.domain.git.branch_merge import BranchMerges
+from sandyard.platform.domain.git.context import Repository
 from sandyard.platform.domain.git.errors import NoCheckoutError
-from sandyard.platform.domain.git.ground import Repository
-from sandyard.platform.domain.git.host import Git
-from sandyard.platform.domain.git.mirror import Mirrors
-from sandyard.platform.domain.git.remote import parse
-from sandyard.platform.domain.git.turns import Turns
+from sandyard.platform.domain.git.repository_queue import RepositoryQueue
 from sandyard.platform.domain.projects.model import ProjectSettings
+from sandyard.platform.domain.repositories.git_process import Git
+from sandyard.platform.domain.repositories.mirror import Mirrors
+from sandyard.platform.domain.repositories.remote import parse
 from sandyard.platform.domain.sandboxes.rows import SandboxRows, new_row
 from sandyard.platform.domain.users.model import Principal
 from sandyard.platform.domain.users.tokens import instant
@@ -189,23 +189,24 @@ class Repositories:
     def __init__(self, mirrors: Mirrors) -> None:
         self._mirrors = mirrors
 
-    async def repository(self, project: Project) -> Repository:
-        return Repository(parse(project.repository or ""), self._mirrors.of(project.id), None)
+    async def get_repository(self, project: Project) -> Repository:
+        return Repository(parse(project.repository or ""), self._mirrors.get(project.id), None)
 
     async def refresh(self, project: Project, repository: Repository, *_: Any, **__: Any) -> None:
         await repository.mirror.refresh(repository.remote, repository.credential)
 
 
 class Pushes:
-    """The three methods of checkouts that a pull request needs. The commits in `work` stand for those in the sandbox."""
+    """The methods of the git service that a pull request needs. The commits in `work` stand for those in the sandbox."""
 
     def __init__(self, world: World, mirrors: Mirrors, work: Path, bare: Path) -> None:
         self._world, self._mirrors, self._work, self._bare = world, mirrors, work, bare
         self.failure: SandyardError | None = None
         self.pushed = 0
-        self.branch_merges = BranchMerges(Repositories(mirrors), Turns())  # type: ignore[arg-type]
+        self.operations = self
+        self.branch_merges = BranchMerges(Repositories(mirrors), RepositoryQueue())  # type: ignore[arg-type]
 
-    async def checkout(self, caller: Principal, sandbox_id: str) -> Checkout:
+    async def get_checkout(self, caller: Principal, sandbox_id: str) -> Checkout:
         await SandboxRows(self._world.database).get_for(caller, sandbox_id)
         async with self._world.database.reading() as session:
             row = await session.get(Checkout, sandbox_id)
@@ -214,10 +215,10 @@ class Pushes:
         return row
 
     async def push(self, caller: Principal, sandbox_id: str) -> GitOperation:
-        row = await self.checkout(caller, sandbox_id)
+        row = await self.get_checkout(caller, sandbox_id)
         if self.failure is None:
             git(self._work, "push", "-q", "origin", f"HEAD:refs/heads/{row.branch}")
-            await self._mirrors.of(row.project_id).refresh(parse(str(self._bare)), None)
+            await self._mirrors.get(row.project_id).refresh(parse(str(self._bare)), None)
             async with self._world.database.transaction() as tx:
                 known = await tx.session.get(Checkout, sandbox_id)
                 assert known is not None

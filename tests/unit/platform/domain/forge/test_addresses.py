@@ -8,7 +8,7 @@ from sandyard.platform.db.models import Project
 from sandyard.platform.domain.forge import addresses
 from sandyard.platform.domain.forge.errors import ForgeUnsupportedError
 from sandyard.platform.domain.forge.model import ForgeKind
-from sandyard.platform.domain.git.errors import RepositoryInvalidError
+from sandyard.platform.domain.repositories.errors import RepositoryInvalidError
 
 
 def project(repository: str | None, **forge: str) -> Project:

@@ -12,7 +12,7 @@ from markdown_it import MarkdownIt
 
 from sandyard.platform.domain.forge import describe, quoting
 from sandyard.platform.domain.forge.describe import Check, Origin
-from sandyard.platform.domain.git.model import Change, Commit, Diff, FileDiff, Identity
+from sandyard.platform.domain.repositories.model import Change, Commit, Diff, FileDiff, Identity
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 ADA = Identity("Ada", "ada@example.org")

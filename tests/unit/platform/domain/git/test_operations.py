@@ -15,10 +15,18 @@ from sandyard.kit.errors import ConflictError
 from sandyard.kit.ids import ordered_id
 from sandyard.platform.db.database import Database, DatabaseUnavailableError
 from sandyard.platform.db.models import Event, GitOperation, Project, Sandbox, User
-from sandyard.platform.domain.git.errors import ConflictsError
-from sandyard.platform.domain.git.model import Conflict, OperationKind
-from sandyard.platform.domain.git.operations import ATTEMPTS, THINGS, Job, OperationFailedError, Operations
-from sandyard.platform.domain.git.turns import Turns
+from sandyard.platform.domain.git.model import OperationKind
+from sandyard.platform.domain.git.operations.runner import (
+    MAX_ATTEMPTS,
+    MAX_IMMEDIATE_REPORTS,
+    Handler,
+    Job,
+    OperationFailedError,
+    OperationRunner,
+)
+from sandyard.platform.domain.git.repository_queue import RepositoryQueue
+from sandyard.platform.domain.repositories.errors import ConflictsError
+from sandyard.platform.domain.repositories.model import Conflict
 from sandyard.platform.domain.sandboxes.model import utc_now
 
 DEADLINE = 20
@@ -35,7 +43,8 @@ class Desk:
 
     def begin(self) -> None:
         """Start the operations of a new process."""
-        self.operations = Operations(self.database, Turns())
+        self.handlers: dict[OperationKind, Handler] = {}
+        self.operations = OperationRunner(self.database, RepositoryQueue(), self.handlers)
 
     async def prepare(self) -> None:
         now = utc_now()
@@ -85,7 +94,7 @@ async def test_stores_runs_and_publishes_operation(desk: Desk) -> None:
         job.progress("writing", 50)
         return {"commit": job.arguments["message"]}
 
-    desk.operations.handlers[COMMIT] = commit
+    desk.handlers[COMMIT] = commit
     row = await desk.end(await desk.submit(COMMIT, await desk.sandbox(), message="fix: it"))
     assert (row.status, row.detail, row.attempts) == ("completed", {"commit": "fix: it"}, 1)
     assert row.started_at and row.finished_at
@@ -96,7 +105,7 @@ async def test_failure_keeps_details(desk: Desk) -> None:
     async def push(job: Job) -> dict[str, Any]:
         raise ConflictsError([Conflict("a.txt", "content")])
 
-    desk.operations.handlers[PUSH] = push
+    desk.handlers[PUSH] = push
     row = await desk.end(await desk.submit(PUSH, await desk.sandbox()))
     assert (row.status, row.error_code) == ("failed", "conflicts")
     error = OperationFailedError(row)
@@ -109,7 +118,7 @@ async def test_internal_error_shows_no_details(desk: Desk) -> None:
     async def push(job: Job) -> dict[str, Any]:
         raise ValueError("secret")
 
-    desk.operations.handlers[PUSH] = push
+    desk.handlers[PUSH] = push
     row = await desk.end(await desk.submit(PUSH, await desk.sandbox()))
     assert (row.status, row.error_code) == ("failed", "internal")
     assert row.error is not None and "secret" not in row.error
@@ -129,7 +138,7 @@ async def test_runs_operations_of_sandbox_in_order(desk: Desk) -> None:
         seen.append(job.arguments["number"])
         return {}
 
-    desk.operations.handlers[COMMIT] = commit
+    desk.handlers[COMMIT] = commit
     sandbox = await desk.sandbox()
     rows = [await desk.submit(COMMIT, sandbox, number=number) for number in range(10)]
     for row in rows:
@@ -150,7 +159,7 @@ async def test_one_writer_per_repository_with_queue_position(desk: Desk) -> None
             writing -= 1
         return {}
 
-    desk.operations.handlers[PUSH] = push
+    desk.handlers[PUSH] = push
     rows = [await desk.submit(PUSH, await desk.sandbox()) for _ in range(4)]
     async with asyncio.timeout(DEADLINE):
         while {(desk.operations.position(row.id), (await desk.operations.get(row.id)).status) for row in rows} != {
@@ -183,14 +192,14 @@ async def test_restart_keeps_order(desk: Desk) -> None:
             await go.wait()
             return {"seen": job.arguments.get("seen", False)}
 
-    desk.operations.handlers[PUSH] = stuck
+    desk.handlers[PUSH] = stuck
     rows = [await desk.submit(PUSH, await desk.sandbox()) for _ in range(5)]
     async with asyncio.timeout(DEADLINE):
         while not any([(await desk.operations.get(row.id)).arguments for row in rows]):
             await asyncio.sleep(0.01)
     await desk.operations.close()  # like a process that ends in the middle of all of them
     desk.begin()
-    desk.operations.handlers[PUSH] = push
+    desk.handlers[PUSH] = push
     assert await desk.operations.recover() == 5
     async with asyncio.timeout(DEADLINE):
         while any(desk.operations.position(row.id) is None for row in rows):
@@ -209,18 +218,18 @@ async def test_gives_up_after_repeated_interruptions(desk: Desk) -> None:
         await asyncio.Event().wait()
         return {}
 
-    desk.operations.handlers[PUSH] = stuck
+    desk.handlers[PUSH] = stuck
     row = await desk.submit(PUSH, await desk.sandbox())
-    for attempt in range(1, ATTEMPTS + 1):
+    for attempt in range(1, MAX_ATTEMPTS + 1):
         async with asyncio.timeout(DEADLINE):
             while (await desk.operations.get(row.id)).attempts < attempt:
                 await asyncio.sleep(0.01)
         await desk.operations.close()
         desk.begin()
-        desk.operations.handlers[PUSH] = stuck
+        desk.handlers[PUSH] = stuck
         await desk.operations.recover()
     ended = await desk.end(row)
-    assert ended.status == "failed" and str(ATTEMPTS) in (ended.error or "")
+    assert ended.status == "failed" and str(MAX_ATTEMPTS) in (ended.error or "")
 
 
 async def test_waiting_operation_is_not_running(desk: Desk) -> None:
@@ -230,7 +239,7 @@ async def test_waiting_operation_is_not_running(desk: Desk) -> None:
         await go.wait()
         return {}
 
-    desk.operations.handlers[PUSH] = push
+    desk.handlers[PUSH] = push
     row = await desk.submit(PUSH, await desk.sandbox())
     assert (await desk.operations.wait(row.id, 0.05)).status in ("queued", "running")
     waiting = asyncio.ensure_future(desk.operations.wait(row.id))
@@ -246,7 +255,7 @@ async def test_deletes_old_operations(desk: Desk) -> None:
     async def push(job: Job) -> dict[str, Any]:
         raise ConflictError
 
-    desk.operations.handlers[PUSH] = push
+    desk.handlers[PUSH] = push
     row = await desk.end(await desk.submit(PUSH, await desk.sandbox()))
     assert row.finished_at is not None
     await desk.operations.trim(utc_now() - row.finished_at)
@@ -261,7 +270,7 @@ async def test_repeats_operation_whose_result_was_not_stored(desk: Desk, monkeyp
     async def away(*_: Any, **__: Any) -> None:
         raise DatabaseUnavailableError
 
-    desk.operations.handlers[PUSH] = push
+    desk.handlers[PUSH] = push
     with monkeypatch.context() as patched:
         patched.setattr(desk.operations, "_end", away)
         row = await desk.submit(PUSH, await desk.sandbox())
@@ -278,10 +287,10 @@ async def test_limits_progress_events(desk: Desk) -> None:
             job.progress(f"Thing {number}", 1)
         return {}
 
-    desk.operations.handlers[PUSH] = push
+    desk.handlers[PUSH] = push
     row = await desk.end(await desk.submit(PUSH, await desk.sandbox()))
     told = await desk.told(row)
-    assert told[-1] == "git.completed" and told.count("git.progress") <= THINGS + 1
+    assert told[-1] == "git.completed" and told.count("git.progress") <= MAX_IMMEDIATE_REPORTS + 1
 
 
 async def test_repeated_push_before_start_is_same_operation(desk: Desk) -> None:
@@ -292,7 +301,7 @@ async def test_repeated_push_before_start_is_same_operation(desk: Desk) -> None:
         await go_on.wait()
         return {}
 
-    desk.operations.handlers |= {PUSH: slow, COMMIT: slow}
+    desk.handlers |= {PUSH: slow, COMMIT: slow}
     first = await desk.submit(PUSH, sandbox)
     async with asyncio.timeout(DEADLINE):
         await begun.wait()
@@ -317,7 +326,7 @@ async def test_repeated_crashes_leave_one_push(desk: Desk) -> None:
     asked = set()
     for _ in range(4):
         desk.begin()
-        desk.operations.handlers[PUSH] = never
+        desk.handlers[PUSH] = never
         asked.add((await desk.submit(PUSH, sandbox)).id)
         await desk.operations.recover()
         await desk.operations.close()

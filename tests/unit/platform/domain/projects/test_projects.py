@@ -9,12 +9,12 @@ from sandyard.kit.destinations import Destinations
 from sandyard.kit.errors import ConflictError, ForbiddenError, InvalidInputError, NotFoundError
 from sandyard.kit.secret import Secret
 from sandyard.platform.db.models import Project
-from sandyard.platform.domain.git.errors import RepositoryInvalidError
 from sandyard.platform.domain.paging import PageRequest
 from sandyard.platform.domain.projects import model
 from sandyard.platform.domain.projects.model import ForgeSettings, NetworkSettings, ProjectSettings
 from sandyard.platform.domain.projects.patterns import InvalidPatternError
 from sandyard.platform.domain.projects.service import Projects
+from sandyard.platform.domain.repositories.errors import RepositoryInvalidError
 from tests.unit.platform.domain.projects.test_patterns import COMPLEX
 from tests.unit.platform.world import ROOT, World
 

@@ -27,7 +27,7 @@ class Sandboxes:
     async def profile(self, *_: Any) -> Any:
         return SimpleNamespace(demo=False)
 
-    async def checkout(self, *_: Any) -> Any:
+    async def get_checkout(self, *_: Any) -> Any:
         return SimpleNamespace(base_commit="c0ffee", branch="task/1")
 
     async def prompt(self, *given: Any, origin: Origin, **_: Any) -> Turn:

@@ -17,10 +17,10 @@ from sandyard.platform.domain.forge.access import Access
 from sandyard.platform.domain.forge.deliveries import LabelledIssue
 from sandyard.platform.domain.forge.issues import IssueFollower
 from sandyard.platform.domain.forge.webhooks import Taken, Webhooks, WebhookSignatureError
-from sandyard.platform.domain.git.host import Git
-from sandyard.platform.domain.git.mirror import Mirrors
 from sandyard.platform.domain.paging import PageRequest
 from sandyard.platform.domain.projects.model import ProjectSettings
+from sandyard.platform.domain.repositories.git_process import Git
+from sandyard.platform.domain.repositories.mirror import Mirrors
 from sandyard.platform.domain.tasks.fields import MAX_DESCRIPTION, MAX_TITLE
 from sandyard.platform.domain.tasks.model import Column
 from sandyard.platform.domain.tasks.triggers import IssueTasks, fields_of

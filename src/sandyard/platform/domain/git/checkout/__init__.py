@@ -1,0 +1,1 @@
+"""Git in a sandbox: the checkout of a session, and the programs that work on it there."""

@@ -1,0 +1,1 @@
+"""Operations on checkouts: their queue, and a handler for each kind."""

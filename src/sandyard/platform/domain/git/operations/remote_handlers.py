@@ -1,0 +1,301 @@
+"""Push, update and tag. Never forces a push and never overwrites what others pushed."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from sqlalchemy import update
+
+from sandyard.kit.errors import ConflictError, SandyardError
+from sandyard.kit.ids import ordered_id
+from sandyard.kit.logging import get_logger
+from sandyard.platform.db.models import Checkout, Message, Project
+from sandyard.platform.domain.git import commit_messages
+from sandyard.platform.domain.git.checkout.sandbox_git import SandboxGit
+from sandyard.platform.domain.git.context import GitContext, Repository, compare_url, get_author, get_committer
+from sandyard.platform.domain.git.model import Reason
+from sandyard.platform.domain.git.operations.checkpoints import Checkpoints
+from sandyard.platform.domain.git.operations.runner import Detail, Job
+from sandyard.platform.domain.git.sandbox_commits import head_ref, import_commits
+from sandyard.platform.domain.projects.model import ProjectSettings
+from sandyard.platform.domain.repositories.errors import ConflictsError, UnsafeBundleError
+from sandyard.platform.domain.repositories.history import read_history
+from sandyard.platform.domain.repositories.merge_tree import find_conflicts
+from sandyard.platform.domain.repositories.mirror import Mirror
+from sandyard.platform.domain.repositories.model import Change, Conflict, Conflicts
+from sandyard.platform.domain.sandboxes.model import about, utc_now
+
+log = get_logger(__name__)
+MAX_REPORTED_CONFLICTS = 500
+"""Maximum number of files in conflict to report."""
+MAX_CHECKED_COMMITS = 1000
+"""Maximum number of commits of a branch to check before it is pushed."""
+
+
+class NothingToPushError(ConflictError):
+    """The branch has no commits that are not in its base branch. Commit something first."""
+
+    code = "nothing_to_push"
+
+
+class RebaseRefusedError(ConflictError):
+    """The branch was already pushed: rebasing it would require a forced push, which is never done. Merge instead."""
+
+    code = "rebase_refused"
+
+
+@dataclass(frozen=True, slots=True)
+class _CheckoutContext:
+    """A checkout with its repository and its git in the sandbox."""
+
+    row: Checkout
+    project: Project
+    repository: Repository
+    git: SandboxGit
+
+
+class RemoteHandlers:
+    """Handlers of the operations that use the remote."""
+
+    def __init__(self, context: GitContext, checkpoints: Checkpoints) -> None:
+        self._context = context
+        self._checkpoints = checkpoints
+
+    # push --------------------------------------------------------------------------------------------------------------
+
+    @contextlib.asynccontextmanager
+    async def _open_checkout(self, job: Job) -> AsyncIterator[_CheckoutContext]:
+        row, project = await self._context.get_checkout_with_project(job.sandbox.id)
+        repository = await self._context.get_repository(project)
+        async with self._context.open_git(job.sandbox, row.folder) as git:
+            yield _CheckoutContext(row, project, repository, git)
+
+    async def push(self, job: Job) -> Detail:
+        async with self._open_checkout(job) as site:
+            row, repository = site.row, site.repository
+            mirror = repository.mirror
+            kept = await self._checkpoints.save(row, job.sandbox, site.git, Reason.PUSH)
+            commit = await self._fetch(site, kept.row.head)
+            commits = await self._check_pushable(site, commit)
+            base = await mirror.resolve(f"refs/remotes/origin/{row.base_branch}") or row.base_commit
+            async with job.turn(repository.remote.key), self._context.record_connection(site.project):
+                await mirror.push(
+                    repository.remote,
+                    repository.credential,
+                    commit,
+                    row.branch,
+                    expected=row.pushed,
+                    base=base,
+                    progress=job.progress,
+                )
+            left_at = await mirror.merge_base(commit, base) or row.base_commit
+            await self._update_checkout(row.sandbox_id, head=commit, pushed=commit, base_commit=left_at)
+            await self._track(site, commit)
+        conflicts = await self._predict_conflicts(mirror, commit, base)
+        return {
+            "branch": row.branch,
+            "commit": commit,
+            "commits": commits,
+            "compareUrl": compare_url(self._context.settings, row.project_id, row.base_branch, row.branch),
+            "conflicts": _serialize_conflicts(conflicts.files),
+            "conflictCount": conflicts.total,
+            "upToDate": commit == row.pushed,
+        }
+
+    async def _track(self, site: _CheckoutContext, commit: str) -> None:
+        """Record the push in the sandbox's git. Failures are only logged, because the push has succeeded already."""
+        try:
+            await site.git.track(site.row.branch, commit)
+        except SandyardError as error:
+            log.warning("branch_not_tracked", sandbox=site.row.sandbox_id, reason=error.message)
+
+    async def _predict_conflicts(self, mirror: Mirror, ours: str, theirs: str) -> Conflicts:
+        """Return conflicts for information. Failures are only logged, because the push has succeeded already."""
+        try:
+            return await find_conflicts(mirror, ours, theirs)
+        except SandyardError as error:
+            log.warning("conflicts_unknown", commit=ours, reason=error.message)
+            return Conflicts()
+
+    async def _fetch(self, site: _CheckoutContext, *known: str) -> str:
+        """Transfer the branch's newest commit to the mirror, which already has the `known` commits."""
+        row = site.row
+        ref, into = f"refs/heads/{row.branch}", head_ref(row.sandbox_id)
+        return await import_commits(self._context, row, site.git, ref=ref, into=into, known=known)
+
+    async def _check_pushable(self, site: _CheckoutContext, commit: str) -> int:
+        """Return the number of commits that are not in the base. Raises an error if the branch may not be pushed."""
+        row, mirror = site.row, site.repository.mirror
+        if row.branch in (row.base_branch, site.project.base_branch, await mirror.get_default_branch()):
+            raise ConflictError(f"{row.branch!r} is the base branch. Change it with a pull request.")
+        base = await mirror.resolve(f"refs/remotes/origin/{row.base_branch}") or row.base_commit
+        added = await read_history(mirror, f"{base}..{commit}", limit=MAX_CHECKED_COMMITS)
+        if not added:
+            raise await self._nothing_to_push(site)
+        if ProjectSettings.of(site.project).git.commit_messages == "conventional":
+            commit_messages.check_pushed(added)
+        return len(added)
+
+    async def _nothing_to_push(self, site: _CheckoutContext) -> NothingToPushError:
+        """Return the error for a branch without commits: someone may have switched to another branch in the sandbox."""
+        branch, on = site.row.branch, await site.git.branch()
+        if on == branch:
+            return NothingToPushError()
+        return NothingToPushError(
+            f"{branch}, which is pushed, has no commits of its own: the checkout is on {on or 'no branch'}. Run `git checkout "
+            f"{branch}` in the sandbox, or create a new branch from the current state."
+        )
+
+    # update ------------------------------------------------------------------------------------------------------------
+
+    async def update(self, job: Job) -> Detail:
+        """Merge or rebase new commits of the base branch, or of the remote's version of the branch itself."""
+        how, begun = job.arguments["how"], time.monotonic()
+        async with self._open_checkout(job) as site:
+            row, repository = site.row, site.repository
+            if how == "give_up":
+                return {"ended": await site.git.abort()}
+            if how == "agent" and job.operation.attempts > 1 and (left := await self._remaining_conflicts(site.git)):
+                await self._hand_over(job, left, row.base_branch)
+                return {"conflicts": _serialize_conflicts(left), "conflictCount": len(left)}
+            known = []
+            if how != "check":
+                known = [(await self._checkpoints.save(row, job.sandbox, site.git, Reason.UPDATE)).row.head]
+            async with job.turn(repository.remote.key):
+                await self._context.refresh(site.project, repository, job.progress, since=begun)
+            ours = await self._fetch(site, *known)
+            await self._update_checkout(row.sandbox_id, head=ours)
+            source = row.branch if job.arguments["source"] == "branch" else row.base_branch
+            theirs = await repository.mirror.resolve(f"refs/remotes/origin/{source}")
+            if theirs is None:
+                raise ConflictError(f"The remote has no branch {source!r}.")
+            mirror = repository.mirror
+            conflicts = await find_conflicts(mirror, ours, theirs)
+            found: Detail = {
+                "source": source,
+                "commit": theirs,
+                "behind": await mirror.count_commits(f"{ours}..{theirs}"),
+                "ahead": await mirror.count_commits(f"{theirs}..{ours}"),
+                "conflicts": _serialize_conflicts(conflicts.files),
+                "conflictCount": conflicts.total,
+            }
+            if how == "check" or not found["behind"]:
+                return found
+            if how == "rebase" and row.pushed is not None and source == row.base_branch:
+                raise RebaseRefusedError
+            if conflicts and how != "agent":
+                raise ConflictsError(conflicts.files, total=conflicts.total)
+            left = await self._bring_in(job, site, source, ours, theirs)
+            return {
+                **found,
+                "head": await site.git.head(),
+                "conflicts": _serialize_conflicts(left),
+                "conflictCount": len(left),
+            }
+
+    async def _bring_in(self, job: Job, site: _CheckoutContext, source: str, ours: str, theirs: str) -> list[Conflict]:
+        """Transfer the commits to the sandbox and join them with the branch. Returns the conflicts that were left for
+        the agent."""
+        row, how, mirror = site.row, job.arguments["how"], site.repository.mirror
+        job.progress(f"merging {source}")
+        bundle = await mirror.bundles.create(
+            theirs, ref=f"refs/heads/{source}", have=[ours, row.base_commit], shallow=row.shallow
+        )
+        try:
+            await site.git.receive(bundle, {f"refs/heads/{source}": f"refs/remotes/origin/{source}"})
+        finally:
+            await mirror.bundles.release(bundle)
+        left: list[Conflict] = []
+        if how == "rebase":
+            await site.git.rebase(theirs)
+        else:
+            identity = get_committer(site.project)
+            left = await site.git.merge(
+                theirs, message=f"chore: merge {source}"[:100], leave_conflicts=how == "agent", identity=identity
+            )
+        if left:
+            await self._hand_over(job, left, source)
+        else:
+            await self._update_checkout(
+                row.sandbox_id, **({"base_commit": theirs} if source == row.base_branch else {"pushed": theirs})
+            )
+        return left
+
+    async def _remaining_conflicts(self, git: SandboxGit) -> list[Conflict]:
+        """Return the conflicts that a run before a crash has left."""
+        status = await git.status()
+        if status.under_way != "merge":
+            return []
+        return [
+            Conflict(entry.path, "content")
+            for entry in status.entries
+            if Change.CONFLICTED in (entry.index, entry.worktree)
+        ]
+
+    async def _hand_over(self, job: Job, conflicts: list[Conflict], source: str) -> None:
+        """Tell the session's agent to resolve the merge that is in progress in the sandbox, with markers in the files."""
+        names = "\n".join(f"- {one.path} ({one.kind})" for one in conflicts[:MAX_REPORTED_CONFLICTS])
+        text = (
+            f"A merge of {source} into your branch stopped at conflicts in these files:\n{names}\nResolve them, stage the "
+            "files, and commit the merge."
+        )
+        sandbox = job.sandbox
+        async with self._context.database.transaction() as tx:
+            if sandbox.session_id is not None:
+                parts = [{"type": "conflicts", "text": text, "files": _serialize_conflicts(conflicts)}]
+                message = Message(
+                    id=ordered_id("msg_"),
+                    session_id=sandbox.session_id,
+                    role="system",
+                    parts=parts,
+                    created_at=utc_now(),
+                )
+                tx.add(message)
+                tx.emit("message.created", **about(sandbox), messageId=message.id, role=message.role, by="git")
+            tx.emit(
+                "git.conflicts_handed_over",
+                **about(sandbox),
+                files=[one.path for one in conflicts[:MAX_REPORTED_CONFLICTS]],
+                text=text,
+            )
+
+    # tags --------------------------------------------------------------------------------------------------------------
+
+    async def tag(self, job: Job) -> Detail:
+        """Tag the checkout's newest commit and, if requested, push the tag once the commit is on the remote."""
+        name = str(job.arguments["name"])
+        async with self._open_checkout(job) as site:
+            row, repository, mirror = site.row, site.repository, site.repository.mirror
+            wanted = job.arguments["push"]
+            if wanted and (row.pushed is None or not await mirror.is_ancestor(await site.git.head(), row.pushed)):
+                raise ConflictError("The newest commit is not on the remote yet. Push the branch first, then tag it.")
+            commit = await site.git.tag(name, job.arguments["message"], get_author(site.project))
+            if not wanted:
+                return {"tag": name, "commit": commit, "pushed": False}
+            into = f"refs/sandyard/tags/{name}"
+            with self._context.create_transfer_file() as path:
+                sent = await site.git.send(path, ref=f"refs/tags/{name}", have=[row.head])
+                async with job.turn(repository.remote.key):  # another sandbox may also have a tag of that name
+                    if path.exists():
+                        sent_at = (await mirror.import_bundle(path, {sent.ref: into}))[into]
+                    else:
+                        sent_at = sent.commit
+                        await mirror.set_ref(into, sent_at)
+                    if not await mirror.is_ancestor(sent_at, row.pushed or ""):
+                        await mirror.drop_ref(into)
+                        raise UnsafeBundleError("The tag in the sandbox is not on a pushed commit.")
+                    await mirror.push_tag(repository.remote, repository.credential, name, progress=job.progress)
+        return {"tag": name, "commit": commit, "pushed": True}
+
+    async def _update_checkout(self, sandbox_id: str, **facts: Any) -> None:
+        async with self._context.database.transaction() as tx:
+            changed = update(Checkout).where(Checkout.sandbox_id == sandbox_id).values(updated_at=utc_now(), **facts)
+            await tx.session.execute(changed)
+
+
+def _serialize_conflicts(conflicts: Sequence[Conflict]) -> list[dict[str, Any]]:
+    return [asdict(conflict) for conflict in conflicts[:MAX_REPORTED_CONFLICTS]]

@@ -1,0 +1,400 @@
+"""Git operations as database rows: stored before they start, reported as events, and restarted after a crash.
+
+One operation runs per sandbox at a time, in the order of their requests. Operations that write to the repository wait
+for their turn at it. The work itself is done by a handler. A handler may run again from its start, and must detect what
+an earlier run has done already.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from typing import Any, TypeVar
+from weakref import WeakValueDictionary
+
+from sqlalchemy import delete, select
+
+from sandyard.kit.errors import NotFoundError, SandyardError
+from sandyard.kit.ids import ordered_id
+from sandyard.kit.logging import get_logger
+from sandyard.kit.tasks import TaskSet
+from sandyard.kit.text import storable, storable_json
+from sandyard.platform.db.database import Database, Transaction
+from sandyard.platform.db.models import GitOperation, Sandbox
+from sandyard.platform.domain.git.model import OperationKind, OperationStatus
+from sandyard.platform.domain.git.repository_queue import RepositoryQueue
+from sandyard.platform.domain.repositories.errors import GitTimeoutError
+from sandyard.platform.domain.repositories.model import Progress
+from sandyard.platform.domain.sandboxes.e2b import EngineError, SandboxNotRunningError
+from sandyard.platform.domain.sandboxes.model import about, utc_now
+
+log = get_logger(__name__)
+T = TypeVar("T")
+OPEN_STATUSES = (OperationStatus.QUEUED, OperationStatus.RUNNING)
+MAX_ATTEMPTS = 100
+RETRY_PAUSES = (0.2, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)
+"""Delays before retrying an operation that failed because the engine was unavailable or the sandbox had been paused."""
+ABANDONED_AFTER = timedelta(seconds=5)
+"""An operation that has been open this long without anyone executing it is started by whoever waits for it."""
+REPORT_INTERVAL_S, MAX_IMMEDIATE_REPORTS = 1.0, 50
+Detail = dict[str, Any]
+Handler = Callable[["Job"], Awaitable[Detail]]
+
+
+class OperationFailedError(SandyardError):
+    """The operation failed; this is its error."""
+
+    def __init__(self, row: GitOperation) -> None:
+        super().__init__(row.error or "The operation failed.")
+        told = row.detail.get("failure", {})
+        for name, value in (("code", row.error_code or "git_failed"), ("status", told.get("status", 409))):
+            setattr(self, name, value)
+        self._extra = {**told.get("extra", {}), "operationId": row.id}
+
+    @property
+    def extra(self) -> Mapping[str, object]:
+        return self._extra
+
+
+@dataclass(slots=True)
+class Job:
+    """One run of an operation, as its handler sees it."""
+
+    operation: GitOperation
+    sandbox: Sandbox
+    progress: Progress
+    _operations: OperationRunner
+
+    @property
+    def arguments(self) -> Mapping[str, Any]:
+        return self.operation.arguments
+
+    @contextlib.asynccontextmanager
+    async def turn(self, repository: str) -> AsyncIterator[None]:
+        """Wait to be the only writer to this repository. The operation is shown as queued until then."""
+        async with self._operations.wait_turn(self, repository):
+            yield
+
+    async def note(self, **arguments: Any) -> None:
+        """Store something for a run after a crash, before acting on it."""
+        self.operation = await self._operations.note(self.operation.id, arguments)
+
+
+class OperationRunner:
+    def __init__(self, database: Database, queue: RepositoryQueue, handlers: Mapping[OperationKind, Handler]) -> None:
+        self._database = database
+        self._queue = queue
+        self._handlers = handlers
+        self.tasks = TaskSet("git operations")
+        self._running: dict[str, asyncio.Task[None]] = {}
+        self._executing: set[str] = set()
+        self._repositories: dict[str, str] = {}
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    async def close(self) -> None:
+        """Cancel running operations; the next process restarts them."""
+        await self.tasks.cancel()
+
+    # requests ---------------------------------------------------------------------------------------------------------
+
+    def draft(
+        self,
+        tx: Transaction,
+        kind: OperationKind,
+        sandbox: Sandbox,
+        *,
+        project_id: str | None,
+        user_id: str | None,
+        arguments: Mapping[str, Any] | None = None,
+        status: OperationStatus = OperationStatus.QUEUED,
+    ) -> GitOperation:
+        """Add an operation in the caller's transaction. Then call `begin`, or `carry_out` if its status is `running`."""
+        now, running = utc_now(), status == OperationStatus.RUNNING
+        row = GitOperation(
+            id=ordered_id("gop_"),
+            project_id=project_id,
+            session_id=sandbox.session_id,
+            sandbox_id=sandbox.id,
+            user_id=user_id,
+            kind=kind,
+            status=status,
+            arguments=dict(arguments or {}),
+            detail={},
+            attempts=int(running),
+            created_at=now,
+            started_at=now if running else None,
+        )
+        tx.add(row)
+        tx.emit("git.started" if running else "git.queued", **_about(row, sandbox))
+        return row
+
+    async def submit(
+        self,
+        kind: OperationKind,
+        sandbox: Sandbox,
+        *,
+        project_id: str | None,
+        user_id: str | None,
+        **arguments: Any,
+    ) -> GitOperation:
+        """Store an operation and start it.
+
+        A push returns the existing operation if the sandbox's last open operation is the same push and has not started
+        yet, so that a caller who asks again after each of many crashes does not fill the queue.
+        """
+        async with self._database.transaction() as tx:
+            row = await self._last_pending(tx, sandbox) if kind is OperationKind.PUSH else None
+            if row is None or (row.kind, row.user_id) != (kind, user_id):
+                row = self.draft(tx, kind, sandbox, project_id=project_id, user_id=user_id, arguments=arguments)
+        self.begin(row)
+        return row
+
+    async def _last_pending(self, tx: Transaction, sandbox: Sandbox) -> GitOperation | None:
+        """Return the sandbox's last open operation, if it has not started in this process yet."""
+        query = select(GitOperation).where(
+            GitOperation.sandbox_id == sandbox.id, GitOperation.status.in_(OPEN_STATUSES)
+        )
+        row = (await tx.session.scalars(query.order_by(GitOperation.id.desc()).limit(1))).first()
+        return None if row is None or row.id in self._executing else row
+
+    def begin(self, row: GitOperation) -> None:
+        """Run the operation in the background. Idempotent."""
+        if row.id in self._running:
+            return
+        assert row.sandbox_id is not None
+        lock = self._locks.get(row.sandbox_id)
+        if lock is None:
+            lock = self._locks[row.sandbox_id] = asyncio.Lock()
+        task = self._running[row.id] = self.tasks.spawn(self._run(row.id, row.sandbox_id, lock))
+        task.add_done_callback(lambda _: self._running.pop(row.id, None))
+
+    async def recover(self, older_than: timedelta = timedelta(0)) -> int:
+        """Restart unfinished operations of an earlier process, or of this one while the database was unavailable, in
+        order of request.
+
+        Operations that run here are left alone.
+        """
+        async with self._database.reading() as session:
+            query = select(GitOperation).where(GitOperation.status.in_(OPEN_STATUSES)).order_by(GitOperation.id)
+            query = query.where(GitOperation.created_at <= utc_now() - older_than)
+            found = (await session.scalars(query)).all()
+        rows = [row for row in found if row.id not in self._running and row.id not in self._executing]
+        for row in rows:
+            self.begin(row)
+        return len(rows)
+
+    async def wait(self, operation_id: str, timeout_s: float | None = None) -> GitOperation:
+        """Return the operation when it has finished, or as it is after the timeout. Cancelling the call does not cancel
+        the operation."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while True:
+                    if (task := self._running.get(operation_id)) is not None:
+                        await asyncio.wait((task,))
+                    row = await self.get(operation_id)
+                    if OperationStatus(row.status).over:
+                        return row
+                    if (
+                        row.sandbox_id
+                        and utc_now() - row.created_at > ABANDONED_AFTER
+                        and row.id not in self._executing
+                    ):
+                        self.begin(row)  # the requester was interrupted before the commit was acknowledged
+                    elif task is None:
+                        await asyncio.sleep(0.5)
+        return await self.get(operation_id)
+
+    def raise_failure(self, operation: GitOperation) -> None:
+        """Raise the error of a failed operation."""
+        if operation.status == OperationStatus.FAILED:
+            raise OperationFailedError(operation)
+
+    async def get(self, operation_id: str) -> GitOperation:
+        async with self._database.reading() as session:
+            row = await session.get(GitOperation, operation_id)
+        if row is None:
+            raise NotFoundError(f"There is no git operation {operation_id[:60]!r}.")
+        return row
+
+    def position(self, operation_id: str) -> int | None:
+        """Return how many operations are ahead of it at its repository. None if it is not waiting."""
+        repository = self._repositories.get(operation_id)
+        return None if repository is None else self._queue.position(repository, operation_id)
+
+    async def trim(self, older_than: timedelta) -> None:
+        """Delete operations that finished longer ago."""
+        async with self._database.transaction() as tx:
+            await tx.session.execute(delete(GitOperation).where(GitOperation.finished_at < utc_now() - older_than))
+
+    # execution --------------------------------------------------------------------------------------------------------
+
+    async def _run(self, operation_id: str, sandbox_id: str, lock: asyncio.Lock) -> None:
+        async with lock:
+            begun = await self._retry_while_away(operation_id, lambda: self._mark_running(operation_id, sandbox_id))
+            if begun is not None:
+                await self.carry_out(*begun)
+
+    async def _mark_running(self, operation_id: str, sandbox_id: str) -> tuple[GitOperation, Sandbox] | None:
+        async with self._database.transaction() as tx:
+            query = select(GitOperation, Sandbox).join(Sandbox, Sandbox.id == sandbox_id)
+            found = (await tx.session.execute(query.where(GitOperation.id == operation_id))).first()
+            if found is None or OperationStatus(found[0].status).over:
+                return None
+            row, sandbox = found
+            row.status, row.attempts = OperationStatus.RUNNING, row.attempts + 1
+            row.started_at = row.started_at or utc_now()
+            tx.emit("git.started", **_about(row, sandbox))
+        return row, sandbox
+
+    async def _retry_while_away(self, operation_id: str, work: Callable[[], Awaitable[T]]) -> T:
+        return await self._database.retry_while_away(work, "git operation", operation=operation_id)
+
+    async def carry_out(self, row: GitOperation, sandbox: Sandbox, timeout_s: float | None = None) -> None:
+        """Run the operation's handler and store the result."""
+        reporter = _Reporter(self._database, row, sandbox, self.tasks)
+        job = Job(row, sandbox, reporter, self)
+        self._executing.add(row.id)
+        try:
+            async with asyncio.timeout(timeout_s):
+                try:
+                    detail = await self._handle(job, RETRY_PAUSES if timeout_s is None else ())
+                finally:
+                    await reporter.flush()
+        except TimeoutError:
+            await self._end(job, OperationStatus.FAILED, error=GitTimeoutError())
+        except SandyardError as error:
+            await self._end(job, OperationStatus.FAILED, error=error)
+        except Exception as error:
+            log.error("git_operation_crashed", operation=row.id, kind=row.kind, exc=error)  # noqa: TRY400 - `exc` is our own keyword
+            await self._end(job, OperationStatus.FAILED, error=SandyardError("Internal error; see the platform's log."))
+        else:
+            await self._end(job, OperationStatus.COMPLETED, detail=detail)
+        finally:
+            self._executing.discard(row.id)
+
+    async def _handle(self, job: Job, pauses: Sequence[float]) -> Detail:
+        if job.operation.attempts > MAX_ATTEMPTS:
+            raise SandyardError(
+                f"The operation was started {MAX_ATTEMPTS} times, and each time the platform stopped before it finished."
+            )
+        known = self._handlers[OperationKind(job.operation.kind)]
+
+        async def handler(job: Job) -> Detail:
+            return await self._retry_while_away(job.operation.id, lambda: known(job))
+
+        for pause in pauses:
+            try:
+                return await handler(job)
+            except EngineError as error:
+                asleep = isinstance(error, SandboxNotRunningError)  # without our doing; its row has been updated by now
+                if job.operation.kind == OperationKind.DISCARD or not (error.transient or asleep):
+                    raise
+                log.info(
+                    "git_operation_again", operation=job.operation.id, kind=job.operation.kind, reason=error.message
+                )
+                job.progress("waiting for the engine")
+                await asyncio.sleep(pause)
+        return await handler(job)
+
+    async def _end(
+        self, job: Job, status: OperationStatus, *, detail: Detail | None = None, error: SandyardError | None = None
+    ) -> None:
+        """Store the result. If that fails, store a failure, so that the operation always ends."""
+        write = partial(self._retry_while_away, job.operation.id)
+        try:
+            await write(lambda: self._write_end(job, status, detail or {}, error))
+        except SandyardError:
+            raise  # the database is closed: `recover` will end the operation
+        except Exception as fault:
+            log.error("git_operation_not_written", operation=job.operation.id, exc=fault)  # noqa: TRY400
+            told = SandyardError(
+                "The operation has finished, but its result could not be stored; see the platform's log."
+            )
+            await write(lambda: self._write_end(job, OperationStatus.FAILED, {}, told))
+
+    async def _write_end(self, job: Job, status: OperationStatus, detail: Detail, error: SandyardError | None) -> None:
+        async with self._database.transaction() as tx:
+            row = await tx.session.get(GitOperation, job.operation.id)
+            if row is None:
+                return  # its session was deleted meanwhile
+            row.status, row.finished_at = status, utc_now()
+            if error is not None:
+                message, extra = storable(error.message), storable_json(dict(error.extra))
+                row.error, row.error_code = message, error.code
+                row.detail = {"failure": {"status": error.status, "extra": extra}}
+                tx.emit("git.failed", **_about(row, job.sandbox), error=message, code=error.code, **extra)
+                log.info("git_operation_failed", operation=row.id, kind=row.kind, code=error.code, reason=message)
+            else:
+                row.detail = storable_json(detail)
+                tx.emit("git.completed", **_about(row, job.sandbox), detail=row.detail)
+
+    @contextlib.asynccontextmanager
+    async def wait_turn(self, job: Job, repository: str) -> AsyncIterator[None]:
+        row = job.operation
+        self._repositories[row.id] = repository
+        turn = self._queue.enter(repository, id=row.id, who=row.sandbox_id or row.id)
+        try:
+            if not turn.done():
+                await self._set_status(job, OperationStatus.QUEUED, "git.queued", position=self.position(row.id))
+                await turn
+                await self._set_status(job, OperationStatus.RUNNING, "git.started", position=0)
+            yield
+        finally:
+            self._queue.leave(repository, row.id)
+            self._repositories.pop(row.id, None)
+
+    async def _set_status(self, job: Job, status: OperationStatus, event: str, **data: Any) -> None:
+        async with self._database.transaction() as tx:
+            row = await tx.session.get(GitOperation, job.operation.id)
+            if row is not None:
+                row.status = status
+                tx.emit(event, **_about(row, job.sandbox), **data)
+
+    async def note(self, operation_id: str, arguments: Mapping[str, Any]) -> GitOperation:
+        async with self._database.transaction() as tx:
+            row = await tx.session.get(GitOperation, operation_id)
+            if row is None:
+                raise NotFoundError(f"There is no git operation {operation_id[:60]!r}.")
+            row.arguments = {**row.arguments, **arguments}
+        return row
+
+
+class _Reporter:
+    """Reports the progress of an operation in order: at most once per second, except that the first `MAX_IMMEDIATE_REPORTS` new steps
+    go out at once."""
+
+    def __init__(self, database: Database, row: GitOperation, sandbox: Sandbox, tasks: TaskSet) -> None:
+        self._database = database
+        self._about = _about(row, sandbox)
+        self._tasks = tasks
+        self._what = ""
+        self._things = 0
+        self._at = 0.0
+        self._reporting: asyncio.Task[None] | None = None
+
+    def __call__(self, what: str, percent: int | None = None) -> None:
+        now = asyncio.get_running_loop().time()
+        new = what != self._what and self._things < MAX_IMMEDIATE_REPORTS
+        if not new and now - self._at < REPORT_INTERVAL_S:
+            return
+        self._what, self._at, self._things = what, now, self._things + new
+        self._reporting = self._tasks.spawn(self._report(self._reporting, what, percent))
+
+    async def flush(self) -> None:
+        """Wait until everything has been reported."""
+        if self._reporting is not None:
+            await asyncio.wait((self._reporting,))
+
+    async def _report(self, before: asyncio.Task[None] | None, what: str, percent: int | None) -> None:
+        if before is not None:
+            await asyncio.wait((before,))
+        async with self._database.transaction() as tx:
+            tx.emit("git.progress", **self._about, what=what[:200], percent=percent)
+
+
+def _about(row: GitOperation, sandbox: Sandbox) -> dict[str, Any]:
+    return {**about(sandbox), "project_id": row.project_id, "operationId": row.id, "operation": row.kind}

@@ -1,0 +1,69 @@
+"""Transfer commits from a sandbox to the mirror. Only the received data counts, not what the sandbox says about it.
+
+The mirror holds the work of all sessions of a project. A sandbox cannot obtain a commit of another one by naming it:
+the commit must be new, the sandbox's own, or on the remote.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqlalchemy import or_, select
+
+from sandyard.platform.db.models import Checkout, Checkpoint
+from sandyard.platform.domain.git.checkout.sandbox_git import SandboxGit
+from sandyard.platform.domain.git.context import GitContext
+from sandyard.platform.domain.repositories.errors import UnsafeBundleError
+from sandyard.platform.domain.repositories.mirror import Mirror
+
+HEADS = "refs/sandyard/sandboxes/"
+CHECKPOINTS = "refs/sandyard/checkpoints/"
+_FOREIGN = "The sandbox sent a commit of another sandbox, which was rejected."
+
+
+def head_ref(sandbox_id: str) -> str:
+    """Return the mirror's ref for the newest commit that came from a sandbox."""
+    return f"{HEADS}{sandbox_id}/head"
+
+
+def checkpoint_ref(checkpoint_id: str) -> str:
+    return CHECKPOINTS + checkpoint_id
+
+
+async def import_commits(
+    context: GitContext, row: Checkout, git: SandboxGit, *, ref: str, into: str, known: Sequence[str] = ()
+) -> str:
+    """Transfer what `ref` of the checkout names to the ref `into` of the mirror, which has the `known` commits already.
+
+    Returns the commit. Raises UnsafeBundleError if it is not the sandbox's own.
+    """
+    mirror = context.mirrors.get(row.project_id)
+    mine = await list_own_refs(context, row)
+    with context.create_transfer_file() as path:
+        sent = await git.send(path, ref=ref, have=[row.head, row.base_commit, *known])
+        if path.exists():
+            commit = (await mirror.import_bundle(path, {sent.ref: into}))[into]
+        elif await is_own_commit(mirror, sent.commit, mine):
+            commit = sent.commit
+            await mirror.set_ref(into, commit)
+        else:
+            raise UnsafeBundleError(_FOREIGN)
+    return commit
+
+
+async def list_own_refs(context: GitContext, row: Checkout) -> list[str]:
+    """Return the refs of everything that came from the sandboxes of this session, or from this sandbox if it has no
+    session."""
+    same = [Checkout.sandbox_id == row.sandbox_id]
+    kept = [Checkpoint.sandbox_id == row.sandbox_id]
+    if row.session_id is not None:
+        same.append(Checkout.session_id == row.session_id)
+        kept.append(Checkpoint.session_id == row.session_id)
+    async with context.database.reading() as session:
+        sandboxes = await session.scalars(select(Checkout.sandbox_id).where(or_(*same)))
+        checkpoints = await session.scalars(select(Checkpoint.id).where(or_(*kept)))
+        return [*(head_ref(one) for one in sandboxes), *(checkpoint_ref(one) for one in checkpoints)]
+
+
+async def is_own_commit(mirror: Mirror, commit: str, mine: Sequence[str]) -> bool:
+    return await mirror.reaches(commit, mine) or await mirror.is_on_remote(commit)

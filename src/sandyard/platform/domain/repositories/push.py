@@ -1,0 +1,189 @@
+"""Push to a remote: never forced, and certain of what arrived if the connection broke."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from sandyard.kit.logging import get_logger
+from sandyard.platform.domain.repositories.bare_repository import BareRepository, list_remote_refs, parse_refs
+from sandyard.platform.domain.repositories.error_translation import (
+    clean_line,
+    extract_server_message,
+    translate_error,
+)
+from sandyard.platform.domain.repositories.errors import (
+    BranchCheckedOutError,
+    BranchGoneError,
+    BranchMovedError,
+    RemoteRejectedError,
+    RemoteUnreachableError,
+)
+from sandyard.platform.domain.repositories.model import Credential, Progress
+from sandyard.platform.domain.repositories.remote import Remote
+
+_log = get_logger(__name__)
+_REJECTED = re.compile(r"^!\t[^\t]*\t\[(?P<by>[^\]]+)\](?: \((?P<why>.*)\))?$", re.MULTILINE)
+_RACE = ("failed to update ref", "cannot lock ref", "reference already exists", "failed to lock")
+_PAUSES = (1.0, 4.0)
+_MAX_REASON_LENGTH = 500
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class RetryPolicy:
+    """How often to retry on connection errors, and the delay before each retry."""
+
+    pauses: Sequence[float] = _PAUSES
+    sleep: Callable[[float], Awaitable[None]] = field(default=asyncio.sleep)
+
+    async def run(self, attempt: Callable[[], Awaitable[T]], what: str) -> T:
+        """Retry until it succeeds, fails for another reason than the connection, or all retries are used."""
+        for pause in self.pauses:
+            try:
+                return await attempt()
+            except RemoteUnreachableError as fault:
+                _log.info("git_remote_faulty", what=what, reason=fault.message, pause_s=pause)
+                await self.sleep(pause)
+        return await attempt()
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteConnection:
+    """A remote with its credential."""
+
+    repository: BareRepository
+    remote: Remote
+    credential: Credential | None
+
+    async def list_refs(self, *patterns: str) -> dict[str, str]:
+        """Return the remote's current refs by full name."""
+        listing = await list_remote_refs(self.repository.git, self.remote, self.credential, *patterns)
+        return await asyncio.to_thread(
+            lambda: {name: commit for commit, name in parse_refs(listing) if not name.endswith("^{}")}
+        )
+
+    async def get_ref(self, ref: str) -> str | None:
+        return (await self.list_refs(ref)).get(ref)
+
+    async def push_once(self, refspec: str, ref: str, progress: Progress, *options: str) -> None:
+        """Push once. Raises BranchMovedError, RemoteRejectedError, and the errors of Git.run."""
+        done = await self.repository.git.run(
+            f"--git-dir={self.repository.folder}",
+            "push",
+            "--porcelain",
+            "--progress",
+            *options,
+            "--",
+            self.remote.url,
+            refspec,
+            cwd=self.repository.folder,
+            remote=self.remote,
+            credential=self.credential,
+            progress=progress,
+            ok=(0, 1),
+        )
+        if done.code == 0:
+            return
+        rejected = _REJECTED.search(done.stdout.decode(errors="replace"))
+        if rejected is None or rejected["by"] == "remote failure":
+            raise translate_error(done.stderr, "push")
+        if rejected["by"] != "remote rejected":
+            raise BranchMovedError
+        why = clean_line(rejected["why"] or "it does not say why")[:_MAX_REASON_LENGTH]
+        if why.startswith(_RACE):
+            raise RemoteUnreachableError(f"{ref} was changed by somebody else at the same time. Try again.")
+        if why == "branch is currently checked out":
+            raise BranchCheckedOutError
+        words = extract_server_message(done.stderr)
+        raise RemoteRejectedError(f"The remote rejected the push ({why}).{f' It said: {words}' if words else ''}")
+
+
+async def push(
+    connection: RemoteConnection,
+    commit: str,
+    branch: str,
+    *,
+    expected: str | None,
+    base: str | None,
+    progress: Progress,
+    retry_policy: RetryPolicy,
+) -> None:
+    """Push `commit` to the branch. Idempotent: does nothing if the remote's branch is at `commit` already.
+
+    `expected` is the branch's position after the last push; `base` is the commit that the work started from. Raises
+    BranchGoneError if the branch should exist but was deleted. Raises BranchMovedError if the branch has commits that
+    are not in `commit`, or if it should not exist and has nothing that is not in `base`, because then it was never
+    pushed from here.
+    """
+    ref = f"refs/heads/{branch}"
+
+    async def attempt() -> None:
+        now = await connection.get_ref(ref)
+        if now == commit:
+            return
+        if now is None and expected is not None:
+            raise BranchGoneError(
+                f"The branch {branch} was pushed before, but was deleted on the remote. Nothing was pushed. Create a new "
+                "branch to push this work."
+            )
+        if (
+            expected is None
+            and base is not None
+            and now is not None
+            and await connection.repository.is_ancestor(now, base)
+        ):
+            raise BranchMovedError(
+                f"The remote already has a branch {branch} that is somebody else's. Create a new branch to push this work."
+            )
+        if now is not None and not await connection.repository.is_ancestor(now, commit):
+            raise BranchMovedError(
+                f"The branch {branch} on the remote has commits that are not in this checkout. Update the branch first, then push again."
+            )
+        await connection.push_once(f"{commit}:{ref}", ref, progress)
+
+    await retry_policy.run(attempt, f"push {branch}")
+
+
+async def push_tag(
+    connection: RemoteConnection, tag: str, name: str, *, progress: Progress, retry_policy: RetryPolicy
+) -> None:
+    """Push the tag object `tag`. Idempotent. Raises RemoteRejectedError if the remote has a different tag of that name."""
+    ref = f"refs/tags/{name}"
+
+    async def attempt() -> None:
+        now = await connection.get_ref(ref)
+        if now == tag:
+            return
+        if now is not None:
+            raise RemoteRejectedError(
+                f"The remote has a different tag {name}. Tags are not moved; choose another name."
+            )
+        await connection.push_once(f"{tag}:{ref}", ref, progress)
+
+    await retry_policy.run(attempt, f"push tag {name}")
+
+
+async def delete_branch(
+    connection: RemoteConnection, branch: str, expected: str, *, progress: Progress, retry_policy: RetryPolicy
+) -> bool:
+    """Delete the branch if it is at `expected`. Returns whether it is gone. Idempotent."""
+    ref = f"refs/heads/{branch}"
+
+    async def attempt() -> bool:
+        now = await connection.get_ref(ref)
+        if now is None:
+            return True
+        if now != expected:
+            return False
+        try:
+            # the lease makes the server compare again while it deletes
+            await connection.push_once(f":{ref}", ref, progress, f"--force-with-lease={ref}:{expected}")
+        except BranchMovedError:
+            return False
+        return True
+
+    return await retry_policy.run(attempt, f"delete {branch}")

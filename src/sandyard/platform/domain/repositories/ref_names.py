@@ -1,0 +1,82 @@
+"""Names of branches and tags: the rules of `git check-ref-format`, and a few of our own."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+from sandyard.kit.errors import InvalidInputError
+
+MAX_NAME = 250
+_MAX_PART = 240
+"""In bytes: git stores each part as a file name, and appends `.lock` while it writes."""
+_MAX_SLUG_LENGTH, _MAX_SLUG_BYTES = 40, 120
+COMMIT = re.compile(r"[0-9a-f]{4,64}")
+"""A commit id or a prefix of one."""
+
+_RULES = tuple(
+    (re.compile(pattern), words)
+    for pattern, words in (
+        (
+            r"[\x00-\x20\x7f~^:?*\[\\\ud800-\udfff]",
+            "must not contain spaces, control characters or any of ~ ^ : ? * [ \\",
+        ),
+        (r"\.\.|@\{", "must not contain .. or @{"),
+        (r"\A-|\.\Z", "must not start with a hyphen or end with a dot"),
+        (r"\A(@|HEAD|[0-9a-f]{40}|[0-9a-f]{64})\Z", "is reserved by Git"),
+        (r"\A/|//|/\Z", "must not start or end with a slash, or contain two in a row"),
+        (r"(\A|/)\.|\.lock(/|\Z)", "must not have a part that starts with a dot or ends with .lock"),
+    )
+)
+
+
+def find_fault(name: str) -> str | None:
+    """Return what is wrong with the name of a branch or tag, as the end of a sentence. None if it is valid."""
+    if not 0 < len(name) <= MAX_NAME:
+        return f"must have 1 to {MAX_NAME} characters"
+    for rule, words in _RULES:
+        if rule.search(name):
+            return words
+    if any(len(part.encode()) > _MAX_PART for part in name.split("/")):
+        return f"must have at most {_MAX_PART} bytes between slashes"
+    return None
+
+
+def find_revision_fault(name: str) -> str | None:
+    """Like `find_fault`, for the name of a commit: a branch, a tag or a commit id."""
+    return None if COMMIT.fullmatch(name) else find_fault(name)
+
+
+def slugify(title: str) -> str:
+    """Return the words of a title in lower case, joined by hyphens, for use in a name.
+
+    Accents of Latin letters are dropped; other scripts stay as they are. Empty if the title has neither letters nor
+    digits.
+    """
+    letters = []
+    for letter in unicodedata.normalize("NFKC", title).casefold():
+        apart = unicodedata.normalize("NFKD", letter)
+        letters.append(
+            "".join(one for one in apart if not unicodedata.combining(one)) if apart[0].isascii() else letter
+        )
+    kept = (
+        letter if unicodedata.category(letter)[0] in "LMN" else "" if letter in "'\u2019" else " "
+        for letter in "".join(letters)
+    )
+    found = ""
+    for word in "".join(kept).split():
+        longer = f"{found}-{word}" if found else word
+        if len(longer) > _MAX_SLUG_LENGTH or len(longer.encode()) > _MAX_SLUG_BYTES:
+            break
+        found = longer
+    else:
+        return found
+    return found or word[:_MAX_SLUG_LENGTH].encode()[:_MAX_SLUG_BYTES].decode(errors="ignore")
+
+
+def check(name: str, what: str = "branch") -> str:
+    """Return the name. Raises InvalidInputError if it is not valid."""
+    wrong = find_fault(name)
+    if wrong is not None:
+        raise InvalidInputError(f"The name of a {what} {wrong}: {name[:60]!r}.")
+    return name

@@ -1,0 +1,47 @@
+"""The programs that run in sandboxes: complete, valid, and with the platform's options of git."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from importlib import resources
+from pathlib import Path
+
+import pytest
+
+from sandyard.platform.domain.git.checkout.program_runner import GIT, load_program
+
+PROGRAMS = sorted(
+    Path(str(path)) for path in (resources.files("sandyard.platform.domain.git.checkout") / "programs").iterdir()
+)
+
+
+@pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: path.stem)
+def test_program_is_valid(path: Path) -> None:
+    text = load_program(path.stem)
+    assert ". ./" not in text, "an included file is part of the text"
+    checked = subprocess.run(["bash", "-n"], input=text, capture_output=True, text=True, check=False)
+    assert (checked.returncode, checked.stderr) == (0, "")
+
+
+@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
+def test_shellcheck() -> None:
+    checked = subprocess.run(
+        ["shellcheck", "--severity=error", "--external-sources", *(path.name for path in PROGRAMS)],
+        cwd=PROGRAMS[0].parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert checked.returncode == 0, checked.stdout
+
+
+def test_programs_and_reads_use_the_same_git(tmp_path: Path) -> None:
+    fake = tmp_path / "git"
+    fake.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    fake.chmod(0o755)
+    script = load_program("functions") + 'g "a b" "*"'
+    ran = subprocess.run(
+        ["bash", "-c", script], env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, capture_output=True, text=True, check=True
+    )
+    assert ran.stdout.splitlines() == [*GIT[1:], "a b", "*"]

@@ -1,0 +1,516 @@
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import ipaddress
+import os
+import shlex
+import time
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sandyard.kit import names
+from sandyard.kit.destinations import Destinations
+from sandyard.kit.errors import NoSpaceError, SandyardError
+from sandyard.kit.secret import Secret
+from sandyard.platform.domain.repositories import git_process
+from sandyard.platform.domain.repositories.error_translation import create_mask, translate_error
+from sandyard.platform.domain.repositories.errors import (
+    BranchMovedError,
+    GitFailedError,
+    GitTimeoutError,
+    RemoteMissingError,
+    RemoteRefusedError,
+    RemoteRejectedError,
+    RemoteUnreachableError,
+    RepositoryInvalidError,
+    TooMuchError,
+)
+from sandyard.platform.domain.repositories.git_environment import prepare_environment
+from sandyard.platform.domain.repositories.git_process import Git, find_git_problem
+from sandyard.platform.domain.repositories.model import Credential
+from sandyard.platform.domain.repositories.remote import parse
+from tests.forge.exchange import Exchange, Server
+from tests.forge.gitserver import GitServer
+
+
+@pytest.fixture
+def git(tmp_path: Path) -> Git:
+    return Git(tmp_path / "git", timeout_s=30)
+
+
+@pytest.fixture
+def server() -> Iterator[GitServer]:
+    with GitServer() as made:
+        yield made
+
+
+async def look(git: Git, url: str, credential: Credential | None = None) -> str:
+    done = await git.run("ls-remote", url, cwd=None, remote=parse(url), credential=credential)
+    return done.stdout.decode()
+
+
+def with_token(text: str) -> Credential:
+    return Credential(token=Secret(text))
+
+
+async def test_a_token_opens_its_remote(git: Git, server: GitServer) -> None:
+    site = server.repository("acme/website", files={"a": "a"})
+    assert site.head("main") in await look(git, site.url, with_token(server.tokens.make("ada").text))
+    with pytest.raises(RemoteRefusedError):
+        await look(git, site.url)
+    with pytest.raises(RemoteRefusedError):
+        await look(git, site.url, with_token("ghp_wrong"))
+    with pytest.raises(RemoteMissingError):
+        await look(git, f"{server.url}/acme/other.git", with_token(server.tokens.make("ada").text))
+
+
+async def test_a_token_is_in_no_command_line_environment_or_file(git: Git, server: GitServer, tmp_path: Path) -> None:
+    """Looked at while git waits for the server's answer."""
+    site, token = server.repository("acme/website", files={"a": "a"}), server.tokens.make("ada").text
+    gate = server.faults.hold("refs")
+    asking = asyncio.create_task(look(git, site.url, with_token(token)))
+    await asyncio.to_thread(gate.wait)
+    forms = (token.encode(), base64.b64encode(f"x-access-token:{token}".encode()))
+    seen = 0
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            words, variables = (folder / "cmdline").read_bytes(), (folder / "environ").read_bytes()
+        except OSError:
+            continue
+        if b"ls-remote" in words or b"remote-http" in words:
+            seen += 1
+            assert not any(form in words + variables for form in forms)
+    assert seen >= 2, "git and its helper are running"
+    for path in (tmp_path / "git").rglob("*"):
+        assert path.is_dir() or not any(form in path.read_bytes() for form in forms)
+    gate.release()
+    assert site.head("main") in await asking
+
+
+class Elsewhere:
+    """A server that sends everyone to another one; when it `asks`, only those who show a token."""
+
+    def __init__(self, target: str, *, asks: bool) -> None:
+        self.target, self.asks = target, asks
+        self.got: list[str] = []
+
+    def handle(self, exchange: Exchange) -> None:
+        said = exchange.headers.get("Authorization")
+        if self.asks and said is None:
+            exchange.answer(401, {"WWW-Authenticate": 'Basic realm="x"'})
+            return
+        self.got += [said] if said else []
+        exchange.answer(301, {"Location": f"{self.target}{exchange.path}?{exchange.query}"})
+
+
+class Watched(GitServer):
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[str | None] = []
+
+    def handle(self, exchange: Exchange) -> None:
+        self.told.append(exchange.headers.get("Authorization"))
+        super().handle(exchange)
+
+
+@pytest.mark.parametrize("asks", [False, True])
+async def test_a_redirect_to_another_host_does_not_get_the_token(git: Git, tmp_path: Path, asks: bool) -> None:
+    with Watched() as other:
+        site = other.repository("acme/website", files={"a": "a"}, anonymous=True)
+        first = Elsewhere(other.url, asks=asks)
+        server = Server(first)
+        server.start()
+        url = f"{server.url}/acme/website.git"
+        remote, credential = parse(url), with_token("ghp_secret")
+        fetch = ("fetch", url, "refs/heads/main")
+        try:
+            await git.run("init", "--bare", "-q", str(tmp_path / "x.git"), cwd=None)
+            with pytest.raises(RemoteMissingError, match="redirects to another URL") if asks else nullcontext():
+                await git.run(*fetch, cwd=tmp_path / "x.git", remote=remote, credential=credential)
+            site.private = True  # it asks for a token now, and gets none that is another's
+            with pytest.raises(RemoteRefusedError):
+                await look(git, url, credential)
+        finally:
+            server.stop()
+    assert bool(first.got) is asks, "who asks is told"
+    assert len(other.told) >= 2, "the other one was asked for its refs at least"
+    assert set(other.told) == {None}
+
+
+def meant(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+    """What forge.example means for this process; git could not find it out."""
+
+    async def told(host: str) -> list[names.Address]:
+        return [ipaddress.ip_address(address)]
+
+    monkeypatch.setattr(names, "ask_name_servers", told)
+    for name in ("http_proxy", "https_proxy", "all_proxy", "HTTPS_PROXY", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.parametrize(
+    "url", ["http://forge.example/a/b.git", "git@forge.example:a/b.git", "ssh://forge.example:2222/a/b"]
+)
+async def test_a_remote_in_a_private_network_is_not_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str
+) -> None:
+    meant(monkeypatch, "10.9.8.7")
+    guarded = Git(tmp_path / "git", timeout_s=30, destinations=Destinations())
+    with pytest.raises(RepositoryInvalidError, match=r"forge\.example is in a private network"):
+        await look(guarded, url)
+
+
+async def test_git_connects_to_the_address_that_was_checked(
+    tmp_path: Path, server: GitServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = server.repository("acme/website", files={"a": "a"}, anonymous=True)
+    with pytest.raises(RepositoryInvalidError, match="private network"):
+        await look(Git(tmp_path / "git", timeout_s=30, destinations=Destinations()), site.url)
+    assert server.requests == []
+    meant(monkeypatch, "127.0.0.1")
+    guarded = Git(tmp_path / "git", timeout_s=30, destinations=Destinations(["127.0.0.1"]))
+    assert str(site.head("main")) in await look(guarded, site.url.replace("127.0.0.1", "forge.example"))
+    url = "http://127.0.0.1:1/a/b"
+    vouched = replace(parse(url), vouched=True)
+    with pytest.raises(RemoteUnreachableError):
+        await Git(tmp_path / "git", timeout_s=30, destinations=Destinations()).run(
+            "ls-remote", url, cwd=None, remote=vouched
+        )
+
+
+async def test_a_redirect_leads_nowhere_else(tmp_path: Path) -> None:
+    with Watched() as other:
+        other.repository("acme/website", files={"a": "a"}, anonymous=True)
+        server = Server(Elsewhere(other.url, asks=False))
+        server.start()
+        guarded = Git(tmp_path / "git", timeout_s=30, destinations=Destinations(["127.0.0.1"]))
+        try:
+            with pytest.raises(RemoteMissingError, match="redirects to another URL"):
+                await look(guarded, f"{server.url}/acme/website.git")
+        finally:
+            server.stop()
+        assert other.told == []
+
+
+@pytest.mark.parametrize(
+    ("url", "alias"),
+    [("git@forge.example:a/b", "forge.example"), ("ssh://forge.example:2222/a/b", "[forge.example]:2222")],
+)
+def test_ssh_connects_to_the_address_that_was_checked(tmp_path: Path, url: str, alias: str) -> None:
+    with prepare_environment(tmp_path, None, parse(url), only=["192.0.2.7", "192.0.2.8"]) as around:
+        words = shlex.split(around.environment["GIT_SSH_COMMAND"])
+    assert "HostName=192.0.2.7" in words
+    assert f"HostKeyAlias={alias}" in words
+
+
+async def test_a_token_does_not_go_over_a_line_that_others_read(git: Git) -> None:
+    with pytest.raises(RepositoryInvalidError, match="https://"):
+        await look(git, "http://git.example.com/acme/website", with_token("ghp_secret"))
+
+
+async def test_a_token_with_a_line_break_says_so(git: Git) -> None:
+    with pytest.raises(RemoteRefusedError, match="line break"):
+        await look(git, "http://127.0.0.1:1/a/b", with_token("ghp_x\nhost=evil"))
+
+
+async def test_the_users_own_configuration_counts_for_nothing(
+    git: Git, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / ".gitconfig").write_text("[alias]\n    mine = version\n[user]\n    name = Mallory\n")
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / "elsewhere"))
+    monkeypatch.setenv("GIT_CONFIG_COUNT", "1")
+    monkeypatch.setenv("GIT_CONFIG_KEY_0", "user.name")
+    monkeypatch.setenv("GIT_CONFIG_VALUE_0", "Mallory")
+    with pytest.raises(GitFailedError):
+        await git.run("mine", cwd=None)
+    assert (await git.run("config", "user.name", cwd=None, ok=(1,))).stdout == b""
+
+
+async def test_only_the_remotes_own_protocol_is_spoken(git: Git, tmp_path: Path) -> None:
+    await git.run("init", "--bare", "-q", str(tmp_path / "x.git"), cwd=None)
+    for url in (str(tmp_path / "x.git"), "http://127.0.0.1:1/x", "git://127.0.0.1/x", "ext::touch /tmp/never"):
+        with pytest.raises(GitFailedError, match="not allowed"):
+            await git.run("ls-remote", url, cwd=None)
+        with pytest.raises(GitFailedError, match="not allowed"):
+            await git.run("ls-remote", url, cwd=None, remote=parse("h:x"))
+
+
+async def test_a_repository_around_the_git_folder_is_not_found(git: Git, tmp_path: Path) -> None:
+    await git.run("init", "-q", str(tmp_path), cwd=None)
+    with pytest.raises(GitFailedError, match="not a git repository"):
+        await git.run("status", cwd=None)
+
+
+async def test_progress_is_told_in_words_and_percent(git: Git, server: GitServer, tmp_path: Path) -> None:
+    site = server.repository("acme/website", files={f"f{number}": str(number) for number in range(30)}, anonymous=True)
+    told: list[tuple[str, int | None]] = []
+    await git.run("init", "--bare", "-q", str(tmp_path / "x.git"), cwd=None)
+    done = await git.run(
+        *("fetch", "--progress", site.url, "main"),
+        cwd=tmp_path / "x.git",
+        remote=parse(site.url),
+        progress=lambda what, percent=None: told.append((what, percent)),
+    )
+    assert ("Counting objects", 100) in told
+    assert ("Receiving objects", 100) in told
+    assert "%" not in done.stderr
+
+
+async def test_output_is_bounded(git: Git) -> None:
+    await git.run("init", "--bare", "-q", "x.git", cwd=None)
+    done = await git.run("hash-object", "-w", "--stdin", cwd=git.folder / "x.git", stdin=b"x" * (4 << 20))
+    blob = done.stdout.decode().strip()
+    cut = await git.run("cat-file", "blob", blob, cwd=git.folder / "x.git", limit=1000)
+    assert (len(cut.stdout), cut.truncated) == (1000, True)
+    whole = await git.run("cat-file", "blob", blob, cwd=git.folder / "x.git", limit=4 << 20)
+    assert (len(whole.stdout), whole.truncated) == (4 << 20, False)
+
+
+async def test_more_output_than_is_wanted_does_not_delay_the_end(git: Git, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever comes late finds so much of it that asyncio has stopped to read."""
+    await git.run("init", "--bare", "-q", "x.git", cwd=None)
+    done = await git.run("hash-object", "-w", "--stdin", cwd=git.folder / "x.git", stdin=b"x" * (4 << 20))
+    collect = git_process._collect
+
+    async def late(stream: asyncio.StreamReader, limit: int) -> tuple[bytes, bool]:
+        await asyncio.sleep(0.5)
+        return await collect(stream, limit)
+
+    monkeypatch.setattr(git_process, "_collect", late)
+    where = git.folder / "x.git"
+    assert (await git.run("cat-file", "blob", done.stdout.decode().strip(), cwd=where, limit=1000)).truncated
+
+    async def never(stream: asyncio.StreamReader, limit: int) -> tuple[bytes, bool]:
+        return await asyncio.Event().wait(), False  # type: ignore[return-value]
+
+    monkeypatch.setattr(git_process, "_collect", never)
+    async with asyncio.timeout(20):
+        with pytest.raises(GitTimeoutError):
+            await git.run("cat-file", "blob", done.stdout.decode().strip(), cwd=where, timeout_s=0.5)
+
+
+async def test_lines_without_end_leave_the_loop_to_others(git: Git) -> None:
+    """Git passes on what a remote says, and can write faster than it is read."""
+    turns = 0
+
+    async def count_turns() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0.01)
+            turns += 1
+
+    others = asyncio.create_task(count_turns())
+    with pytest.raises(GitTimeoutError):
+        await git.run("-c", "alias.flood=!yes remote: >&2", "flood", cwd=None, timeout_s=0.5)
+    others.cancel()
+    assert turns > 3
+
+
+async def test_input_is_bytes_or_a_file(git: Git, tmp_path: Path) -> None:
+    (tmp_path / "in").write_bytes(b"one\ntwo\n")
+    assert (await git.run("stripspace", cwd=None, stdin=b"one\ntwo\n")).stdout == b"one\ntwo\n"
+    assert (await git.run("stripspace", cwd=None, stdin=tmp_path / "in")).stdout == b"one\ntwo\n"
+    with (tmp_path / "in").open("rb", buffering=0) as file:
+        file.seek(4)
+        assert (await git.run("stripspace", cwd=None, stdin=file)).stdout == b"two\n"
+
+
+def running(marker: str) -> list[int]:
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if marker.encode() in (folder / "cmdline").read_bytes():
+                found.append(int(folder.name))
+        except OSError:
+            continue
+    return found
+
+
+async def test_a_timeout_and_a_cancellation_end_git_and_all_it_started(git: Git, server: GitServer) -> None:
+    site = server.repository("acme/website", files={"a": "a"}, anonymous=True)
+    gate = server.faults.hold("refs")
+    began = time.monotonic()
+    with pytest.raises(GitTimeoutError, match="ls-remote"):
+        await git.run("ls-remote", site.url, cwd=None, remote=parse(site.url), timeout_s=1)
+    assert time.monotonic() - began < 25, "not after the usual time"
+    assert not running(site.url)
+    gate.release()
+    gate = server.faults.hold("refs")
+    asking = asyncio.create_task(look(git, site.url))
+    await asyncio.to_thread(gate.wait)
+    assert running(site.url)
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    assert not running(site.url)
+    gate.release()
+
+
+async def test_a_git_that_does_not_heed_the_first_signal_is_gone_also_when_nobody_waits_for_that(
+    git: Git, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever cancels twice, as those do who stop, has no more patience."""
+    begun = tmp_path / "begun"
+    (tmp_path / "bin").mkdir()
+    stubborn = tmp_path / "bin" / "git"
+    stubborn.write_text(f"#!/bin/sh\ntrap '' TERM\ntouch {begun}\nwhile :; do sleep 1; done\n")
+    stubborn.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{stubborn.parent}:{os.environ['PATH']}")
+    asking = asyncio.create_task(git.run("status", cwd=None))
+    async with asyncio.timeout(30):
+        while not begun.exists():
+            await asyncio.sleep(0.02)
+        while not asking.done():
+            asking.cancel()
+            await asyncio.sleep(0.1)
+        while running(str(stubborn)):
+            await asyncio.sleep(0.02)
+
+
+async def test_no_descriptor_is_left_open(git: Git, server: GitServer) -> None:
+    site = server.repository("acme/website", files={"a": "a"})
+    credential = with_token(server.tokens.make("ada").text)
+    await look(git, site.url, credential)
+
+    def memory_files() -> list[str]:
+        links = [str(path.readlink()) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
+        return [link for link in links if "memfd:" in link and ("git" in link or "ssh" in link)]
+
+    assert memory_files() == []
+    with prepare_environment(git.folder, credential, parse(site.url)):
+        assert len(memory_files()) == 2
+
+
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [
+        ("fatal: Authentication failed for 'https://h/'", RemoteRefusedError),
+        ("fatal: could not read Username for 'https://h': terminal prompts disabled", RemoteRefusedError),
+        ("git@h: Permission denied (publickey).\nfatal: Could not read from remote repository.", RemoteRefusedError),
+        ("remote: Permission to a/b.git denied to c.\nfatal: unable to access: The requested URL returned error: 403",
+         RemoteRefusedError),
+        ("fatal: repository 'https://h/a/' not found", RemoteMissingError),
+        ("remote: Repository not found.\nfatal: ...", RemoteMissingError),
+        ("fatal: '/x' does not appear to be a git repository\nfatal: Could not read from remote repository.",
+         RemoteMissingError),
+        ("fatal: unable to access 'https://h/': Could not resolve host: h", RemoteUnreachableError),
+        ("ssh: connect to host h port 22: Connection refused\nfatal: Could not read from remote repository.",
+         RemoteUnreachableError),
+        ("fatal: unable to access: The requested URL returned error: 503", RemoteUnreachableError),
+        ("error: RPC failed; curl 18 transfer closed\nfatal: early EOF", RemoteUnreachableError),
+        ("fatal: the remote end hung up unexpectedly", RemoteUnreachableError),
+        (" ! [rejected] a -> a (non-fast-forward)", BranchMovedError),
+        (" ! [rejected] a -> a (fetch first)", BranchMovedError),
+        ("remote: GH006: Protected branch\n ! [remote rejected] a -> a (protected branch hook declined)",
+         RemoteRejectedError),
+        ("fatal: write error: No space left on device", NoSpaceError),
+        ("remote: fatal: No space left on device\n ! [remote rejected] a -> a (unpacker error)", RemoteRejectedError),
+        ("fatal: bad revision 'x'", GitFailedError),
+        ("fatal: write error: File too large\nfatal: fetch-pack: invalid index-pack output", TooMuchError),
+        ("fatal: attempting to allocate 9 over limit 8\nfatal: fetch-pack: invalid index-pack output", TooMuchError),
+        ("remote: write error: File too large\nfatal: early EOF", RemoteUnreachableError),
+        ("fatal: inflate: out of memory", TooMuchError),
+        ("fatal: Out of memory, malloc failed (tried to allocate 1048576 bytes)", TooMuchError),
+        ("fatal: mmap failed: Cannot allocate memory", TooMuchError),
+        ("remote: fatal: Out of memory, malloc failed\nfatal: early EOF", RemoteUnreachableError),
+    ],
+)  # fmt: skip
+def test_what_git_says_becomes_one_of_our_errors(said: str, kind: type[SandyardError]) -> None:
+    error = translate_error(said, "fetch")
+    assert type(error) is kind
+    assert error.message
+
+
+def test_the_servers_words_are_told() -> None:
+    said = "remote: \nremote: ======\nremote: Only release managers push here.\nTo h\n ! [remote rejected] a -> a (x)"
+    assert "Only release managers push here." in translate_error(said, "push").message
+
+
+def test_every_form_of_a_credential_is_masked() -> None:
+    key = "-----BEGIN KEY-----\nb3BlbnNzaC1rZXktdjE\n-----END KEY-----"
+    mask = create_mask(Credential(token=Secret("to/ken+1"), username="ada", ssh_key=Secret(key)))
+    coded = base64.b64encode(b"ada:to/ken+1").decode()
+    masked = mask(f"https://x:to/ken+1@h to%2Fken%2B1 Basic {coded} b3BlbnNzaC1rZXktdjE")
+    assert masked == "https://x:***@h *** Basic *** ***"
+
+
+async def test_what_a_server_repeats_is_masked(git: Git, server: GitServer) -> None:
+    site, token = server.repository("acme/website", files={"a": "a"}), server.tokens.make("ada").text
+    site.reject(f"no entry for {token}")
+    remote = parse(site.url)
+    with pytest.raises(RemoteRejectedError) as refused:
+        await git.run(
+            *("push", site.url, "HEAD:refs/heads/x"), cwd=site.path, remote=remote, credential=with_token(token)
+        )
+    assert "no entry for ***" in refused.value.message
+
+
+@pytest.mark.parametrize("zero", ["", "\0"])
+async def test_what_a_server_says_can_be_stored_and_is_bounded(git: Git, server: GitServer, zero: str) -> None:
+    site, token = server.repository("acme/website", files={"a": "a"}), server.tokens.make("ada").text
+    hidden = f"{token[:8]}\x1b[0m{token[8:]}"
+    site.reject(f"Not today,{zero} \x1b[31mred\x1b[0m {hidden}\x07 \x85\u2028fatal: " + "much " * 300)
+    with pytest.raises(RemoteRejectedError, match="Not today,") as refused:
+        await git.run(
+            *("push", site.url, "HEAD:refs/heads/x"),
+            cwd=site.path,
+            remote=parse(site.url),
+            credential=with_token(token),
+        )
+    said = refused.value.message
+    assert said.isprintable()
+    assert len(said) < 600
+    if not zero:  # git itself leaves out some of what comes after one
+        assert "Not today, red ***" in said
+
+
+@pytest.mark.parametrize("said", ["a\0b", "a\x1b[2Jb", "a\ud800b", "a\udcffb", "a\x9bb", "a\u2028b"])
+def test_what_no_database_takes_is_in_no_error(said: str) -> None:
+    for text in (f"fatal: {said}", f"remote: {said}\n ! [remote rejected] a -> a (x)"):
+        message = translate_error(text, "push").message
+        assert message.isprintable()
+        message.encode()
+
+
+async def test_a_file_that_git_writes_is_bounded(git: Git) -> None:
+    await git.run("init", "--bare", "-q", "x.git", cwd=None)
+    where = git.folder / "x.git"
+    content = bytes(hashlib.shake_256(b"x").digest(300_000))
+    hashing = ("hash-object", "-w", "--stdin")
+    with pytest.raises(TooMuchError, match="git_repository_limit"):
+        await git.run(*hashing, cwd=where, stdin=content, writes=200_000)
+    done = await git.run(*hashing, cwd=where, stdin=content, writes=400_000)
+    assert (await git.run("cat-file", "blob", done.stdout.decode().strip(), cwd=where)).stdout == content
+    with pytest.raises(GitFailedError, match="nothing-like-it"):
+        await git.run("nothing-like-it", cwd=where, writes=1)
+
+
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        ("git version 2.39.5", None),
+        ("git version 2.38.0.windows.1", None),
+        ("git version 3.0.0", None),
+        ("git version 2.34.1", "git version 2.34.1 is too old"),
+        ("something else", "something else is too old"),
+        (None, "Git is not installed on this machine"),
+    ],
+)
+def test_a_git_that_is_too_old(
+    told: str | None, said: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    if told is not None:
+        (tmp_path / "git").write_text(f"#!/bin/sh\necho '{told}'\n")
+        (tmp_path / "git").chmod(0o755)
+    found = find_git_problem()
+    assert found is None if said is None else found is not None and found.startswith(said)
