@@ -16,6 +16,7 @@ from sandyard.platform.db import migrate
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import Setting
 from sandyard.platform.db.ownership import Ownership, identify
+from sandyard.platform.db.retry import retry_while_database_unavailable
 from sandyard.platform.domain.agents.asks import Asks
 from sandyard.platform.domain.agents.catalogue import Agents
 from sandyard.platform.domain.agents.installing import ensure_installed
@@ -92,7 +93,7 @@ async def opened(
             await ownership.acquire(standing_by)
         await migrate.upgrade(database)
         if ownership is not None:
-            await database.retry_while_away(ownership.sign, "ownership")
+            await retry_while_database_unavailable(ownership.sign, "ownership")
         instance = await _get_instance(database)
         services = _create_services(settings, database, ownership, instance, stack)
         await _start_services(services, instance, stack)

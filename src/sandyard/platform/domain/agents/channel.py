@@ -22,6 +22,7 @@ from sandyard.kit.logging import get_logger
 from sandyard.kit.tasks import end_tasks
 from sandyard.kit.text import storable
 from sandyard.platform.db.models import AgentInput, AgentRun
+from sandyard.platform.db.retry import retry_while_database_unavailable
 from sandyard.platform.domain.agents.consuming import TOO_LOUD, RunBrokenError
 from sandyard.platform.domain.agents.errors import AgentProtocolError
 from sandyard.platform.domain.agents.measure import batches
@@ -118,7 +119,7 @@ class Inputs:
             except SandboxNotFoundError:
                 return
             except SandyardError as error:
-                row = await self._desk.database.retry_while_away(
+                row = await retry_while_database_unavailable(
                     lambda: self._desk.lifecycle.rows.get(self._sandbox_id), "agent input", run=self._run_id
                 )
                 if row.status in ("error", "destroyed"):
@@ -334,9 +335,7 @@ class Outputs:
                 self._has_output.set()
                 return
             begun = now()
-            await self._desk.database.retry_while_away(
-                partial(self._take, batch, end), "agent output", run=self._run_id
-            )
+            await retry_while_database_unavailable(partial(self._take, batch, end), "agent output", run=self._run_id)
             del self._ready[: len(batch)]
             if self._ready:
                 await asyncio.sleep(min(1.0, now() - begun))  # a busy agent gets at most half of the time

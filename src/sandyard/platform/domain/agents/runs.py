@@ -14,8 +14,8 @@ from sandyard.kit.errors import SandyardError
 from sandyard.kit.ids import ordered_id
 from sandyard.kit.logging import get_logger
 from sandyard.kit.tasks import end_tasks
-from sandyard.platform.db.database import AWAY
 from sandyard.platform.db.models import AgentInput, AgentRun, Checkout, GitOperation, McpServer, Sandbox, Session, Turn
+from sandyard.platform.db.retry import TEMPORARY_ERRORS, retry_while_database_unavailable
 from sandyard.platform.domain.agents import ending, steps
 from sandyard.platform.domain.agents.channel import Inputs, Outputs, command, input_path
 from sandyard.platform.domain.agents.consuming import Consumer, RunBrokenError, RunGoneError
@@ -165,7 +165,7 @@ class Life:
             await self._follow_process(spec)
         except RunGoneError:
             log.info("agent_run_gone", run=self.run_id)
-        except (*AWAY, StoppingError) as error:
+        except (*TEMPORARY_ERRORS, StoppingError) as error:
             log.warning("agent_not_followed", run=self.run_id, reason=error.message)
             await asyncio.sleep(RETRY_S)  # its state is unknown: the conductor follows it again
         except RunBrokenError as error:
@@ -195,7 +195,7 @@ class Life:
                 await asyncio.sleep(RETRY_S)
 
     async def _retry_database(self, work: Callable[[], Awaitable[T]]) -> T:
-        return await self._desk.database.retry_while_away(work, "agent", run=self.run_id)
+        return await retry_while_database_unavailable(work, "agent", run=self.run_id)
 
     async def _prepare(self) -> CommandSpec:
         desk, engine = self._desk, self._desk.lifecycle.engine

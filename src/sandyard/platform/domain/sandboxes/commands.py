@@ -13,6 +13,7 @@ from sandyard.kit.errors import BusyError, InvalidInputError, NotFoundError, San
 from sandyard.kit.ids import ordered_id
 from sandyard.platform.db.database import Database, DatabaseBusyError, DatabaseUnavailableError
 from sandyard.platform.db.models import Command, Project, Sandbox
+from sandyard.platform.db.retry import retry_while_database_unavailable
 from sandyard.platform.domain.paging import Listing, PageRequest, newest_first
 from sandyard.platform.domain.projects.patterns import run_in_thread
 from sandyard.platform.domain.sandboxes.lifecycle import Lifecycle
@@ -79,10 +80,10 @@ class Commands:
         except DatabaseUnavailableError:
             # It is unknown whether an interrupted commit took effect, and a command that nobody starts would stay open
             # forever; with a full disk it did not take effect.
-            await self._database.retry_while_away(
+            await retry_while_database_unavailable(
                 lambda: self._insert(row, command, principal.name),
                 "command",
-                awaited=(DatabaseUnavailableError, DatabaseBusyError),
+                errors=(DatabaseUnavailableError, DatabaseBusyError),
             )
         self._runner.start(row, command, new)
         return command

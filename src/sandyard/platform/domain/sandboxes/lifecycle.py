@@ -24,6 +24,7 @@ from sandyard.kit.secret import Secret
 from sandyard.kit.tasks import TaskSet
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import Project, Sandbox
+from sandyard.platform.db.retry import retry_while_database_unavailable
 from sandyard.platform.domain.projects.egress import Allowed, allowed_of
 from sandyard.platform.domain.projects.remotes import is_vouched
 from sandyard.platform.domain.sandboxes.activity import Activity
@@ -160,11 +161,15 @@ class Lifecycle:
         return row
 
     async def _provision(self, sandbox_id: str) -> Sandbox:
-        row = await self._retry_while_away(lambda: self.rows.get(sandbox_id), sandbox_id)
+        row = await retry_while_database_unavailable(
+            lambda: self.rows.get(sandbox_id), "provisioning", sandbox=sandbox_id
+        )
         if row.status != Status.PROVISIONING or row.doomed_at is not None:
             return row
         envs = json.loads(self._sealer.open(row.envs, ENVS, row.id).reveal()) if row.envs else {}
-        allowed = await self._retry_while_away(lambda: self._allowed(row.project_id), sandbox_id)
+        allowed = await retry_while_database_unavailable(
+            lambda: self._allowed(row.project_id), "provisioning", sandbox=sandbox_id
+        )
         try:
             made = await self.engine.create(
                 template=row.template,
@@ -177,12 +182,11 @@ class Lifecycle:
         except SandyardError as error:
             log.warning("sandbox_not_provisioned", sandbox=row.id, code=error.code, reason=error.message)
             fail = partial(self._fail, row.id, error.message, error.code, [Status.PROVISIONING])
-            await self._retry_while_away(fail, sandbox_id)
+            await retry_while_database_unavailable(fail, "provisioning", sandbox=sandbox_id)
             raise
-        return await self._retry_while_away(lambda: self._adopt(row.id, made.id, allowed), sandbox_id)
-
-    async def _retry_while_away(self, work: Callable[[], Awaitable[T]], sandbox_id: str) -> T:
-        return await self._database.retry_while_away(work, "provisioning", sandbox=sandbox_id)
+        return await retry_while_database_unavailable(
+            lambda: self._adopt(row.id, made.id, allowed), "provisioning", sandbox=sandbox_id
+        )
 
     async def _adopt(self, sandbox_id: str, engine_id: str, allowed: Allowed) -> Sandbox:
         now = utc_now()

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 from sqlalchemy import select, update
 
 from sandyard.kit.errors import NotFoundError, SandyardError
 from sandyard.kit.logging import get_logger
 from sandyard.kit.tasks import end_tasks
-from sandyard.platform.db.database import AWAY, Database
+from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import Command, Sandbox
+from sandyard.platform.db.retry import TEMPORARY_ERRORS, retry_while_database_unavailable
 from sandyard.platform.domain.sandboxes.e2b import (
     BreakerState,
     CommandSpec,
@@ -30,7 +31,6 @@ from sandyard.platform.domain.sandboxes.output import OutputFiles
 from sandyard.platform.domain.sandboxes.recorder import Recorder
 
 log = get_logger(__name__)
-T = TypeVar("T")
 
 RETRY_S = 2.0
 NOTED_S = 0.2
@@ -74,7 +74,9 @@ class Runner:
         for _ in range(2):
             try:
                 async with self._keep_in_use(row, command):
-                    engine_id = await self._retry_while_away(command.id, lambda: self._lifecycle.awake(row))
+                    engine_id = await retry_while_database_unavailable(
+                        lambda: self._lifecycle.awake(row), "command", command=command.id
+                    )
                     asked = True
                     events = self._lifecycle.engine.commands.start(engine_id, spec, most=self._output_kept)
                     if await self._record(events, recorder, row):
@@ -84,7 +86,9 @@ class Runner:
                 await self._finish_lost(recorder, row)
                 return
             except SandboxNotRunningError:
-                await self._retry_while_away(command.id, lambda: self._lifecycle.seen_paused(row.id))
+                await retry_while_database_unavailable(
+                    lambda: self._lifecycle.seen_paused(row.id), "command", command=command.id
+                )
                 if not recorder.begun:
                     asked = False
                     continue  # the sandbox was paused without our knowledge: retry after resuming it
@@ -265,18 +269,17 @@ class Runner:
         if recorder is not None and (late or failure is not None):
             said = "It did not end in time." if late else "Internal error while following it."
             lose = partial(recorder.finish, CommandStatus.LOST, error=f"The command's exit was not observed. {said}")
-            await self._retry_while_away(command.id, lose)
+            await retry_while_database_unavailable(lose, "command", command=command.id)
 
     async def _persist(self, row: Sandbox, command_id: str, work: Coroutine[Any, Any, None]) -> None:
         """Run the work, and keep following the command if the database is temporarily unavailable."""
         try:
             await work
-        except AWAY as error:
+        except TEMPORARY_ERRORS as error:
             log.warning("command_waits", command=command_id, reason=error.message)
-            await self._retry_while_away(command_id, lambda: self._follow(row, command_id, self.recorders[command_id]))
-
-    async def _retry_while_away(self, command_id: str, work: Callable[[], Awaitable[T]]) -> T:
-        return await self._database.retry_while_away(work, "command", command=command_id)
+            await retry_while_database_unavailable(
+                lambda: self._follow(row, command_id, self.recorders[command_id]), "command", command=command_id
+            )
 
     async def _overdue(self, sandbox_id: str, timeout_s: float) -> None:
         """Return when a command should have ended long ago.
@@ -288,7 +291,7 @@ class Runner:
                 before = await self._lifecycle.rows.get(sandbox_id)
                 await asyncio.sleep(timeout_s + OVERDUE_S)
                 row = await self._lifecycle.rows.get(sandbox_id)
-            except AWAY:
+            except TEMPORARY_ERRORS:
                 await asyncio.sleep(RETRY_S)  # unknown: its time starts again
                 continue
             awake = row.status == Status.RUNNING and row.pause_count == before.pause_count

@@ -39,7 +39,7 @@ class Shelf:
         self.after: list[SandyardError] = []
         self._real = database.transaction
         monkeypatch.setattr(database, "transaction", self._transaction)
-        monkeypatch.setattr("sandyard.platform.db.database.AWAY_S", 0)
+        monkeypatch.setattr("sandyard.platform.db.retry.RETRY_S", 0)
         lifecycle: Any = SimpleNamespace(rows=SandboxRows(database), before_pause=[], woken=[], ended=[])
         files = OutputFiles(folder)
         self.commands = Commands(database, lifecycle, files, max_timeout_s=100, output_kept=1 << 20)

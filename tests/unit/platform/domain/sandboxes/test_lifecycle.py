@@ -59,7 +59,7 @@ async def place(world: World) -> Place:
 
 
 async def test_short_database_outage_does_not_fail_sandbox(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sandyard.platform.db.database.AWAY_S", 0)
+    monkeypatch.setattr("sandyard.platform.db.retry.RETRY_S", 0)
     real, errors = place.lifecycle._allowed, [DatabaseUnavailableError()]
 
     async def shaky(project_id: str | None) -> Allowed:
