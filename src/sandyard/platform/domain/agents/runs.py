@@ -300,7 +300,7 @@ class Life:
         while True:
             self._awake.clear()
             row = await lifecycle.rows.get(self.sandbox_id)
-            if row.status in (Status.ERROR, Status.DESTROYED) or row.doomed_at is not None:
+            if row.status in (Status.ERROR, Status.DESTROYED) or row.destroy_requested_at is not None:
                 reason = row.error or "The sandbox was deleted."
                 await self._finish_run(
                     RunStatus.LOST, error=f"The agent's sandbox no longer exists. {reason}", code="sandbox_lost"

@@ -87,7 +87,7 @@ class Keeper:
                 began = asyncio.get_running_loop().time()
                 try:
                     row = await self._lifecycle.rows.get(self._sandbox_id)
-                    if row.status not in LIVE or row.doomed_at is not None:
+                    if row.status not in LIVE or row.destroy_requested_at is not None:
                         check_usable(row)
                         return
                     if row.status != Status.RUNNING or row.engine_id is None:

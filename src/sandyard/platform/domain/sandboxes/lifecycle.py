@@ -156,7 +156,7 @@ class Lifecycle:
         if task is not None:
             return await asyncio.shield(task)
         row = await self.rows.get(sandbox_id)
-        if row.status == Status.PROVISIONING and row.doomed_at is None:
+        if row.status == Status.PROVISIONING and row.destroy_requested_at is None:
             return await asyncio.shield(self.provision(sandbox_id))
         return row
 
@@ -164,7 +164,7 @@ class Lifecycle:
         row = await retry_while_database_unavailable(
             lambda: self.rows.get(sandbox_id), "provisioning", sandbox=sandbox_id
         )
-        if row.status != Status.PROVISIONING or row.doomed_at is not None:
+        if row.status != Status.PROVISIONING or row.destroy_requested_at is not None:
             return row
         envs = json.loads(self._sealer.open(row.envs, ENVS, row.id).reveal()) if row.envs else {}
         allowed = await retry_while_database_unavailable(
@@ -209,7 +209,7 @@ class Lifecycle:
             return row  # or another platform process was faster: the same key is the same sandbox
         self.activity.touch(sandbox_id)
         log.info("sandbox_provisioned", sandbox=sandbox_id, engine_id=engine_id)
-        if row.doomed_at is not None:
+        if row.destroy_requested_at is not None:
             await self.carry_out_destroy(row)
         return row
 
@@ -416,9 +416,9 @@ class Lifecycle:
         """
         if row.status == Status.DESTROYED:
             return
-        if row.doomed_at is None:
+        if row.destroy_requested_at is None:
             with contextlib.suppress(ConflictError):
-                row = await self.rows.change(row.id, None, when=[*LIVE, Status.ERROR], doomed_at=utc_now())
+                row = await self.rows.change(row.id, None, when=[*LIVE, Status.ERROR], destroy_requested_at=utc_now())
         task = self._provisioning.get(row.id)
         if task is not None:
             with contextlib.suppress(SandyardError):
@@ -448,7 +448,7 @@ class Lifecycle:
         """Record that the engine no longer has the sandbox. That is not a failure if it was to be deleted."""
         reason = reason or "The sandbox has ended: it no longer exists on the engine."
         with contextlib.suppress(NotFoundError):
-            if (await self.rows.get(sandbox_id)).doomed_at is None:
+            if (await self.rows.get(sandbox_id)).destroy_requested_at is None:
                 await self._fail(sandbox_id, reason, "sandbox_lost", LIVE)
 
     async def _fail(self, sandbox_id: str, reason: str, code: str, when: Iterable[Status]) -> None:

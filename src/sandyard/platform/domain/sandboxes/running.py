@@ -106,7 +106,7 @@ class Runner:
         """Follow a started command from its last known state until it exits."""
         while True:
             row = await self._lifecycle.rows.get(row.id)
-            if row.status in (Status.ERROR, Status.DESTROYED) or row.doomed_at is not None:
+            if row.status in (Status.ERROR, Status.DESTROYED) or row.destroy_requested_at is not None:
                 await self._finish_lost(recorder, row)
                 return
             if row.status != Status.RUNNING or row.engine_id is None:

@@ -70,7 +70,7 @@ class Upkeep:
                 log.warning("sandbox_not_settled", sandbox=row.id, reason=error.message)
         for project_id in {row.project_id for row in rows.values() if row.project_id and row.status == Status.RUNNING}:
             await lifecycle.apply_network(project_id)
-        await self._finish_doomed()
+        await self._finish_requested_destroys()
         known = {row.engine_id for row in rows.values()}
         orphans = {box.id for box in there.values() if box.id not in known}
         for engine_id in orphans & self._orphans:  # only the second time, because a new one may not be in its row yet
@@ -80,8 +80,8 @@ class Upkeep:
 
     async def _reconcile_row(self, row: Sandbox, box: EngineSandbox | None) -> None:
         lifecycle = self._lifecycle
-        if row.doomed_at is not None:
-            return  # see _finish_doomed
+        if row.destroy_requested_at is not None:
+            return  # see _finish_requested_destroys
         if row.status == Status.PROVISIONING:
             lifecycle.provision(row.id)
         elif box is None:
@@ -113,11 +113,11 @@ class Upkeep:
         unchanged = (await self._lifecycle.rows.get(row.id)).version == row.version
         return unchanged and box.state is EngineState.RUNNING
 
-    async def _finish_doomed(self) -> None:
+    async def _finish_requested_destroys(self) -> None:
         async with self._database.reading() as session:
-            query = select(Sandbox).where(Sandbox.doomed_at.is_not(None), Sandbox.status != Status.DESTROYED)
-            doomed = list((await session.execute(query)).scalars())
-        for row in doomed:
+            query = select(Sandbox).where(Sandbox.destroy_requested_at.is_not(None), Sandbox.status != Status.DESTROYED)
+            requested = list((await session.execute(query)).scalars())
+        for row in requested:
             await self._destroy(row)
 
     async def _destroy(self, row: Sandbox) -> bool:
@@ -154,7 +154,7 @@ class Upkeep:
         lifecycle = self._lifecycle
         await lifecycle.rows.note_uses(lifecycle.activity.unwritten())
         for row in await lifecycle.rows.with_status(Status.RUNNING):
-            if row.engine_id is not None and row.doomed_at is None:
+            if row.engine_id is not None and row.destroy_requested_at is None:
                 try:
                     await self._check(row, row.engine_id)
                 except SandyardError as error:
@@ -180,7 +180,7 @@ class Upkeep:
         idle = []
         for row in await lifecycle.rows.with_status(Status.RUNNING):
             lifecycle.activity.know(row.id, row.used_at)
-            if row.doomed_at is None and lifecycle.activity.idle_for(row.id) >= row.idle_seconds:
+            if row.destroy_requested_at is None and lifecycle.activity.idle_for(row.id) >= row.idle_seconds:
                 idle.append(row)
         await asyncio.gather(*(self._pause_one(row) for row in idle))
 

@@ -264,7 +264,9 @@ class Sessions:
                 own = update(Sandbox).where(Sandbox.session_id == row.id)
                 await tx.session.execute(own.values(envs=None))
                 # a sandbox provisioned at this moment is orphaned: the next sync with the engine deletes it
-                await tx.session.execute(own.where(Sandbox.status != Status.DESTROYED).values(doomed_at=utc_now()))
+                await tx.session.execute(
+                    own.where(Sandbox.status != Status.DESTROYED).values(destroy_requested_at=utc_now())
+                )
                 await tx.session.delete(known)
                 tx.emit("session.deleted", **about(row))
 

@@ -71,7 +71,7 @@ class Leaving:
         over = (AttemptStatus.CANCELLED, AttemptStatus.MERGED, AttemptStatus.ARCHIVED)
         query = select(Attempt, Sandbox).join(Session, Session.id == Attempt.session_id)
         query = query.join(Sandbox, Sandbox.id == Session.sandbox_id).where(
-            Attempt.status.in_(over), Sandbox.status.in_(LIVE), Sandbox.doomed_at.is_(None)
+            Attempt.status.in_(over), Sandbox.status.in_(LIVE), Sandbox.destroy_requested_at.is_(None)
         )
         async with self._database.reading() as session:
             found = (await session.execute(query)).all()

@@ -178,7 +178,7 @@ class Steps:
                 log.info("provisioning_failed", attempt=attempt.id, reason=error.message)
                 sandbox = await self._lifecycle.rows.get(sandbox.id)
             usable = sandbox.status not in (Status.ERROR, Status.DESTROYED)
-            if usable and sandbox.doomed_at is None:
+            if usable and sandbox.destroy_requested_at is None:
                 return {"shown": {"sessionId": row.id, "sandboxId": sandbox.id}}
             failed = sandbox.status == Status.ERROR
             unfit += failed and sandbox.error_code in NO_TEMPLATE

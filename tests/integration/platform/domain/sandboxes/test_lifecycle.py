@@ -96,7 +96,7 @@ async def test_destroyed_while_it_is_provisioned(yard: Yard, monkeypatch: pytest
     await asyncio.wait_for(made.wait(), 30)
     assert len(await yard.there()) == 1
     destroying = asyncio.ensure_future(yard.services.sandboxes.destroy_sandbox(yard.owner, row.id))
-    await until(lambda: doomed(yard, row), "doomed")
+    await until(lambda: destroy_requested(yard, row), "the request is stored")
     go_on.set()
     await destroying
     assert (await yard.row(row)).status == "destroyed"
@@ -105,8 +105,8 @@ async def test_destroyed_while_it_is_provisioned(yard: Yard, monkeypatch: pytest
         await yard.start(row, "true")
 
 
-async def doomed(yard: Yard, row: Sandbox) -> bool:
-    return (await yard.row(row)).doomed_at is not None
+async def destroy_requested(yard: Yard, row: Sandbox) -> bool:
+    return (await yard.row(row)).destroy_requested_at is not None
 
 
 async def test_destroyed_by_another_process_while_it_is_provisioned(

@@ -165,17 +165,17 @@ async def test_one_that_cannot_be_checked_keeps_nobody_from_the_others(
     yard: Yard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broken, fine = await yard.sandbox(), await yard.sandbox()
-    doomed = await yard.sandbox()
+    requested = await yard.sandbox()
     fail(yard, monkeypatch, "usage", broken)
     fail(yard, monkeypatch, "kill", broken)
     await yard.services.upkeep.check_health()
     assert (await yard.row(fine)).seen_at > fine.seen_at  # type: ignore[operator]
-    for row in (broken, doomed):
-        await yard.services.lifecycle.rows.note(row.id, doomed_at=utc_now())
+    for row in (broken, requested):
+        await yard.services.lifecycle.rows.note(row.id, destroy_requested_at=utc_now())
     yard.services.upkeep.reconciled.clear()
     await yard.services.upkeep.reconcile()
     assert yard.services.upkeep.reconciled.is_set()
-    assert [(await yard.row(row)).status for row in (broken, doomed)] == ["running", "destroyed"]
+    assert [(await yard.row(row)).status for row in (broken, requested)] == ["running", "destroyed"]
     monkeypatch.undo()
 
 
