@@ -65,7 +65,7 @@ async def test_requests_to_destroy_sandboxes_of_the_version_before(database: Dat
                     idle_seconds=60,
                     created_at=NOW,
                     destroy_requested_at=requested,
-                )  # fmt: skip
+                )
             )
     await migrate.downgrade(database, "0010")
     async with database.reading() as session:

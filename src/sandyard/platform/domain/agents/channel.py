@@ -146,7 +146,7 @@ class Inputs:
     async def _write(self, engine_id: str, rows: Sequence[AgentInput]) -> None:
         engine, path = self._desk.lifecycle.engine, input_path(self._run_id)
         if self.delivered is None:
-            ran = await engine.run(engine_id, ["stat", "-c", "%s", "--", path], idempotent=True)
+            ran = await engine.programs.run(engine_id, ["stat", "-c", "%s", "--", path], idempotent=True)
             told = ran.stdout.strip()
             self.delivered = int(told) if ran.exit_code == 0 and told.isdigit() else 0
         start, text = rows[0].position, "".join(row.line for row in rows)
@@ -157,7 +157,7 @@ class Inputs:
             words = ["/bin/bash", "-c", _WRITE, "sandyard", path, str(at), piece]
             if len(self._writes) < WRITES:
                 self._writes.append((at + len(piece), self._heard()))
-            ran = await engine.run(engine_id, words, idempotent=True)
+            ran = await engine.programs.run(engine_id, words, idempotent=True)
             if ran.exit_code == _EXIT_GAP:
                 self.delivered = None
                 raise EngineError("The agent's earlier input is no longer in the sandbox.")

@@ -72,7 +72,7 @@ async def ensure_installed(
 
 
 async def _is_installed(engine: SandboxEngine, engine_id: str, install: Install) -> bool:
-    ran = await engine.run(engine_id, install.check, timeout_s=CHECK_S, limit=1024, idempotent=True)
+    ran = await engine.programs.run(engine_id, install.check, timeout_s=CHECK_S, limit=1024, idempotent=True)
     return ran.exit_code == 0 or ran.truncated
 
 

@@ -345,7 +345,7 @@ class Life:
         engine = self._desk.lifecycle.engine
         with contextlib.suppress(SandyardError):
             await engine.commands.forget(engine_id, self.run_id)
-            await engine.remove(engine_id, input_path(self.run_id))
+            await engine.files.remove(engine_id, input_path(self.run_id))
 
     async def _wake_sandbox(self, row: Sandbox) -> None:
         try:

@@ -58,7 +58,7 @@ class Checkpoints:
         if reason in (Reason.PAUSE, Reason.DESTROY):
             assert job.sandbox.engine_id is not None
             if reason == Reason.DESTROY and job.sandbox.status == Status.PAUSED:
-                await self._ground.lifecycle.engine.wake(job.sandbox.engine_id, FAREWELL_S * 2)
+                await self._ground.lifecycle.engine.resume(job.sandbox.engine_id, FAREWELL_S * 2)
             kept = await self.keep(row, job.sandbox, self._ground.guest(job.sandbox.engine_id, row.folder), reason)
         else:
             async with self._ground.inside(job.sandbox, row.folder) as guest:

@@ -128,7 +128,7 @@ class Runner:
         if reads:
             variables["GIT_OPTIONAL_LOCKS"] = "0"
         try:
-            ran = await self.engine.run(
+            ran = await self.engine.programs.run(
                 self.engine_id,
                 argv,
                 cwd=cwd,

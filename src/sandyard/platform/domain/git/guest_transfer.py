@@ -227,7 +227,7 @@ async def upload(runner: Runner, file: str, offset: int = 0) -> str:
     occupied."""
     path = f"/tmp/.sandyard-bundle-{random_id()}"  # noqa: S108 - in the sandbox
     try:
-        await runner.engine.write_file(runner.engine_id, path, _read_chunks(Path(file), offset))
+        await runner.engine.files.write(runner.engine_id, path, _read_chunks(Path(file), offset))
     except BaseException:
         await _remove_in_sandbox(runner, path)
         raise
@@ -236,7 +236,7 @@ async def upload(runner: Runner, file: str, offset: int = 0) -> str:
 
 async def _download(runner: Runner, path: str, into: Path, limit: int) -> None:
     """Download at most `limit` bytes, whatever size the sandbox reports. Leaves no file if it fails."""
-    _, chunks = await runner.engine.read_file(runner.engine_id, path)
+    _, chunks = await runner.engine.files.read(runner.engine_id, path)
     taken = 0
     try:
         file = await asyncio.to_thread(into.open, "wb")
@@ -258,7 +258,7 @@ async def _download(runner: Runner, path: str, into: Path, limit: int) -> None:
 async def _remove_in_sandbox(runner: Runner, path: str) -> None:
     """Remove a file in the sandbox, even if the caller is cancelled. If the sandbox is gone, so is the file."""
     with contextlib.suppress(Exception):
-        await asyncio.shield(asyncio.ensure_future(runner.engine.remove(runner.engine_id, path)))
+        await asyncio.shield(asyncio.ensure_future(runner.engine.files.remove(runner.engine_id, path)))
 
 
 async def _read_chunks(path: Path, offset: int) -> AsyncIterator[bytes]:

@@ -84,7 +84,7 @@ class Builder:
         async with self.lifecycle.using(sandbox) as engine_id:
             if ran:
                 await self.lifecycle.engine.commands.forget(engine_id, *(one["commandId"] for one in ran))
-            return await self.lifecycle.engine.snapshot(engine_id)
+            return await self.lifecycle.engine.create_snapshot(engine_id)
 
     async def _start(self, caller: Principal, sandbox: Sandbox, command: Command, new: NewCommand) -> CommandRow:
         try:

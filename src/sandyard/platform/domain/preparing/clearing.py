@@ -137,6 +137,6 @@ async def end_sandbox(lifecycle: Lifecycle, sandbox_id: str, keep: str | None) -
     except NotFoundError:
         return
     if sandbox.engine_id is not None:
-        for snapshot in await lifecycle.engine.snapshots(sandbox.engine_id):
+        for snapshot in await lifecycle.engine.list_snapshots(sandbox.engine_id):
             if snapshot != keep:
                 await lifecycle.engine.delete_snapshot(snapshot)

@@ -314,7 +314,7 @@ class Preparing:
     async def _there(self, row: Preparation) -> bool:
         """Return whether the engine still has its snapshot."""
         engine_id = row.detail.get("engineId")
-        return engine_id is not None and row.snapshot in await self._lifecycle.engine.snapshots(engine_id)
+        return engine_id is not None and row.snapshot in await self._lifecycle.engine.list_snapshots(engine_id)
 
     async def _used(self, row: Preparation) -> Preparation:
         async with self._database.transaction() as tx:

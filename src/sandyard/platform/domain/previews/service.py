@@ -164,7 +164,7 @@ class Previews:
         check_usable(row)
         assert row.engine_id is not None
         try:
-            info = await self._lifecycle.engine.info(row.engine_id)
+            info = await self._lifecycle.engine.get_info(row.engine_id)
         except SandboxNotFoundError:
             await self._lifecycle.lost(row.id)
             raise

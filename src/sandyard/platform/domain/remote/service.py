@@ -95,7 +95,7 @@ class Remotes:
         argv = ("python3", "-I", "-S", "-c", _EDITOR)
         ran = await self._lifecycle.call(
             row,
-            lambda engine_id: self._lifecycle.engine.run(
+            lambda engine_id: self._lifecycle.engine.programs.run(
                 engine_id, argv, timeout_s=_EDITOR_S, limit=_SAID, idempotent=True
             ),
         )
@@ -115,7 +115,7 @@ class Remotes:
         if row.status != Status.RUNNING or row.engine_id is None:
             return None, None
         try:
-            ran = await self._lifecycle.engine.run(
+            ran = await self._lifecycle.engine.programs.run(
                 row.engine_id, ("sh", "-c", _LOOK), timeout_s=_LOOK_S, limit=4096, idempotent=True
             )
         except SandyardError:

@@ -279,7 +279,7 @@ class Lifecycle:
     async def _wake(self, row: Sandbox) -> Sandbox:
         assert row.engine_id is not None
         try:
-            await self.engine.wake(row.engine_id, row.idle_seconds + self._idle_margin_s)
+            await self.engine.resume(row.engine_id, row.idle_seconds + self._idle_margin_s)
         except SandboxNotFoundError:
             await self.lost(row.id)
             raise
@@ -383,7 +383,7 @@ class Lifecycle:
             if row.status != Status.RUNNING or row.engine_id is None:
                 return row
             try:
-                box = await self.engine.info(row.engine_id)
+                box = await self.engine.get_info(row.engine_id)
             except SandboxNotFoundError:
                 await self.lost(sandbox_id)
                 return await self.rows.get(sandbox_id)

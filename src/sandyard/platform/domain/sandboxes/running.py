@@ -17,7 +17,7 @@ from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import Command, Sandbox
 from sandyard.platform.db.retry import TEMPORARY_ERRORS, retry_while_database_unavailable
 from sandyard.platform.domain.sandboxes.e2b import (
-    BreakerState,
+    CircuitState,
     CommandSpec,
     Ended,
     Output,
@@ -295,7 +295,7 @@ class Runner:
                 await asyncio.sleep(RETRY_S)  # unknown: its time starts again
                 continue
             awake = row.status == Status.RUNNING and row.pause_count == before.pause_count
-            if awake and self._lifecycle.engine.breaker.state is BreakerState.CLOSED:
+            if awake and self._lifecycle.engine.breaker.state is CircuitState.CLOSED:
                 return
 
     async def get(self, command_id: str) -> Command:

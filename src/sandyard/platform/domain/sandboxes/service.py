@@ -18,7 +18,12 @@ from sandyard.platform.db.models import AgentSnapshot, Preparation, Project, San
 from sandyard.platform.domain.paging import Listing, PageRequest
 from sandyard.platform.domain.projects import service as projects
 from sandyard.platform.domain.projects.service import Projects
-from sandyard.platform.domain.sandboxes.e2b import Denied, FileEntry, SandboxNotFoundError, SandboxNotRunningError
+from sandyard.platform.domain.sandboxes.e2b import (
+    DeniedConnection,
+    FileEntry,
+    SandboxNotFoundError,
+    SandboxNotRunningError,
+)
 from sandyard.platform.domain.sandboxes.lifecycle import Lifecycle
 from sandyard.platform.domain.sandboxes.model import NewSandbox, Status, about, check_usable
 from sandyard.platform.domain.sandboxes.rows import sessions_visible_to
@@ -149,19 +154,19 @@ class Sandboxes:
         if row.status != Status.RUNNING or row.engine_id is None:
             return row.usage
         try:
-            usage = await self._lifecycle.engine.usage(row.engine_id)
+            usage = await self._lifecycle.engine.get_usage(row.engine_id)
         except SandyardError:
             return row.usage
         return row.usage if usage is None else {**asdict(usage), "at": usage.at.isoformat()}
 
-    async def denied(self, principal: Principal, sandbox_id: str) -> Sequence[Denied] | None:
+    async def list_denied_connections(self, principal: Principal, sandbox_id: str) -> Sequence[DeniedConnection] | None:
         """Return connections that the network settings have denied. None if the engine does not report them. Never
         resumes it."""
         row = await self._lifecycle.rows.get_for(principal, sandbox_id)
         if row.engine_id is None:
             return []
         try:
-            return await self._lifecycle.engine.denied(row.engine_id)
+            return await self._lifecycle.engine.list_denied_connections(row.engine_id)
         except SandboxNotFoundError:  # it has ended, and its log is gone
             return []
 
@@ -181,9 +186,9 @@ class Sandboxes:
             if body.begun:
                 raise SandboxNotRunningError("The sandbox was paused and has been resumed. Send the file again.")
             try:
-                return await self._lifecycle.engine.write_file(engine_id, path, body.bounded())
+                return await self._lifecycle.engine.files.write(engine_id, path, body.bounded())
             except TooLargeError:
-                await self._lifecycle.engine.remove(engine_id, path)
+                await self._lifecycle.engine.files.remove(engine_id, path)
                 raise
 
         size = await self._lifecycle.call(row, write)
@@ -197,7 +202,7 @@ class Sandboxes:
         """Return the file's size, if known, and its bytes."""
         row = await self._lifecycle.rows.get_for(principal, sandbox_id)
         size, chunks = await self._lifecycle.call(
-            row, lambda engine_id: self._lifecycle.engine.read_file(engine_id, path)
+            row, lambda engine_id: self._lifecycle.engine.files.read(engine_id, path)
         )
         return size, self._stream_in_use(row, chunks)
 
@@ -214,17 +219,17 @@ class Sandboxes:
         first = int(page.cursor or 0)
         found = await self._lifecycle.call(
             row,
-            lambda engine_id: self._lifecycle.engine.list_files(engine_id, path, depth, first=first, limit=page.limit),
+            lambda engine_id: self._lifecycle.engine.files.list(engine_id, path, depth, first=first, limit=page.limit),
         )
         return Listing(found.entries, None if found.next is None else str(found.next))
 
     async def file_info(self, principal: Principal, sandbox_id: str, path: str) -> FileEntry:
         row = await self._lifecycle.rows.get_for(principal, sandbox_id)
-        return await self._lifecycle.call(row, lambda engine_id: self._lifecycle.engine.stat(engine_id, path))
+        return await self._lifecycle.call(row, lambda engine_id: self._lifecycle.engine.files.stat(engine_id, path))
 
     async def remove_file(self, principal: Principal, sandbox_id: str, path: str) -> None:
         row = await self._lifecycle.rows.get_for(principal, sandbox_id)
-        await self._lifecycle.call(row, lambda engine_id: self._lifecycle.engine.remove(engine_id, path))
+        await self._lifecycle.call(row, lambda engine_id: self._lifecycle.engine.files.remove(engine_id, path))
         async with self._database.transaction() as tx:
             tx.emit("file.removed", **about(row), path=path[:1000], by=principal.name)
 

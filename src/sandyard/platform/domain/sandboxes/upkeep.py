@@ -99,7 +99,7 @@ class Upkeep:
         """
         assert row.engine_id is not None
         try:
-            await self._lifecycle.engine.info(row.engine_id)
+            await self._lifecycle.engine.get_info(row.engine_id)
         except SandboxNotFoundError:
             await self._lifecycle.lost(row.id)
         else:
@@ -109,7 +109,7 @@ class Upkeep:
         """Return whether the engine still reports it as running and the row is unchanged, because the list may predate
         a pause."""
         assert row.engine_id is not None
-        box = await self._lifecycle.engine.info(row.engine_id)
+        box = await self._lifecycle.engine.get_info(row.engine_id)
         unchanged = (await self._lifecycle.rows.get(row.id)).version == row.version
         return unchanged and box.state is EngineState.RUNNING
 
@@ -165,7 +165,7 @@ class Upkeep:
         try:
             if lifecycle.activity.idle_for(row.id) < row.idle_seconds:
                 await lifecycle.engine.extend(engine_id, row.idle_seconds + self._settings.idle_margin_s)
-            usage = await lifecycle.engine.usage(engine_id)
+            usage = await lifecycle.engine.get_usage(engine_id)
         except SandboxNotFoundError:
             await self._reconcile_missing(row)
         except ConflictError:

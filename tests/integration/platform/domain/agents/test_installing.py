@@ -28,7 +28,7 @@ class Box:
     said: list[str]
 
     async def run(self, line: str) -> str:
-        ran = await self.engine.run(self.id, ["bash", "-c", line])
+        ran = await self.engine.programs.run(self.id, ["bash", "-c", line])
         assert ran.exit_code == 0, ran.stderr
         return ran.stdout.decode()
 

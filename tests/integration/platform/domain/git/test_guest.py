@@ -57,7 +57,7 @@ class Inside(Guest):
         self.engine, self.id = engine, engine_id
 
     async def sh(self, script: str, *arguments: str) -> str:
-        ran = await self.engine.run(self.id, ["bash", "-ec", script, "sh", *arguments], cwd=FOLDER)
+        ran = await self.engine.programs.run(self.id, ["bash", "-ec", script, "sh", *arguments], cwd=FOLDER)
         assert ran.exit_code == 0, ran.stderr
         return os.fsdecode(ran.stdout)
 
@@ -175,7 +175,7 @@ async def test_a_whole_checkout_is_left_alone_and_half_of_one_is_not(
 
 
 async def test_what_is_in_the_folder_is_not_overwritten(empty: Inside, bundle: Bundle, upstream: Repository) -> None:
-    await empty.engine.write_file(empty.id, f"{FOLDER}/precious", pieces(b"x"))
+    await empty.engine.files.write(empty.id, f"{FOLDER}/precious", pieces(b"x"))
     with pytest.raises(GitFailedError, match="is not empty"):
         await begin(empty, bundle, upstream)
     await empty.sh("git init -q")
@@ -232,7 +232,7 @@ async def test_there_is_no_checkout_no_git_no_sandbox(empty: Inside, bundle: Bun
     for verb in (empty.status, empty.head, empty.work_tree, empty.abort):
         with pytest.raises(NoCheckoutError):
             await verb()
-    await empty.engine.make_dir(empty.id, FOLDER)
+    await empty.engine.files.make_dir(empty.id, FOLDER)
     await empty.sh("git init -q ..")
     for verb in (empty.status, empty.head):
         with pytest.raises(NoCheckoutError):

@@ -207,7 +207,7 @@ async def test_nobody_enters_the_sandbox_in_which_an_agent_is_installed(garden: 
     with pytest.raises(NotFoundError):
         await services.commands.execute(member, row.id, NewCommand("touch /tmp/go", 10))
     async with services.lifecycle.using(row) as engine_id:
-        await services.engine.run(engine_id, ["touch", "/tmp/go"])
+        await services.engine.programs.run(engine_id, ["touch", "/tmp/go"])
     assert await making != "base"
 
 
@@ -235,7 +235,7 @@ async def test_nobody_enters_the_sandbox_in_which_a_project_is_prepared(garden: 
     command, _ = await services.commands.get_for(member, command_id)
     assert "/tmp/go" in command.command, "its output can be read"
     async with services.lifecycle.using(await services.lifecycle.rows.get(row.sandbox_id)) as engine_id:
-        await services.engine.run(engine_id, ["touch", "/tmp/go"])
+        await services.engine.programs.run(engine_id, ["touch", "/tmp/go"])
     assert (await making).status == "ready"
 
 
@@ -329,14 +329,14 @@ async def test_unused_and_lost_snapshots(garden: Garden) -> None:
     await services.preparing.tidy(timedelta(seconds=-1))
     with pytest.raises(NotFoundError):
         await services.preparing.get(garden.owner, made.id)
-    assert not await services.engine.snapshots(engine_id)
+    assert not await services.engine.list_snapshots(engine_id)
 
     last = await garden.prepare()
     await builder_is_gone(garden, last)
     await services.projects.delete(garden.owner, garden.project.id)
-    assert await services.engine.snapshots(last.detail["engineId"])
+    assert await services.engine.list_snapshots(last.detail["engineId"])
     await services.preparing.tidy(timedelta(days=1))
-    assert not await services.engine.snapshots(last.detail["engineId"])
+    assert not await services.engine.list_snapshots(last.detail["engineId"])
 
 
 async def test_a_platform_that_ends_in_the_middle(
@@ -394,14 +394,14 @@ async def test_a_snapshot_that_nobody_wrote_down_goes(garden: Garden, monkeypatc
     await until(is_taken, "the snapshot is taken")
     (flight,) = preparing._flights.values()
     engine_id = (await garden.yard.row(flight.sandbox)).engine_id or ""
-    assert list(await services.engine.snapshots(engine_id)) == taken
+    assert list(await services.engine.list_snapshots(engine_id)) == taken
     flight.task.cancel()
     with pytest.raises(StoppingError):
         await waiting
     await preparing.recover()
 
     async def gone() -> bool:
-        return not await services.engine.snapshots(engine_id) and not await garden.yard.there()
+        return not await services.engine.list_snapshots(engine_id) and not await garden.yard.there()
 
     await until(gone, "all of it goes")
     monkeypatch.undo()

@@ -167,7 +167,7 @@ async def test_kill_before_it_has_started_keeps_it_from_starting(yard: Yard, mon
 
 async def knows(yard: Yard, row: Sandbox, command: Command) -> bool:
     assert row.engine_id
-    entries = (await yard.services.engine.list_files(row.engine_id, "/tmp/.sandyard/commands", 1)).entries
+    entries = (await yard.services.engine.files.list(row.engine_id, "/tmp/.sandyard/commands", 1)).entries
     return command.id in {entry.name for entry in entries}
 
 
@@ -344,7 +344,7 @@ async def test_a_database_that_is_away_for_a_moment_loses_no_command(
         raise DatabaseUnavailableError
 
     assert row.engine_id
-    await yard.services.engine.run(row.engine_id, ["touch", "/tmp/go"])
+    await yard.services.engine.programs.run(row.engine_id, ["touch", "/tmp/go"])
     with monkeypatch.context() as gone:
         gone.setattr(Database, "engine", property(lambda _: away()))
         gone.setattr(database, "reading", away)
@@ -412,7 +412,7 @@ async def test_journals_are_forgotten(yard: Yard, monkeypatch: pytest.MonkeyPatc
 
     async def forgotten() -> bool:
         assert row.engine_id
-        entries = (await yard.services.engine.list_files(row.engine_id, "/tmp/.sandyard/commands", 1)).entries
+        entries = (await yard.services.engine.files.list(row.engine_id, "/tmp/.sandyard/commands", 1)).entries
         return not ids & {entry.name for entry in entries}
 
     await until(forgotten, "forgotten")

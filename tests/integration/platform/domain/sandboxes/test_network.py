@@ -21,7 +21,7 @@ async def made(yard: Yard, project_id: str | None) -> Sandbox:
 async def policy(yard: Yard, row: Sandbox) -> tuple[bool | None, list[str], list[str]]:
     """Internet, what is allowed, what is denied: as the engine says."""
     assert row.engine_id is not None
-    detail = (await yard.services.engine._gate.detail(row.engine_id)).to_dict()
+    detail = (await yard.services.engine.transport.get_detail(row.engine_id)).to_dict()
     network = detail.get("network") or {}
     return detail.get("allowInternetAccess"), network.get("allowOut") or [], network.get("denyOut") or []
 
@@ -80,5 +80,5 @@ async def test_what_could_not_be_told_is_told_later(yard: Yard) -> None:
 async def test_what_was_refused_is_shown_where_the_engine_tells(yard: Yard) -> None:
     row = await made(yard, await yard.project(yard.owner, network={"mode": "none"}))
     await yard.wait(await yard.start(row, "getent hosts evil.test; true"))
-    found = await yard.services.sandboxes.denied(yard.owner, row.id)
+    found = await yard.services.sandboxes.list_denied_connections(yard.owner, row.id)
     assert found is None or "evil.test" in {one.host for one in found}, "None: an engine without a network of its own"

@@ -127,7 +127,7 @@ async def test_the_engine_has_paused_or_woken_by_itself(yard: Yard) -> None:
     assert paused.engine_id and woken.engine_id
     await yard.services.engine.pause(paused.engine_id)
     await yard.services.sandboxes.pause(yard.owner, woken.id)
-    await yard.services.engine.wake(woken.engine_id, 600)
+    await yard.services.engine.resume(woken.engine_id, 600)
     await yard.services.upkeep.reconcile()
     assert [(await yard.row(row)).status for row in (paused, woken)] == ["paused", "running"]
     assert [await yard.state(row) for row in (paused, woken)] == ["paused", "running"]
@@ -203,7 +203,7 @@ async def test_strangers_are_ended_at_the_second_look_and_those_of_others_never(
     await yard.services.upkeep.reconcile()
     assert await yard.there() == {ours.engine_id}
     await yard.services.upkeep.reconcile()
-    assert (await yard.services.engine.info(others)).state == "running"
+    assert (await yard.services.engine.get_info(others)).state == "running"
     assert (await yard.row(ours)).status == "running"
     await yard.services.engine.kill(others)
 

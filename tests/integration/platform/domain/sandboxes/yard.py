@@ -147,7 +147,7 @@ class Yard:
         """As the engine says."""
         assert row.engine_id is not None
         try:
-            return (await self.services.engine.info(row.engine_id)).state
+            return (await self.services.engine.get_info(row.engine_id)).state
         except SandboxNotFoundError:
             return "gone"
 

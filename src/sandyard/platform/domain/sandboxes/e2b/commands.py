@@ -23,8 +23,7 @@ from sandyard.platform.domain.sandboxes.e2b.errors import (
     SandboxNotRunningError,
     SandboxUnreachableError,
 )
-from sandyard.platform.domain.sandboxes.e2b.gate import Gate, Handle
-from sandyard.platform.domain.sandboxes.e2b.journals import read_from
+from sandyard.platform.domain.sandboxes.e2b.files import Files
 from sandyard.platform.domain.sandboxes.e2b.relay import (
     SILENCE_S,
     SPEC_INLINE,
@@ -41,6 +40,7 @@ from sandyard.platform.domain.sandboxes.e2b.relay import (
     spec_path,
     sweep_paths,
 )
+from sandyard.platform.domain.sandboxes.e2b.transport import EngineTransport, SandboxHandle
 
 log = get_logger(__name__)
 
@@ -71,8 +71,16 @@ class Commands:
     paused they wait without resuming it. Raises SandboxNotFoundError if the sandbox is gone, and the command with it.
     """
 
-    def __init__(self, gate: Gate, *, patience_s: float = PATIENCE_S, silence_s: float = SILENCE_S) -> None:
-        self._gate = gate
+    def __init__(
+        self,
+        transport: EngineTransport,
+        files: Files,
+        *,
+        patience_s: float = PATIENCE_S,
+        silence_s: float = SILENCE_S,
+    ) -> None:
+        self._transport = transport
+        self._files = files
         self._patience = patience_s
         self._silence = silence_s
         self._closing: set[asyncio.Task[None]] = set()
@@ -124,7 +132,7 @@ class Commands:
         wish, answer_path = sweep_paths(command_id)
         token = random_id()
 
-        async def ask(handle: Handle) -> int | None:
+        async def ask(handle: SandboxHandle) -> int | None:
             if not handle.python:
                 return None  # its relay is a shell script, which cannot do this
             files = handle.sandbox.files
@@ -137,7 +145,7 @@ class Commands:
                         return int(count)
             return None
 
-        return await self._gate.inside("end_leftovers", engine_id, ask, idempotent=True, attempts=1)
+        return await self._transport.call_sandbox("end_leftovers", engine_id, ask, idempotent=True, attempts=1)
 
     async def forget(self, engine_id: str, *command_ids: str) -> None:
         """Remove the journals of these commands. Idempotent. Afterwards the ids could be started again."""
@@ -159,7 +167,7 @@ class Commands:
         now = asyncio.get_running_loop().time
         contact, failures = now(), 0
         while not state.ended:
-            stream = RelayStream(self._gate.config.api_key, self._silence)
+            stream = RelayStream(self._transport.config.api_key, self._silence)
             try:
                 await self._open(engine_id, state, stream)
                 async for frame in stream.frames():
@@ -184,7 +192,7 @@ class Commands:
             finally:
                 self._finish(stream, patience_s=1.0 if state.ended else 0.0)
             if failures:
-                await self._gate.clock.sleep(_PAUSES[min(failures, len(_PAUSES)) - 1])
+                await self._transport.clock.sleep(_PAUSES[min(failures, len(_PAUSES)) - 1])
 
     async def _interpret(self, engine_id: str, state: _ReadState, frame: Frame) -> AsyncGenerator[Event, None]:
         """Yield the events of a line, with the output to fetch for it.
@@ -212,7 +220,7 @@ class Commands:
             return
         path = journal_path(state.id, number, folder)
         async with contextlib.aclosing(
-            read_from(self._gate, engine_id, path, begin, silence_s=self._silence)
+            self._files.read_from(engine_id, path, begin, silence_s=self._silence)
         ) as pieces:
             async for data in pieces:
                 for event in state.add(number, state.offsets[number], data):
@@ -225,7 +233,7 @@ class Commands:
             raise SandboxUnreachableError("The sandbox sent less of a journal than it reported.")
 
     async def _open(self, engine_id: str, state: _ReadState, stream: RelayStream) -> None:
-        async def begin(handle: Handle) -> None:
+        async def begin(handle: SandboxHandle) -> None:
             if state.spec is None or state.begun:
                 arguments = f"follow {state.id} {state.offsets['1']} {state.offsets['2']}"
                 await stream.open(handle, arguments, user=_OWNER, envs={}, disposable=True)
@@ -233,9 +241,9 @@ class Commands:
                 await self._begin(handle, stream, state.spec)
 
         verb = "follow_command" if state.begun else "start_command"
-        await self._gate.inside(verb, engine_id, begin, idempotent=True, attempts=1)
+        await self._transport.call_sandbox(verb, engine_id, begin, idempotent=True, attempts=1)
 
-    async def _begin(self, handle: Handle, stream: RelayStream, spec: CommandSpec) -> None:
+    async def _begin(self, handle: SandboxHandle, stream: RelayStream, spec: CommandSpec) -> None:
         path = spec_path(spec.id)
         if not handle.python:
             await handle.sandbox.files.write(path, spec.command, user=spec.user)
@@ -255,7 +263,7 @@ class Commands:
 
         stream: RelayStream | None = None
 
-        async def ask(handle: Handle) -> bool:
+        async def ask(handle: SandboxHandle) -> bool:
             try:
                 async with asyncio.timeout(ASK_S):
                     return await answer(handle)
@@ -264,10 +272,10 @@ class Commands:
                     ProcessesFullError() if stream is not None and stream.lacks_processes else SandboxUnreachableError()
                 ) from None
 
-        async def answer(handle: Handle) -> bool:
+        async def answer(handle: SandboxHandle) -> bool:
             nonlocal stream
             for _ in range(3):  # it may have no python3, or no relay any more
-                stream = RelayStream(self._gate.config.api_key, self._silence)
+                stream = RelayStream(self._transport.config.api_key, self._silence)
                 await stream.open(handle, f"{verb} {' '.join(command_ids)}", user=_OWNER, envs={})
                 try:
                     async for frame in stream.frames():
@@ -277,7 +285,7 @@ class Commands:
                     self._finish(stream, patience_s=1.0)
             raise EngineError(_NO_RELAY)
 
-        return await self._gate.inside(f"{verb}_command", engine_id, ask, idempotent=True, attempts=2)
+        return await self._transport.call_sandbox(f"{verb}_command", engine_id, ask, idempotent=True, attempts=2)
 
     def _finish(self, stream: RelayStream, *, patience_s: float) -> None:
         task = asyncio.get_running_loop().create_task(stream.finish(patience_s))

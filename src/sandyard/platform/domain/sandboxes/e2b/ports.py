@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 from e2b import ConnectionConfig
 
-from sandyard.platform.domain.sandboxes.e2b.gate import Gate
 from sandyard.platform.domain.sandboxes.e2b.programs import Programs, storable
+from sandyard.platform.domain.sandboxes.e2b.transport import EngineTransport
 
 AGENT_PORT: int = ConnectionConfig.envd_port
 """Port of envd, which has its own access."""
@@ -60,8 +60,8 @@ class Route:
 
 
 class Ports:
-    def __init__(self, gate: Gate, programs: Programs) -> None:
-        self._gate = gate
+    def __init__(self, transport: EngineTransport, programs: Programs) -> None:
+        self._transport = transport
         self._programs = programs
 
     async def listeners(self, engine_id: str) -> list[Listener]:
@@ -73,13 +73,13 @@ class Ports:
 
     async def route(self, engine_id: str, port: int) -> Route:
         """Return the route without resuming the sandbox. Raises SandboxNotRunningError and SandboxNotFoundError."""
-        sandbox = await self._gate.with_token(engine_id)
+        sandbox = await self._transport.get_sandbox_with_token(engine_id)
         headers = {}
         if sandbox.traffic_access_token:
             headers["e2b-traffic-access-token"] = sandbox.traffic_access_token
-        if self._gate.config.sandbox_url is None:
+        if self._transport.config.sandbox_url is None:
             return Route(f"https://{sandbox.get_host(port)}", headers, keeps_host=False)
-        url = self._gate.config.sandbox_url.rstrip("/")
+        url = self._transport.config.sandbox_url.rstrip("/")
         headers |= {"E2b-Sandbox-Id": sandbox.sandbox_id, "E2b-Sandbox-Port": str(port)}
         # behind https there may be a proxy that finds the engine by its name
         return Route(url, headers, keeps_host=url.startswith("http:"))

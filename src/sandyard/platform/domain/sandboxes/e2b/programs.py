@@ -30,7 +30,7 @@ from sandyard.platform.domain.sandboxes.e2b.errors import (
     ProcessesFullError,
     says_processes_full,
 )
-from sandyard.platform.domain.sandboxes.e2b.gate import Gate, Handle
+from sandyard.platform.domain.sandboxes.e2b.transport import EngineTransport, SandboxHandle
 
 TIMEOUT_S = 60.0
 LIMIT = 8 << 20
@@ -105,8 +105,8 @@ class DirectoryMissingError(InvalidInputError):
 
 
 class Programs:
-    def __init__(self, gate: Gate) -> None:
-        self._gate = gate
+    def __init__(self, transport: EngineTransport) -> None:
+        self._transport = transport
 
     async def run(
         self,
@@ -129,10 +129,10 @@ class Programs:
         """
         blob = _encode(argv, cwd, envs, timeout_s, limit)
 
-        async def attempt(handle: Handle) -> Ran | None:
+        async def attempt(handle: SandboxHandle) -> Ran | None:
             return await _Run(limit).execute(handle, blob, timeout_s)
 
-        ran = await self._gate.inside("run_program", engine_id, attempt, idempotent=idempotent)
+        ran = await self._transport.call_sandbox("run_program", engine_id, attempt, idempotent=idempotent)
         if ran is None:
             raise ProgramTimeoutError(
                 f"The program {argv[0]!r} did not finish within {timeout_s:g} s in the sandbox and was killed."
@@ -158,7 +158,7 @@ class _Run:
         self._pieces = 0
         self._abort_reason: str | None = None
 
-    async def execute(self, handle: Handle, blob: bytes, timeout_s: float) -> Ran | None:
+    async def execute(self, handle: SandboxHandle, blob: bytes, timeout_s: float) -> Ran | None:
         """Run the program and return its result. None if it timed out."""
         envs = {"SANDYARD_MARK": self._mark}
         encoded = base64.b64encode(blob).decode()
@@ -275,7 +275,7 @@ def _to_error(word: str) -> Exception:
     return EngineError(_CANNOT_RUN)
 
 
-async def _end_program(handle: Handle, running: AsyncCommandHandle[None], *, with_children: bool) -> None:
+async def _end_program(handle: SandboxHandle, running: AsyncCommandHandle[None], *, with_children: bool) -> None:
     """End the shell, even if the caller was cancelled.
 
     `with_children`: also end the program itself, which otherwise may finish its work.

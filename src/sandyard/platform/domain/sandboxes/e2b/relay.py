@@ -29,7 +29,7 @@ from sandyard.platform.domain.sandboxes.e2b.errors import (
     says_processes_full,
     translate,
 )
-from sandyard.platform.domain.sandboxes.e2b.gate import Handle
+from sandyard.platform.domain.sandboxes.e2b.transport import SandboxHandle
 
 _HERE = Path(__file__).parent
 _PYTHON = (_HERE / "guest_relay.py").read_bytes()
@@ -204,7 +204,7 @@ class RelayStream:
         self._silence = silence_s
         self._queue: asyncio.Queue[str | None] = asyncio.Queue(_QUEUE)
         self._handle: AsyncCommandHandle[None] | None = None
-        self._where: Handle | None = None
+        self._where: SandboxHandle | None = None
         self._user = ""
         self._disposable = False
         self._mark = random_id()
@@ -222,7 +222,13 @@ class RelayStream:
         self._stderr = (self._stderr + text)[-_MAX_STDERR:]
 
     async def open(
-        self, handle: Handle, arguments: str, *, user: str | None, envs: Mapping[str, str], disposable: bool = False
+        self,
+        handle: SandboxHandle,
+        arguments: str,
+        *,
+        user: str | None,
+        envs: Mapping[str, str],
+        disposable: bool = False,
     ) -> None:
         """Run the relay. `disposable`: this run serves nobody else and ends with the stream."""
         self._disposable = disposable

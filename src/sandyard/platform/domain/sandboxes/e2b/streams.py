@@ -15,7 +15,7 @@ from e2b import AsyncCommandHandle, CommandExitException
 from sandyard.kit.ids import random_id
 from sandyard.kit.tasks import end_tasks
 from sandyard.platform.domain.sandboxes.e2b.errors import EngineError, SandboxUnreachableError, translate
-from sandyard.platform.domain.sandboxes.e2b.gate import Gate, Handle
+from sandyard.platform.domain.sandboxes.e2b.transport import EngineTransport, SandboxHandle
 
 SILENCE_S = 30.0
 """The program writes something every 10 s. A stream that is silent for longer is considered dead."""
@@ -74,8 +74,8 @@ class GuestProgram:
 class LineStream:
     """One run of a program. Closing the stream ends the process."""
 
-    def __init__(self, gate: Gate) -> None:
-        self._gate = gate
+    def __init__(self, transport: EngineTransport) -> None:
+        self._transport = transport
         self._mark = random_id()
         self._queue: asyncio.Queue[str | None] = asyncio.Queue(_QUEUE)
         self._unsent: deque[str] = deque()
@@ -86,7 +86,7 @@ class LineStream:
         self._error: BaseException | None = None
         self._ended = False
 
-    async def begin(self, handle: Handle, program: GuestProgram, arguments: str) -> None:
+    async def begin(self, handle: SandboxHandle, program: GuestProgram, arguments: str) -> None:
         line = _COMMAND_LINE.replace("PATH", program.path).replace("ARGUMENTS", arguments).replace("MARK", self._mark)
         self._process = await handle.sandbox.commands.run(
             line,
@@ -128,7 +128,7 @@ class LineStream:
             if noise > _MAX_NOISE:
                 raise EngineError("The sandbox's login shell writes too much output.")
         if self._error is not None:
-            raise translate(self._error, self._gate.config.api_key) from self._error
+            raise translate(self._error, self._transport.config.api_key) from self._error
 
     def say(self, line: str) -> None:
         """Send a line soon, in the order of the calls. If that fails, `lines` ends."""
@@ -189,20 +189,20 @@ class LineStream:
 
 
 class Streams:
-    def __init__(self, gate: Gate) -> None:
-        self._gate = gate
+    def __init__(self, transport: EngineTransport) -> None:
+        self._transport = transport
 
     async def open(self, engine_id: str, program: GuestProgram, *arguments: str) -> LineStream:
         """Run the program as the sandbox's default user. Tried once. Raises SandboxNotRunningError if it is paused,
         without resuming it."""
         assert all(word.isalnum() for word in arguments), "they become part of a line of shell"
-        stream = LineStream(self._gate)
+        stream = LineStream(self._transport)
 
-        async def begin(handle: Handle) -> None:
+        async def begin(handle: SandboxHandle) -> None:
             await stream.begin(handle, program, " ".join(arguments))
 
         try:
-            await self._gate.inside("open_stream", engine_id, begin, idempotent=True, attempts=1)
+            await self._transport.call_sandbox("open_stream", engine_id, begin, idempotent=True, attempts=1)
         except BaseException:
             await stream.close()
             raise

@@ -293,10 +293,10 @@ async def test_paused_and_resumed_in_the_middle(engine: SandboxEngine, sandbox: 
     await engine.pause(sandbox.id)
     before = len(seen.stdout)
     await asyncio.sleep(1)  # whoever would wake it has the time to
-    assert (await engine.info(sandbox.id)).state == "paused"
+    assert (await engine.get_info(sandbox.id)).state == "paused"
     assert not task.done()
     assert len(seen.stdout) - before < len(COUNTED)
-    await engine.wake(sandbox.id, 300)
+    await engine.resume(sandbox.id, 300)
     counted(await asyncio.wait_for(task, 60))
 
 
@@ -308,7 +308,7 @@ async def test_the_time_of_a_pause_does_not_count(engine: SandboxEngine, sandbox
     await until(lambda: seen.stdout == b"begun\n")
     await engine.pause(sandbox.id)
     await asyncio.sleep(7)
-    await engine.wake(sandbox.id, 300)
+    await engine.resume(sandbox.id, 300)
     await asyncio.wait_for(task, 60)
     assert seen.ended is not None
     assert (seen.ended.reason, seen.ended.code) == (EndReason.EXITED, 0)
@@ -338,7 +338,7 @@ async def test_a_relay_that_was_killed_leaves_an_unknown_end(engine: SandboxEngi
 
 
 async def test_a_stream_that_falls_silent_is_replaced(engine: SandboxEngine, sandbox: EngineSandbox) -> None:
-    impatient = Commands(engine._gate, silence_s=0.5)
+    impatient = Commands(engine.transport, engine.files, silence_s=0.5)
     seen = await Seen().read(impatient.start(sandbox.id, spec("echo one; sleep 1.2; echo two; sleep 0.8; echo three")))
     await impatient.close()
     assert seen.stdout == b"one\ntwo\nthree\n"
@@ -354,9 +354,9 @@ async def test_a_stream_that_falls_silent_is_replaced(engine: SandboxEngine, san
 async def test_an_access_token_that_no_longer_fits_is_asked_for_again(
     engine: SandboxEngine, sandbox: EngineSandbox
 ) -> None:
-    detail = await engine._gate.detail(sandbox.id)
+    detail = await engine.transport.get_detail(sandbox.id)
     detail.envd_access_token = "stale"
-    engine._gate.remember(engine._gate._build(detail))
+    engine.transport.remember(engine.transport._build(detail))
     assert (await run(engine, sandbox.id, "echo fine")).stdout == b"fine\n"
 
 
@@ -460,7 +460,7 @@ async def test_paused_and_resumed_in_the_middle_of_fetching(engine: SandboxEngin
             if seen.fetched and not paused:
                 paused = True
                 await engine.pause(sandbox.id)
-                await engine.wake(sandbox.id, 300)
+                await engine.resume(sandbox.id, 300)
     assert paused
     await seen.check(engine, sandbox.id)
 
@@ -525,7 +525,7 @@ async def test_a_hostile_relay_that_lies_about_its_journal(
 async def test_without_python3(engine: SandboxEngine, sandbox: EngineSandbox) -> None:
     hide = "for p in $(type -ap python3); do mv $p $p.hidden; done; command -v python3 || echo none"
     assert b"none\n" in (await run(engine, sandbox.id, hide, user="root")).stdout
-    engine._gate.drop(sandbox.id)
+    engine.transport.drop(sandbox.id)
 
     seen = await run(
         engine, sandbox.id, 'echo "$ODD"; pwd; echo e >&2; exit 3', cwd="/var/tmp", envs={"ODD": "a 'b' é"}

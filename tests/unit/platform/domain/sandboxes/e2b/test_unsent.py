@@ -13,8 +13,8 @@ from sandyard.platform.domain.sandboxes.e2b.relay import RelayStream
 
 async def test_limits_unread_input(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streams, "UNSENT", 1000)
-    gate: Any = None
-    stream = streams.LineStream(gate)
+    transport: Any = None
+    stream = streams.LineStream(transport)
     for _ in range(100):
         stream.say("x" * 100)
     assert len(stream._unsent) == 11
@@ -26,8 +26,8 @@ async def test_limits_unread_input(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_busy_stream_yields_to_others() -> None:
-    gate: Any = None
-    stream = streams.LineStream(gate)
+    transport: Any = None
+    stream = streams.LineStream(transport)
     stream._queue.put_nowait(f":: {stream._mark}\n" + "x\n" * 10_000)
     turns = 0
 
@@ -47,8 +47,8 @@ async def test_busy_stream_yields_to_others() -> None:
 
 @pytest.mark.parametrize("kind", ["lines", "frames"])
 async def test_data_arriving_with_cancellation_does_not_undo_it(kind: str) -> None:
-    gate: Any = None
-    stream = streams.LineStream(gate) if kind == "lines" else RelayStream(None, 30)
+    transport: Any = None
+    stream = streams.LineStream(transport) if kind == "lines" else RelayStream(None, 30)
     said = stream.lines() if isinstance(stream, streams.LineStream) else stream.frames()
 
     async def hear() -> None:
