@@ -14,8 +14,8 @@ from sandyard.platform.domain.git.model import Identity
 from sandyard.platform.domain.sandboxes.e2b import (
     DirectoryMissingError,
     NotEnoughSpaceError,
+    ProgramResult,
     ProgramTimeoutError,
-    Ran,
     SandboxEngine,
 )
 from sandyard.platform.domain.sandboxes.e2b.errors import ProcessesFullError, says_processes_full
@@ -97,7 +97,7 @@ class Runner:
         reads: bool = False,
         timeout_s: float = TIMEOUT_S,
         limit: int = LIMIT,
-    ) -> Ran:
+    ) -> ProgramResult:
         """Run a script and return its result. Exit codes that are not in `ok` are raised as errors.
 
         `reads`: the script changes nothing, takes no locks, and may be repeated if the connection breaks.
@@ -122,7 +122,7 @@ class Runner:
         timeout_s: float,
         limit: int,
         cwd: str | None,
-    ) -> Ran:
+    ) -> ProgramResult:
         parent = self.folder.rpartition("/")[0] or "/"
         variables = {**_ENVIRONMENT, "GIT_CEILING_DIRECTORIES": parent, **envs}
         if reads:
@@ -148,7 +148,7 @@ class Runner:
         raise refusal(ran)
 
 
-def refusal(ran: Ran) -> Exception:
+def refusal(ran: ProgramResult) -> Exception:
     """Return the error that git's exit code and messages stand for."""
     said = words(ran.stderr)
     if "No space left on device" in said or "Disk quota exceeded" in said:

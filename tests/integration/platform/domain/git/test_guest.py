@@ -25,7 +25,12 @@ from sandyard.platform.domain.git.guest_joining import parse_conflicts
 from sandyard.platform.domain.git.guest_run import Runner, refusal, words
 from sandyard.platform.domain.git.guest_transfer import SENT
 from sandyard.platform.domain.git.model import FOLDER, Bundle, Change, CommitDraft, StatusEntry, Undone
-from sandyard.platform.domain.sandboxes.e2b import NotEnoughSpaceError, Ran, SandboxEngine, SandboxNotRunningError
+from sandyard.platform.domain.sandboxes.e2b import (
+    NotEnoughSpaceError,
+    ProgramResult,
+    SandboxEngine,
+    SandboxNotRunningError,
+)
 from tests.integration.platform.domain.git.plain import ANN, BOB, Repository
 from tests.integration.platform.domain.sandboxes.e2b.conftest import (  # noqa: F401 - fixtures
     NewSandbox,
@@ -800,8 +805,8 @@ class Hostile(Runner):
     def __init__(self, told: bytes) -> None:
         self.told = told
 
-    async def script(self, *_: object, **__: object) -> Ran:  # type: ignore[override]
-        return Ran(0, self.told, "")
+    async def script(self, *_: object, **__: object) -> ProgramResult:  # type: ignore[override]
+        return ProgramResult(0, self.told, "")
 
 
 async def test_no_more_names_than_are_told() -> None:
@@ -824,7 +829,7 @@ async def test_no_more_names_than_are_told() -> None:
 def test_words_of_git_can_be_stored() -> None:
     assert words("fatal: a\0b\ud800c\n\nhint: no\nend é\x1b\n") == "fatal: a\ufffdb\ufffdc\nend é\ufffd"
     assert len(words("\0" * (1 << 20))) == 2000
-    assert "\0" not in str(refusal(Ran(1, b"", "\0\udfff")))
+    assert "\0" not in str(refusal(ProgramResult(1, b"", "\0\udfff")))
 
 
 async def test_words_of_a_hook_can_be_stored(guest: Inside) -> None:

@@ -34,7 +34,7 @@ from sandyard.platform.domain.sandboxes.e2b.errors import (
     TerminalNotFoundError,
 )
 from sandyard.platform.domain.sandboxes.e2b.ports import AGENT_PORT, Listener, Ports, Route
-from sandyard.platform.domain.sandboxes.e2b.programs import DirectoryMissingError, ProgramTimeoutError, Ran
+from sandyard.platform.domain.sandboxes.e2b.programs import DirectoryMissingError, ProgramResult, ProgramTimeoutError
 from sandyard.platform.domain.sandboxes.e2b.relay import CommandSpec, Ended, EndReason, Output, Started, Stream
 from sandyard.platform.domain.sandboxes.e2b.streams import GuestProgram, LineStream, NoPythonError
 from sandyard.platform.domain.sandboxes.e2b.terminals import Terminal, Terminals
@@ -72,8 +72,8 @@ __all__ = [
     "Output",
     "Ports",
     "ProcessesFullError",
+    "ProgramResult",
     "ProgramTimeoutError",
-    "Ran",
     "Route",
     "SandboxEngine",
     "SandboxNotFoundError",

@@ -167,7 +167,7 @@ class Commands:
         now = asyncio.get_running_loop().time
         contact, failures = now(), 0
         while not state.ended:
-            stream = RelayStream(self._transport.config.api_key, self._silence)
+            stream = RelayStream(self._transport, self._silence)
             try:
                 await self._open(engine_id, state, stream)
                 async for frame in stream.frames():
@@ -275,7 +275,7 @@ class Commands:
         async def answer(handle: SandboxHandle) -> bool:
             nonlocal stream
             for _ in range(3):  # it may have no python3, or no relay any more
-                stream = RelayStream(self._transport.config.api_key, self._silence)
+                stream = RelayStream(self._transport, self._silence)
                 await stream.open(handle, f"{verb} {' '.join(command_ids)}", user=_OWNER, envs={})
                 try:
                     async for frame in stream.frames():
@@ -288,7 +288,7 @@ class Commands:
         return await self._transport.call_sandbox(f"{verb}_command", engine_id, ask, idempotent=True, attempts=2)
 
     def _finish(self, stream: RelayStream, *, patience_s: float) -> None:
-        task = asyncio.get_running_loop().create_task(stream.finish(patience_s))
+        task = asyncio.get_running_loop().create_task(stream.close(patience_s=patience_s))
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
 

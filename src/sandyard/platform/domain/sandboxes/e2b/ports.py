@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from e2b import ConnectionConfig
 
+from sandyard.platform.domain.sandboxes.e2b.guest_sources import read_script
 from sandyard.platform.domain.sandboxes.e2b.programs import Programs, storable
 from sandyard.platform.domain.sandboxes.e2b.transport import EngineTransport
 
@@ -21,16 +22,7 @@ _NAME_LENGTH = 60
 _PLATFORM_PATH = b"/tmp/.sandyard/"  # in the sandbox: folder of the platform's own programs
 _FILES, _LINES = b"::files", b"::lines"
 
-# Reads the kernel's tables with programs that every template has. The owner of a socket is known only for processes of
-# the same user, and unknown if `ls` or `head` is missing; ports are listed anyway.
-_LIST_SCRIPT = f"""exec 2>/dev/null
-grep -h ' 0A ' /proc/net/tcp /proc/net/tcp6
-echo {_FILES.decode()}
-ls -l /proc/[0-9]*/fd | grep -e '^/proc/' -e 'socket:'
-echo {_LINES.decode()}
-head -v -c 400 /proc/[0-9]*/cmdline
-exit 0
-"""
+_LIST_PORTS = read_script("list_ports.sh")
 _DIRECTORY = re.compile(rb"/proc/(\d{1,10})/fd:")
 _SOCKET = re.compile(rb"socket:\[(\d{1,20})\]\s*$")
 _HEADING = re.compile(rb"==> /proc/(\d{1,10})/cmdline <==\n")
@@ -67,7 +59,7 @@ class Ports:
     async def listeners(self, engine_id: str) -> list[Listener]:
         """List one entry per port, by number, without those of the platform and envd. The sandbox's information may be
         false."""
-        argv = ("/bin/sh", "-c", _LIST_SCRIPT)
+        argv = ("/bin/sh", "-c", _LIST_PORTS)
         ran = await self._programs.run(engine_id, argv, timeout_s=_TIMEOUT_S, limit=_LIMIT, idempotent=True)
         return parse(ran.stdout)
 
@@ -86,7 +78,7 @@ class Ports:
 
 
 def parse(said: bytes) -> list[Listener]:
-    """Parse the output of `_LIST_SCRIPT`. It may be malformed in any way."""
+    """Parse the output of `guest/list_ports.sh`. It may be malformed in any way."""
     table, _, rest = said.partition(_FILES + b"\n")
     files, _, lines = rest.partition(_LINES + b"\n")
     owners = dict(_parse_owners(files))

@@ -25,8 +25,8 @@ from sandyard.platform.domain.sandboxes.e2b import (
     SandboxNotFoundError,
     Started,
     Stream,
-    guest_relay,
 )
+from sandyard.platform.domain.sandboxes.e2b.guest.relay.output import CHUNK
 from tests.integration.platform.domain.sandboxes.e2b.conftest import NewSandbox
 from tests.protocol.engine import Engine
 from tests.unit.platform.domain.sandboxes.e2b.reading import Seen, run, spec, until
@@ -401,7 +401,7 @@ class Measured:
             assert event.offset == self.sizes[event.stream], "nothing is lost, nothing comes twice"
             self.sizes[event.stream] += len(event.data)
             (self.out if event.stream is Stream.STDOUT else self.err).update(event.data)
-            if len(event.data) > guest_relay.CHUNK:
+            if len(event.data) > CHUNK:
                 self.fetched += len(event.data)
         elif isinstance(event, Ended):
             self.ended = event
