@@ -47,13 +47,13 @@ from sandyard.platform.domain.projects.sample import Samples
 from sandyard.platform.domain.projects.service import Projects
 from sandyard.platform.domain.remote.service import Remotes
 from sandyard.platform.domain.sandboxes.activity import Activity
+from sandyard.platform.domain.sandboxes.command_output import OutputFiles
 from sandyard.platform.domain.sandboxes.commands import Commands
 from sandyard.platform.domain.sandboxes.e2b import EngineConfig, SandboxEngine
 from sandyard.platform.domain.sandboxes.lifecycle import Lifecycle
-from sandyard.platform.domain.sandboxes.output import OutputFiles
+from sandyard.platform.domain.sandboxes.maintenance import SandboxMaintenance
 from sandyard.platform.domain.sandboxes.service import Sandboxes
 from sandyard.platform.domain.sandboxes.terminals import Terminals
-from sandyard.platform.domain.sandboxes.upkeep import Upkeep
 from sandyard.platform.domain.secrets.service import Secrets
 from sandyard.platform.domain.services import Services
 from sandyard.platform.domain.sessions.service import Sessions
@@ -219,7 +219,7 @@ def _create_services(
         trials=trials,
         engine=engine,
         lifecycle=lifecycle,
-        upkeep=Upkeep(database, lifecycle, settings, clock),
+        maintenance=SandboxMaintenance(database, lifecycle, settings, clock),
         sandboxes=Sandboxes(database, lifecycle, projects, settings),
         commands=commands,
         preparing=preparing,
@@ -286,7 +286,7 @@ async def _start_services(services: Services, instance: str, stack: contextlib.A
     stack.push_async_callback(reviews.close)
     services.schedules.start()
     if services.engine.configured:
-        services.upkeep.start()
+        services.maintenance.start()
     follower = Follower(services.database, services.pull_requests, services.access, services.settings, services.clock)
     follower.start()
     stack.push_async_callback(follower.close)

@@ -29,15 +29,15 @@ from sandyard.platform.domain.agents.measure import batches
 from sandyard.platform.domain.agents.ports import Desk
 from sandyard.platform.domain.agents.rows import DELIVERED
 from sandyard.platform.domain.agents.wire import MOST, Lines, parse
+from sandyard.platform.domain.sandboxes.command_output import STDERR, STDOUT
 from sandyard.platform.domain.sandboxes.e2b import (
-    Ended,
+    CommandEnded,
+    CommandOutput,
+    CommandStarted,
     EngineError,
-    Output,
     SandboxNotFoundError,
-    Started,
     Stream,
 )
-from sandyard.platform.domain.sandboxes.output import STDERR, STDOUT
 
 log = get_logger(__name__)
 
@@ -120,7 +120,7 @@ class Inputs:
                 return
             except SandyardError as error:
                 row = await retry_while_database_unavailable(
-                    lambda: self._desk.lifecycle.rows.get(self._sandbox_id), "agent input", run=self._run_id
+                    lambda: self._desk.lifecycle.repository.get(self._sandbox_id), "agent input", run=self._run_id
                 )
                 if row.status in ("error", "destroyed"):
                     return
@@ -136,7 +136,7 @@ class Inputs:
             rows = list(await session.scalars(query))
         if not rows:
             return
-        sandbox = await self._desk.lifecycle.rows.get(self._sandbox_id)
+        sandbox = await self._desk.lifecycle.repository.get(self._sandbox_id)
         await self._desk.lifecycle.call(sandbox, lambda engine_id: self._write(engine_id, rows))
         async with self._desk.database.transaction() as tx:  # so that nobody has to wake the sandbox to find out
             run = await tx.session.get(AgentRun, self._run_id, with_for_update=True)
@@ -205,8 +205,10 @@ class Outputs:
         return self.tail[max(0, len(self.tail) - max(0, self._stderr_size - offset)) :]
 
     async def read(
-        self, events: AsyncIterator[Started | Output | Ended], started: Callable[[Started], None]
-    ) -> Ended | None:
+        self,
+        events: AsyncIterator[CommandStarted | CommandOutput | CommandEnded],
+        started: Callable[[CommandStarted], None],
+    ) -> CommandEnded | None:
         """Read events until the process ends. Returns None if the stream ended without reporting the end of the
         process."""
         loop = asyncio.get_running_loop()
@@ -229,22 +231,26 @@ class Outputs:
         return ended
 
     async def _read_events(
-        self, events: AsyncIterator[Started | Output | Ended], started: Callable[[Started], None]
-    ) -> Ended | None:
-        async with contextlib.aclosing(cast("AsyncGenerator[Started | Output | Ended, None]", events)) as stream:
+        self,
+        events: AsyncIterator[CommandStarted | CommandOutput | CommandEnded],
+        started: Callable[[CommandStarted], None],
+    ) -> CommandEnded | None:
+        async with contextlib.aclosing(
+            cast("AsyncGenerator[CommandStarted | CommandOutput | CommandEnded, None]", events)
+        ) as stream:
             async for event in stream:
-                if isinstance(event, Output):
+                if isinstance(event, CommandOutput):
                     self.heard = asyncio.get_running_loop().time()
                     self._add_output(event)
                     if self._held > HELD:
                         await self.flush()
-                elif isinstance(event, Started):
+                elif isinstance(event, CommandStarted):
                     started(event)
                 else:
                     return event
         return None
 
-    def _add_output(self, event: Output) -> None:
+    def _add_output(self, event: CommandOutput) -> None:
         if event.stream is Stream.STDERR:
             fresh = event.data[max(0, self._stderr_size - event.offset) :]
             self._buffer_raw(STDERR, self._stderr_size, fresh)

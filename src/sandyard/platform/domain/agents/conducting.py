@@ -199,7 +199,7 @@ class Conductor:
             await self._advance_turn(turn, view.run)
         asleep = view.sandbox is not None and view.sandbox.status == Status.PAUSED
         if asleep and turn.status == TurnStatus.RUNNING and not self.resting and view.sandbox is not None:
-            await self._desk.lifecycle.wake(view.sandbox)  # the engine paused it while nobody followed it
+            await self._desk.lifecycle.resume(view.sandbox)  # the engine paused it while nobody followed it
         await self._check_timeouts(view, turn, view.run)
         return True
 

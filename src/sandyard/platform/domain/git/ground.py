@@ -132,10 +132,10 @@ class Ground:
             try:
                 yield self.guest(engine_id, folder)
             except SandboxNotRunningError:
-                await self.lifecycle.seen_paused(sandbox.id)
+                await self.lifecycle.record_pause(sandbox.id)
                 raise
             except SandboxNotFoundError:
-                await self.lifecycle.lost(sandbox.id)
+                await self.lifecycle.mark_lost(sandbox.id)
                 raise
 
 

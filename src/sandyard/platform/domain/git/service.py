@@ -46,7 +46,7 @@ from sandyard.platform.domain.git.turns import Turns
 from sandyard.platform.domain.paging import Listing, PageRequest, newest_first
 from sandyard.platform.domain.projects import service as projects
 from sandyard.platform.domain.projects.model import ProjectSettings
-from sandyard.platform.domain.sandboxes import rows as sandboxes
+from sandyard.platform.domain.sandboxes import repository as sandboxes
 from sandyard.platform.domain.sandboxes.e2b import SandboxNotRunningError
 from sandyard.platform.domain.sandboxes.model import Status as SandboxStatus
 from sandyard.platform.domain.sandboxes.model import check_usable
@@ -102,7 +102,7 @@ class GitService:
         `project_id` is the project that the caller expects. Raises NotInProjectError if the sandbox belongs to another
         project or to none.
         """
-        row = await self._ground.lifecycle.rows.get_for(caller, sandbox_id)
+        row = await self._ground.lifecycle.repository.get_for(caller, sandbox_id)
         check_usable(row)
         wanted = project_id or row.project_id
         if wanted is None:

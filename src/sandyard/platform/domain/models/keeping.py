@@ -86,7 +86,7 @@ class Keeper:
                 self._nudged.clear()  # before the check, so that changes during it are noticed
                 began = asyncio.get_running_loop().time()
                 try:
-                    row = await self._lifecycle.rows.get(self._sandbox_id)
+                    row = await self._lifecycle.repository.get(self._sandbox_id)
                     if row.status not in LIVE or row.destroy_requested_at is not None:
                         check_usable(row)
                         return
@@ -123,9 +123,9 @@ class Keeper:
             line.result()
             log.info("tunnel_ended", sandbox=row.id)
         except SandboxNotFoundError:
-            await self._lifecycle.lost(row.id)
+            await self._lifecycle.mark_lost(row.id)
         except SandboxNotRunningError as error:
-            await self._lifecycle.seen_paused(row.id)
+            await self._lifecycle.record_pause(row.id)
             self._failed(error)
         except NoPythonError:
             raise

@@ -59,7 +59,7 @@ class AgentSnapshots:
         self._tasks = TaskSet("agent snapshots")
         self._making: dict[str, Making] = {}
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        lifecycle.ended.append(self._distrust)
+        lifecycle.after_end.append(self._distrust)
 
     async def close(self) -> None:
         """Cancel builds in progress. `recover` in the next process removes their sandboxes."""
@@ -161,7 +161,7 @@ class AgentSnapshots:
             tx.emit("sandbox.provisioning", **about(sandbox), template=sandbox.template)
         self._lifecycle.provision(sandbox.id)
         try:
-            sandbox = await self._lifecycle.provisioned(sandbox.id)
+            sandbox = await self._lifecycle.wait_until_provisioned(sandbox.id)
             async with self._lifecycle.using(sandbox) as engine_id:
                 await self._install(
                     self._lifecycle.engine, engine_id, profile, self._settings, partial(self._heard, key, profile)

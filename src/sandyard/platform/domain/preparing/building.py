@@ -21,11 +21,11 @@ from sandyard.platform.domain.git.prepared import PreparedCheckouts
 from sandyard.platform.domain.preparing.devcontainer import Command
 from sandyard.platform.domain.preparing.model import PreparationFailedError
 from sandyard.platform.domain.preparing.recipe import Recipe, Wish
+from sandyard.platform.domain.sandboxes.command_output import STDERR, STDOUT
 from sandyard.platform.domain.sandboxes.commands import Commands
 from sandyard.platform.domain.sandboxes.e2b import SandboxEngine
 from sandyard.platform.domain.sandboxes.lifecycle import Lifecycle
 from sandyard.platform.domain.sandboxes.model import CommandRefusedError, CommandStatus, NewCommand
-from sandyard.platform.domain.sandboxes.output import STDERR, STDOUT
 from sandyard.platform.domain.users.model import Principal
 from sandyard.platform.settings import PlatformSettings
 
@@ -53,7 +53,9 @@ class Builder:
     ) -> str:
         """Return the snapshot. Raises PreparationFailedError, and errors of the engine, Git and the agent's installation."""
         await tell("waiting for a sandbox")
-        sandbox = await retry_while_database_unavailable(lambda: self.lifecycle.provisioned(sandbox.id), "preparation")
+        sandbox = await retry_while_database_unavailable(
+            lambda: self.lifecycle.wait_until_provisioned(sandbox.id), "preparation"
+        )
         await tell("checking out", engineId=sandbox.engine_id)
         put = await retry_while_database_unavailable(
             lambda: self.git.put(project, sandbox, wished.base_branch, wished.base_commit, _unheard), "preparation"

@@ -87,7 +87,7 @@ class Preparing:
         self._tasks = TaskSet("preparing")
         self._flights: dict[str, _Flight] = {}
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        lifecycle.ended.append(self._clearing.distrust)
+        lifecycle.after_end.append(self._clearing.distrust)
 
     async def close(self) -> None:
         """Stop. The next process cleans up what is in progress."""
@@ -212,7 +212,7 @@ class Preparing:
             made_of = await self.agent_snapshots.ensure(caller.user_id, wished.profile, wished.template, installing)
             self._flights[row.id].installing = None
             await retry_while_database_unavailable(
-                lambda: self._lifecycle.rows.note(sandbox.id, template=made_of), "preparation"
+                lambda: self._lifecycle.repository.note(sandbox.id, template=made_of), "preparation"
             )
             self._lifecycle.provision(sandbox.id)
             snapshot = await self._builder.build(caller, project, sandbox, wished=wished, recipe=recipe, tell=tell)

@@ -74,7 +74,7 @@ class Connection:
         try:
             data = await self._line.receive()
         except (SandboxNotRunningError, SandboxNotFoundError):
-            check_usable(await self._lifecycle.rows.get(self.sandbox_id))
+            check_usable(await self._lifecycle.repository.get(self.sandbox_id))
             raise AsleepError from None
         if data is not None:
             self._lifecycle.activity.touch(self.sandbox_id)
@@ -89,7 +89,7 @@ class Connection:
 
     async def check(self, caller: Principal) -> None:
         """Raise NotFoundError if the user lost access. Ends a connection into a sandbox that is paused or deleted."""
-        row = await self._lifecycle.rows.get_for(caller, self.sandbox_id)
+        row = await self._lifecycle.repository.get_for(caller, self.sandbox_id)
         try:
             check_usable(row)
         except SandyardError as error:
@@ -111,7 +111,7 @@ class SshConnections:
 
         Raises NotFoundError, InvalidInputError for an invalid key, NoSshdError and TooManyConnectionsError.
         """
-        row = await self._lifecycle.rows.get_for(caller, sandbox_id)
+        row = await self._lifecycle.repository.get_for(caller, sandbox_id)
         key = checked_key(public_key)
         if self._open[row.id] >= AT_ONCE:
             raise TooManyConnectionsError

@@ -91,7 +91,7 @@ class Remotes:
 
     async def open_editor(self, caller: Principal, sandbox_id: str) -> Editor:
         """Start code-server in the sandbox, resuming it if needed. Idempotent. Raises NoEditorError and EditorFailedError."""
-        row = await self._lifecycle.rows.get_for(caller, sandbox_id)
+        row = await self._lifecycle.repository.get_for(caller, sandbox_id)
         argv = ("python3", "-I", "-S", "-c", _EDITOR)
         ran = await self._lifecycle.call(
             row,

@@ -26,7 +26,7 @@ from sandyard.platform.domain.sandboxes.e2b import (
 )
 from sandyard.platform.domain.sandboxes.lifecycle import Lifecycle
 from sandyard.platform.domain.sandboxes.model import NewSandbox, Status, about, check_usable
-from sandyard.platform.domain.sandboxes.rows import sessions_visible_to
+from sandyard.platform.domain.sandboxes.repository import sessions_visible_to
 from sandyard.platform.domain.users.model import Principal
 from sandyard.platform.settings import PlatformSettings
 
@@ -87,7 +87,7 @@ class Sandboxes:
             project_id=project_id,
         )
         row = await self._lifecycle.create(principal.user_id, wanted)
-        row = await self._lifecycle.provisioned(row.id)
+        row = await self._lifecycle.wait_until_provisioned(row.id)
         check_usable(row)
         return row
 
@@ -103,12 +103,12 @@ class Sandboxes:
 
     async def get_status(self, principal: Principal, sandbox_id: str) -> Sandbox:
         """Return the sandbox from the database. Never resumes it."""
-        return await self._lifecycle.rows.get_for(principal, sandbox_id)
+        return await self._lifecycle.repository.get_for(principal, sandbox_id)
 
     async def list_sandboxes(
         self, principal: Principal, page: PageRequest, *, everybody: bool, status: Status | None, session_id: str | None
     ) -> Listing[Sandbox]:
-        return await self._lifecycle.rows.page(
+        return await self._lifecycle.repository.page(
             principal, page, everybody=everybody, status=status, session_id=session_id
         )
 
@@ -124,21 +124,21 @@ class Sandboxes:
             return {row[0]: SandboxNames(row[1], row[2]) for row in (await session.execute(query)).all()}
 
     async def pause(self, principal: Principal, sandbox_id: str) -> Sandbox:
-        return await self._lifecycle.pause(await self._lifecycle.rows.get_for(principal, sandbox_id))
+        return await self._lifecycle.pause(await self._lifecycle.repository.get_for(principal, sandbox_id))
 
     async def resume(self, principal: Principal, sandbox_id: str) -> Sandbox:
-        row = await self._lifecycle.rows.get_for(principal, sandbox_id)
-        await self._lifecycle.awake(row)
+        row = await self._lifecycle.repository.get_for(principal, sandbox_id)
+        await self._lifecycle.ensure_running(row)
         self._lifecycle.activity.touch(row.id)
-        return await self._lifecycle.rows.get(row.id)
+        return await self._lifecycle.repository.get(row.id)
 
     async def destroy_sandbox(self, principal: Principal, sandbox_id: str) -> None:
         """Delete the sandbox. Idempotent."""
-        await self._lifecycle.destroy(await self._lifecycle.rows.get_for(principal, sandbox_id))
+        await self._lifecycle.destroy(await self._lifecycle.repository.get_for(principal, sandbox_id))
 
     async def fork(self, principal: Principal, sandbox_id: str) -> Sandbox:
         """Copy the sandbox's files to a new sandbox of the caller's own."""
-        row = await self._lifecycle.rows.get_for(principal, sandbox_id)
+        row = await self._lifecycle.repository.get_for(principal, sandbox_id)
         wanted = NewSandbox(
             template=row.template,
             idle_seconds=row.idle_seconds,
@@ -150,7 +150,7 @@ class Sandboxes:
 
     async def usage(self, principal: Principal, sandbox_id: str) -> dict[str, Any] | None:
         """Return the current usage of a running sandbox, or the last sample of any other. Never resumes it."""
-        row = await self._lifecycle.rows.get_for(principal, sandbox_id)
+        row = await self._lifecycle.repository.get_for(principal, sandbox_id)
         if row.status != Status.RUNNING or row.engine_id is None:
             return row.usage
         try:
@@ -162,7 +162,7 @@ class Sandboxes:
     async def list_denied_connections(self, principal: Principal, sandbox_id: str) -> Sequence[DeniedConnection] | None:
         """Return connections that the network settings have denied. None if the engine does not report them. Never
         resumes it."""
-        row = await self._lifecycle.rows.get_for(principal, sandbox_id)
+        row = await self._lifecycle.repository.get_for(principal, sandbox_id)
         if row.engine_id is None:
             return []
         try:
@@ -176,7 +176,7 @@ class Sandboxes:
         self, principal: Principal, sandbox_id: str, path: str, chunks: AsyncIterator[bytes], announced: int | None
     ) -> int:
         """Upload a file and return its size. Keeps nothing of a file that is too large."""
-        row = await self._lifecycle.rows.get_for(principal, sandbox_id)
+        row = await self._lifecycle.repository.get_for(principal, sandbox_id)
         limit = self._settings.upload_limit
         if announced is not None and announced > limit:
             raise _too_large_error(limit)
@@ -200,7 +200,7 @@ class Sandboxes:
         self, principal: Principal, sandbox_id: str, path: str
     ) -> tuple[int | None, AsyncIterator[bytes]]:
         """Return the file's size, if known, and its bytes."""
-        row = await self._lifecycle.rows.get_for(principal, sandbox_id)
+        row = await self._lifecycle.repository.get_for(principal, sandbox_id)
         size, chunks = await self._lifecycle.call(
             row, lambda engine_id: self._lifecycle.engine.files.read(engine_id, path)
         )
@@ -215,7 +215,7 @@ class Sandboxes:
         self, principal: Principal, sandbox_id: str, path: str, depth: int, page: PageRequest = FIRST_FILES
     ) -> Listing[FileEntry]:
         """List entries ordered by path. The cursor is the number of entries before the page."""
-        row = await self._lifecycle.rows.get_for(principal, sandbox_id)
+        row = await self._lifecycle.repository.get_for(principal, sandbox_id)
         first = int(page.cursor or 0)
         found = await self._lifecycle.call(
             row,
@@ -224,11 +224,11 @@ class Sandboxes:
         return Listing(found.entries, None if found.next is None else str(found.next))
 
     async def file_info(self, principal: Principal, sandbox_id: str, path: str) -> FileEntry:
-        row = await self._lifecycle.rows.get_for(principal, sandbox_id)
+        row = await self._lifecycle.repository.get_for(principal, sandbox_id)
         return await self._lifecycle.call(row, lambda engine_id: self._lifecycle.engine.files.stat(engine_id, path))
 
     async def remove_file(self, principal: Principal, sandbox_id: str, path: str) -> None:
-        row = await self._lifecycle.rows.get_for(principal, sandbox_id)
+        row = await self._lifecycle.repository.get_for(principal, sandbox_id)
         await self._lifecycle.call(row, lambda engine_id: self._lifecycle.engine.files.remove(engine_id, path))
         async with self._database.transaction() as tx:
             tx.emit("file.removed", **about(row), path=path[:1000], by=principal.name)

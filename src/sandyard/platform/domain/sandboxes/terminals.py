@@ -69,13 +69,13 @@ class Terminals:
         self._lifecycle = lifecycle
         self._shells: dict[str, Shell] = {}
         self._opening = asyncio.Lock()
-        lifecycle.ended.append(self._mark_all_closed)
+        lifecycle.after_end.append(self._mark_all_closed)
 
     async def open(
         self, principal: Principal, sandbox_id: str, cols: int, rows: int, cwd: str | None = None
     ) -> Terminal:
         """Open a login shell. Without `cwd` it starts in the sandbox's checkout, if there is one."""
-        box = await self._lifecycle.rows.get_for(principal, sandbox_id)
+        box = await self._lifecycle.repository.get_for(principal, sandbox_id)
         if cwd is not None or (folder := await self._checkout(box.id)) is None:
             handle = await self._start(box, cols, rows, cwd)
         else:
@@ -102,7 +102,7 @@ class Terminals:
 
     async def list(self, principal: Principal, sandbox_id: str) -> list[Terminal]:
         """List the terminals that are open, as far as is known."""
-        box = await self._lifecycle.rows.get_for(principal, sandbox_id)
+        box = await self._lifecycle.repository.get_for(principal, sandbox_id)
         async with self._database.reading() as session:
             query = select(Terminal).where(Terminal.sandbox_id == box.id, Terminal.closed_at.is_(None))
             return list((await session.execute(query.order_by(Terminal.id))).scalars())
@@ -112,7 +112,7 @@ class Terminals:
         self, principal: Principal, sandbox_id: str, terminal_id: str
     ) -> AsyncIterator[tuple[Shell, Viewer]]:
         """View a shell: recent output first, then new output. Keeps the sandbox running meanwhile."""
-        box = await self._lifecycle.rows.get_for(principal, sandbox_id)
+        box = await self._lifecycle.repository.get_for(principal, sandbox_id)
         with self._lifecycle.activity.using(box.id):
             shell = await self._lifecycle.call(box, lambda engine_id: self._get_shell(box, engine_id, terminal_id))
             viewer = Viewer()
@@ -135,7 +135,7 @@ class Terminals:
 
     async def close(self, principal: Principal, sandbox_id: str, terminal_id: str) -> None:
         """End the shell. Idempotent."""
-        box = await self._lifecycle.rows.get_for(principal, sandbox_id)
+        box = await self._lifecycle.repository.get_for(principal, sandbox_id)
         row = await self._get_row(box, terminal_id)
         if row.closed_at is None:
             await self._lifecycle.call(

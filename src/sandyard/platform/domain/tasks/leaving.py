@@ -50,7 +50,7 @@ class Leaving:
                 if archive and session.archived_at is None:
                     session.archived_at = session.updated_at = utc_now()
                     tx.emit("session.archived", **about(session), title=session.title)
-            row = await self._lifecycle.rows.get(session.sandbox_id)
+            row = await self._lifecycle.repository.get(session.sandbox_id)
             if row.status not in LIVE:
                 return
             if project is not None and ProjectSettings.of(project).tasks.finished == "pause":

@@ -40,7 +40,7 @@ class Box:
 @pytest.fixture
 async def box(yard: Yard) -> AsyncIterator[Box]:
     row = await yard.sandbox()
-    yield Box(yard.services.engine, await yard.services.lifecycle.awake(row), [])
+    yield Box(yard.services.engine, await yard.services.lifecycle.ensure_running(row), [])
 
 
 def profile(script: str, check: str = "test -e ~/there", timeout_s: float = 60) -> BuiltIn:

@@ -66,7 +66,7 @@ async def test_ports_are_looked_for_without_using_the_sandbox(yard: Yard, monkey
     await lifecycle.engine.pause(row.engine_id or "")  # behind our back
     yard.clock.advance(FRESH_S)
     assert (await previews.ports(yard.owner, row.id)).sleeping
-    await lifecycle.seen_paused(row.id)
+    await lifecycle.record_pause(row.id)
     assert (await previews.ports(yard.owner, row.id)).sleeping
     assert await yard.state(row) == "paused"
     await yard.services.sandboxes.destroy_sandbox(yard.owner, row.id)

@@ -13,12 +13,11 @@ from sandyard.kit.errors import InvalidInputError, NotFoundError
 from sandyard.platform.db.database import Database, DatabaseUnavailableError
 from sandyard.platform.db.models import Command, Sandbox
 from sandyard.platform.domain.paging import PageRequest
-from sandyard.platform.domain.sandboxes import running as module
+from sandyard.platform.domain.sandboxes import command_runner as module
+from sandyard.platform.domain.sandboxes.command_output import INLINE_BYTES, STDERR, STDOUT
+from sandyard.platform.domain.sandboxes.command_policy import CommandPolicy
 from sandyard.platform.domain.sandboxes.commands import MAX_COMMAND
 from sandyard.platform.domain.sandboxes.model import CommandRefusedError, NewCommand, NewSandbox
-from sandyard.platform.domain.sandboxes.output import STDERR, STDOUT
-from sandyard.platform.domain.sandboxes.policy import CommandPolicy
-from sandyard.platform.domain.sandboxes.recorder import INLINE_BYTES
 from tests.integration.platform.domain.sandboxes.yard import DEADLINE, Yard, cleared, opened, until
 from tests.protocol.engine import Engine
 
@@ -258,7 +257,7 @@ async def test_a_sandbox_that_dies_takes_its_commands_along(yard: Yard) -> None:
 async def test_nobody_waits_for_one_that_has_ended_to_wake(yard: Yard) -> None:
     """It may have done so between somebody's look and their waiting."""
     row = await yard.sandbox()
-    await yard.services.lifecycle.lost(row.id)
+    await yard.services.lifecycle.mark_lost(row.id)
     async with asyncio.timeout(10):  # else it is looked at again after 30 s
         await yard.services.commands._runner._until_awake(row.id)
 
@@ -358,7 +357,7 @@ async def test_a_database_that_is_away_for_a_moment_loses_no_command(
 
 
 async def test_one_whose_watch_finds_no_database_is_not_lost(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
-    row, rows = await yard.sandbox(), yard.services.lifecycle.rows
+    row, rows = await yard.sandbox(), yard.services.lifecycle.repository
     real, asked = rows.get, 0
 
     async def away(sandbox_id: str) -> Sandbox:

@@ -18,10 +18,10 @@ from sandyard.platform.db.models import Command, Event, Sandbox
 from sandyard.platform.domain.paging import PageRequest
 from sandyard.platform.domain.projects.model import ProjectSettings
 from sandyard.platform.domain.sandboxes.activity import Activity
+from sandyard.platform.domain.sandboxes.command_output import STDERR, STDOUT
 from sandyard.platform.domain.sandboxes.e2b import SandboxNotFoundError
 from sandyard.platform.domain.sandboxes.lifecycle import INSTANCE, Lifecycle
 from sandyard.platform.domain.sandboxes.model import NewCommand
-from sandyard.platform.domain.sandboxes.output import STDERR, STDOUT
 from sandyard.platform.domain.services import Services
 from sandyard.platform.domain.users.model import Principal
 from sandyard.platform.settings import PlatformSettings
@@ -114,7 +114,7 @@ class Yard:
         return await self.services.sandboxes.create_sandbox(self.owner, **wanted)
 
     async def row(self, row: Sandbox) -> Sandbox:
-        return await self.services.lifecycle.rows.get(row.id)
+        return await self.services.lifecycle.repository.get(row.id)
 
     async def start(self, row: Sandbox, command: str, *, background: bool = False, **options: Any) -> Command:
         new = NewCommand(command=command, timeout_s=60, background=background, **options)
@@ -204,7 +204,7 @@ async def opened(
     try:
         async with wiring.opened(configured) as services:
             async with asyncio.timeout(DEADLINE):
-                await services.upkeep.reconciled.wait()
+                await services.maintenance.reconciled.wait()
             yard = Yard(services, clock, door, ROOT)
             users = (await services.users.list(ROOT, PageRequest())).items
             owner = next((user for user in users if user.name == "owner"), None)

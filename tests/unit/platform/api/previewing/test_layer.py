@@ -23,7 +23,7 @@ from sandyard.platform.domain.previews.service import Previews
 from sandyard.platform.domain.sandboxes.activity import Activity
 from sandyard.platform.domain.sandboxes.e2b import Route
 from sandyard.platform.domain.sandboxes.lifecycle import Lifecycle
-from sandyard.platform.domain.sandboxes.rows import new_row
+from sandyard.platform.domain.sandboxes.repository import new_row
 from tests.unit.platform.api.sockets import connect
 from tests.unit.platform.world import Person, World, client, opened
 

@@ -53,7 +53,7 @@ from sandyard.platform.domain.git.mirror import Mirrors
 from sandyard.platform.domain.git.remote import parse
 from sandyard.platform.domain.git.turns import Turns
 from sandyard.platform.domain.projects.model import ProjectSettings
-from sandyard.platform.domain.sandboxes.rows import SandboxRows, new_row
+from sandyard.platform.domain.sandboxes.repository import SandboxRepository, new_row
 from sandyard.platform.domain.users.model import Principal
 from sandyard.platform.domain.users.tokens import instant
 from tests.unit.platform.world import ROOT, World
@@ -206,7 +206,7 @@ class Pushes:
         self.branch_merges = BranchMerges(Repositories(mirrors), Turns())  # type: ignore[arg-type]
 
     async def checkout(self, caller: Principal, sandbox_id: str) -> Checkout:
-        await SandboxRows(self._world.database).get_for(caller, sandbox_id)
+        await SandboxRepository(self._world.database).get_for(caller, sandbox_id)
         async with self._world.database.reading() as session:
             row = await session.get(Checkout, sandbox_id)
         if row is None:

@@ -35,7 +35,14 @@ from sandyard.platform.domain.sandboxes.e2b.errors import (
 )
 from sandyard.platform.domain.sandboxes.e2b.ports import AGENT_PORT, Listener, Ports, Route
 from sandyard.platform.domain.sandboxes.e2b.programs import DirectoryMissingError, ProgramResult, ProgramTimeoutError
-from sandyard.platform.domain.sandboxes.e2b.relay import CommandSpec, Ended, EndReason, Output, Started, Stream
+from sandyard.platform.domain.sandboxes.e2b.relay import (
+    CommandEnded,
+    CommandOutput,
+    CommandSpec,
+    CommandStarted,
+    EndReason,
+    Stream,
+)
 from sandyard.platform.domain.sandboxes.e2b.streams import GuestProgram, LineStream, NoPythonError
 from sandyard.platform.domain.sandboxes.e2b.terminals import Terminal, Terminals
 from sandyard.platform.domain.sandboxes.e2b.transport import CircuitBreaker, CircuitState, EngineConfig
@@ -45,12 +52,14 @@ __all__ = [
     "CircuitBreaker",
     "CircuitOpenError",
     "CircuitState",
+    "CommandEnded",
+    "CommandOutput",
     "CommandSpec",
+    "CommandStarted",
     "Commands",
     "DeniedConnection",
     "DirectoryMissingError",
     "EndReason",
-    "Ended",
     "EngineAuthError",
     "EngineBusyError",
     "EngineConfig",
@@ -69,7 +78,6 @@ __all__ = [
     "Listener",
     "NoPythonError",
     "NotEnoughSpaceError",
-    "Output",
     "Ports",
     "ProcessesFullError",
     "ProgramResult",
@@ -79,7 +87,6 @@ __all__ = [
     "SandboxNotFoundError",
     "SandboxNotRunningError",
     "SandboxUnreachableError",
-    "Started",
     "Stream",
     "Terminal",
     "TerminalNotFoundError",

@@ -27,13 +27,13 @@ from sandyard.platform.domain.sandboxes.e2b.files import Files
 from sandyard.platform.domain.sandboxes.e2b.relay import (
     SILENCE_S,
     SPEC_INLINE,
+    CommandEnded,
+    CommandOutput,
     CommandSpec,
-    Ended,
+    CommandStarted,
     EndReason,
     Frame,
-    Output,
     RelayStream,
-    Started,
     Stream,
     bounded,
     journal_path,
@@ -60,7 +60,7 @@ _ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _UNLIMITED = sys.maxsize
 _OWNER = "root"  # may read, end and remove what any user of the sandbox has started
 
-Event = Started | Output | Ended
+Event = CommandStarted | CommandOutput | CommandEnded
 
 
 class Commands:
@@ -88,9 +88,9 @@ class Commands:
     def start(self, engine_id: str, spec: CommandSpec, *, most: int = _UNLIMITED) -> AsyncIterator[Event]:
         """Run a command at most once for its id. If it was started before, follow it from its beginning.
 
-        Yields Started (unless it could not start), then Output, then Ended. The command keeps running if the caller
-        stops reading. Output of a stream beyond `most` bytes may be incomplete, which spares callers that store no
-        more.
+        Yields CommandStarted (unless it could not start), then CommandOutput, then CommandEnded. The command keeps
+        running if the caller stops reading. Output of a stream beyond `most` bytes may be incomplete, which spares
+        callers that store no more.
         """
         _check_spec(spec)
         return self._events(engine_id, _ReadState(spec.id, spec, most=most))
@@ -103,11 +103,11 @@ class Commands:
         stderr_offset: int = 0,
         *,
         most: int = _UNLIMITED,
-    ) -> AsyncIterator[Output | Ended]:
+    ) -> AsyncIterator[CommandOutput | CommandEnded]:
         """Yield output from these offsets on until the command has ended, also if it ended long ago.
 
-        Yields Ended(NOT_STARTED) if the sandbox does not know the command; it may then still be started, unless it was
-        claimed.
+        Yields CommandEnded(NOT_STARTED) if the sandbox does not know the command; it may then still be started, unless
+        it was claimed.
         """
         _check_id(command_id)
         return self._follow(engine_id, _ReadState(command_id, None, stdout_offset, stderr_offset, most=most))
@@ -154,11 +154,11 @@ class Commands:
     async def close(self) -> None:
         await end_tasks(*self._closing)
 
-    async def _follow(self, engine_id: str, state: _ReadState) -> AsyncIterator[Output | Ended]:
+    async def _follow(self, engine_id: str, state: _ReadState) -> AsyncIterator[CommandOutput | CommandEnded]:
         events = self._events(engine_id, state)
         try:
             async for event in events:
-                if not isinstance(event, Started):
+                if not isinstance(event, CommandStarted):
                     yield event
         finally:
             await events.aclose()  # type: ignore[attr-defined] # it is a generator
@@ -309,7 +309,7 @@ class _ReadState:
 
     def finish_lost(self) -> list[Event]:
         self.begun = self.ended = True
-        return [*self._announce(None), Ended(EndReason.LOST)]
+        return [*self._announce(None), CommandEnded(EndReason.LOST)]
 
     def add(self, number: str, offset: int, data: bytes) -> list[Event]:
         """Add output of a stream, parts of which may be known already."""
@@ -318,7 +318,7 @@ class _ReadState:
         if not fresh:
             return []
         self.offsets[number] = offset + len(data)
-        return [*self._announce(None), Output(_STREAMS[number], max(known, offset), fresh)]
+        return [*self._announce(None), CommandOutput(_STREAMS[number], max(known, offset), fresh)]
 
     def has_enough(self, number: str) -> bool:
         """Return whether the reader wants no more of this stream."""
@@ -335,7 +335,7 @@ class _ReadState:
         elif frame.kind in _STREAMS:
             found += self.add(frame.kind, *frame.chunk)
         elif frame.kind == "e":
-            ended = Ended.parse(frame.rest)
+            ended = CommandEnded.parse(frame.rest)
             if ended.reason is not EndReason.NOT_STARTED:
                 found += self._announce(None)
             found.append(ended)
@@ -362,7 +362,7 @@ class _ReadState:
         if self._announced:
             return []
         self._announced = True
-        return [Started(pid)]
+        return [CommandStarted(pid)]
 
     def _refusal(self, word: str, said: str) -> Exception:
         if word == "full":

@@ -85,14 +85,14 @@ class EndReason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
+class CommandStarted:
     """The command has started. `pid` is its process id in the sandbox, None if it was started before."""
 
     pid: int | None
 
 
 @dataclass(frozen=True, slots=True)
-class Output:
+class CommandOutput:
     """Output of the command. `offset` is the position of `data` in the stream."""
 
     stream: Stream
@@ -101,7 +101,7 @@ class Output:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class CommandEnded:
     """The command has ended, with `code` or `signal`; neither for LOST and NOT_STARTED.
 
     `stdout_bytes` and `stderr_bytes` count everything it wrote. Less may be available if the disk was full and nobody
@@ -116,7 +116,7 @@ class Ended:
     stderr_bytes: int | None = None
 
     @classmethod
-    def parse(cls, text: str) -> Ended:
+    def parse(cls, text: str) -> CommandEnded:
         """Parse a result. Anything invalid, because somebody wrote to the journal, counts as LOST."""
         try:
             result: dict[str, Any] = bounded_json.parse(text, largest=_MAX_RESULT, values=100)

@@ -26,7 +26,7 @@ from sandyard.platform.domain.sandboxes.e2b import (
 )
 from tests.integration.platform.domain.sandboxes.e2b.conftest import NewSandbox
 from tests.protocol.engine import Engine
-from tests.unit.platform.domain.sandboxes.e2b.reading import run, until
+from tests.unit.platform.domain.sandboxes.e2b.command_reader import run, until
 
 
 async def test_create_tells_what_the_engine_has_made(engine: SandboxEngine, new_sandbox: NewSandbox) -> None:

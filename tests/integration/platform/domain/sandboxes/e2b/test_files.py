@@ -12,7 +12,7 @@ import pytest
 from sandyard.kit.errors import InvalidInputError
 from sandyard.platform.domain.sandboxes.e2b import EngineSandbox, FileMissingError, SandboxEngine
 from sandyard.platform.domain.sandboxes.e2b.directory_pages import FilePage
-from tests.unit.platform.domain.sandboxes.e2b.reading import run
+from tests.unit.platform.domain.sandboxes.e2b.command_reader import run
 
 MIB = 1 << 20
 

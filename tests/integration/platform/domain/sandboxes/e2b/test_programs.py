@@ -21,7 +21,7 @@ from sandyard.platform.domain.sandboxes.e2b import (
     programs,
 )
 from tests.integration.platform.domain.sandboxes.e2b.conftest import NewSandbox
-from tests.unit.platform.domain.sandboxes.e2b.reading import run, until
+from tests.unit.platform.domain.sandboxes.e2b.command_reader import run, until
 
 ODD = ["", "a b", "-n", "'", '"', "$HOME", "`id`", "\\", "*", "new\nline", "é🙂", os.fsdecode(b"\xff\xfe")]
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from sandyard.platform.domain.sandboxes.e2b import CommandSpec, Ended, EndReason, guest_sources
+from sandyard.platform.domain.sandboxes.e2b import CommandEnded, CommandSpec, EndReason, guest_sources
 from sandyard.platform.domain.sandboxes.e2b.guest.relay import journal as guest_journal
 from sandyard.platform.domain.sandboxes.e2b.guest.relay import output
 from sandyard.platform.domain.sandboxes.e2b.relay import Frame, journal_path
@@ -130,15 +130,15 @@ def test_sends_output_beyond_disk_limit_after_journal(tmp_path: Path) -> None:
 
 def test_parses_result() -> None:
     text = '{"reason":"exited","code":3,"signal":null,"ms":1500,"out":10,"out_kept":5,"err":0,"err_kept":0}'
-    assert Ended.parse(text) == Ended(EndReason.EXITED, 3, None, 1.5, 10, 0)
-    assert Ended.parse('{"reason":"not_started"}') == Ended(EndReason.NOT_STARTED)
+    assert CommandEnded.parse(text) == CommandEnded(EndReason.EXITED, 3, None, 1.5, 10, 0)
+    assert CommandEnded.parse('{"reason":"not_started"}') == CommandEnded(EndReason.NOT_STARTED)
 
 
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", "7", '{"reason":"won"}', '{"code":0}', '{"reason":"exited","code":"zero"}']
 )
 def test_ignores_tampered_result(text: str) -> None:
-    assert Ended.parse(text) == Ended(EndReason.LOST)
+    assert CommandEnded.parse(text) == CommandEnded(EndReason.LOST)
 
 
 def test_encodes_every_character_of_specification() -> None:

@@ -18,7 +18,7 @@ from sandyard.platform.domain.sandboxes.e2b import (
     EngineUnreachableError,
     SandboxEngine,
 )
-from tests.unit.platform.domain.sandboxes.e2b.reading import run
+from tests.unit.platform.domain.sandboxes.e2b.command_reader import run
 
 
 def nowhere(**options: float) -> EngineConfig:

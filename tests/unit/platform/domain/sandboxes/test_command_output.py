@@ -17,11 +17,19 @@ from sandyard.kit.ids import ordered_id
 from sandyard.kit.tasks import TaskSet
 from sandyard.platform.db.database import Database, DatabaseClosedError
 from sandyard.platform.db.models import Command, Event, Sandbox, User
+from sandyard.platform.domain.sandboxes.command_output import (
+    FLUSH_BYTES,
+    FLUSH_S,
+    INLINE_BYTES,
+    MERGED_BYTES,
+    STDERR,
+    STDOUT,
+    OutputFiles,
+    OutputRecorder,
+)
+from sandyard.platform.domain.sandboxes.command_runner import CommandRunner
 from sandyard.platform.domain.sandboxes.model import CommandStatus, utc_now
-from sandyard.platform.domain.sandboxes.output import STDERR, STDOUT, OutputFiles
-from sandyard.platform.domain.sandboxes.recorder import FLUSH_BYTES, FLUSH_S, INLINE_BYTES, MERGED_BYTES, Recorder
-from sandyard.platform.domain.sandboxes.rows import new_row
-from sandyard.platform.domain.sandboxes.running import Runner
+from sandyard.platform.domain.sandboxes.repository import new_row
 
 
 @pytest.fixture
@@ -56,7 +64,7 @@ async def events(database: Database) -> list[Event]:
 async def test_stores_and_publishes_output(database: Database, rows: tuple[Sandbox, Command], tmp_path: Path) -> None:
     sandbox, command = rows
     files = OutputFiles(tmp_path)
-    recorder = Recorder(database, files, sandbox, command)
+    recorder = OutputRecorder(database, files, sandbox, command)
     await recorder.begin()
     news = recorder.news()
     await recorder.add(STDOUT, 0, b"hello ")
@@ -89,7 +97,7 @@ async def test_writes_output_that_arrives_during_write(
 ) -> None:
     sandbox, command = rows
     files = OutputFiles(tmp_path)
-    recorder = Recorder(database, files, sandbox, command)
+    recorder = OutputRecorder(database, files, sandbox, command)
     await recorder.begin()
     gate, write = asyncio.Event(), files.write
 
@@ -113,7 +121,7 @@ async def test_retries_failed_writes_in_order(
 ) -> None:
     sandbox, command = rows
     files = OutputFiles(tmp_path)
-    recorder = Recorder(database, files, sandbox, command)
+    recorder = OutputRecorder(database, files, sandbox, command)
     await recorder.begin()
     dice, expected = random.Random(7), b""
 
@@ -156,9 +164,9 @@ async def test_truncates_output_not_counted_before_crash(
 ) -> None:
     sandbox, command = rows
     files = OutputFiles(tmp_path)
-    await Recorder(database, files, sandbox, command).begin()
+    await OutputRecorder(database, files, sandbox, command).begin()
     await files.write(command.id, STDOUT, 0, b"written, but never counted")
-    again = Recorder(database, files, sandbox, command)
+    again = OutputRecorder(database, files, sandbox, command)
     await again.begin()
     assert again.offsets == (0, 0)
     await again.add(STDOUT, 0, b"abc")
@@ -180,7 +188,7 @@ async def test_ending_during_flush_writes_nothing_twice(
 ) -> None:
     sandbox, command = rows
     files = OutputFiles(tmp_path)
-    recorder = Recorder(database, files, sandbox, command)
+    recorder = OutputRecorder(database, files, sandbox, command)
     await recorder.begin()
     expected = b""
     for number in range(30):
@@ -197,8 +205,8 @@ async def test_ending_during_flush_writes_nothing_twice(
 
 async def test_writes_nothing_after_release(database: Database, rows: tuple[Sandbox, Command], tmp_path: Path) -> None:
     sandbox, command = rows
-    lifecycle = SimpleNamespace(tasks=TaskSet("test"), before_pause=[], woken=[], ended=[])
-    runner = Runner(database, lifecycle, OutputFiles(tmp_path), 1 << 20)  # type: ignore[arg-type]
+    lifecycle = SimpleNamespace(tasks=TaskSet("test"), before_pause=[], after_resume=[], after_end=[])
+    runner = CommandRunner(database, lifecycle, OutputFiles(tmp_path), 1 << 20)  # type: ignore[arg-type]
     said = asyncio.Event()
 
     async def speak() -> None:
@@ -228,7 +236,7 @@ async def test_much_output_takes_few_transactions(
     """Output that arrives during a write is written together afterwards."""
     sandbox, command = rows
     files = OutputFiles(tmp_path)
-    recorder = Recorder(database, files, sandbox, command)
+    recorder = OutputRecorder(database, files, sandbox, command)
     await recorder.begin()
     piece, count = b"0123456789abcdef" * 3072, 400
     for number in range(count):

@@ -28,7 +28,7 @@ log = get_logger(__name__)
 PAUSED_AT_ONCE = 16
 
 
-class Upkeep:
+class SandboxMaintenance:
     def __init__(self, database: Database, lifecycle: Lifecycle, settings: PlatformSettings, clock: Clock) -> None:
         self._database = database
         self._lifecycle = lifecycle
@@ -60,7 +60,7 @@ class Upkeep:
 
     async def reconcile(self) -> None:
         lifecycle = self._lifecycle
-        rows = {row.id: row for row in await lifecycle.rows.with_status(*LIVE)}
+        rows = {row.id: row for row in await lifecycle.repository.with_status(*LIVE)}
         there = {box.id: box for box in await lifecycle.engine.list({INSTANCE: lifecycle.instance})}
         for row in rows.values():
             lifecycle.activity.know(row.id, row.used_at)
@@ -87,9 +87,9 @@ class Upkeep:
         elif box is None:
             await self._reconcile_missing(row)
         elif box.state == EngineState.PAUSED and row.status == Status.RUNNING:
-            await lifecycle.seen_paused(row.id)
+            await lifecycle.record_pause(row.id)
         elif box.state == EngineState.RUNNING and row.status == Status.PAUSED and await self._is_still_running(row):
-            await lifecycle.wake(row)
+            await lifecycle.resume(row)
 
     async def _reconcile_missing(self, row: Sandbox) -> None:
         """Handle a sandbox that was not in the list or that the engine did not find.
@@ -101,16 +101,16 @@ class Upkeep:
         try:
             await self._lifecycle.engine.get_info(row.engine_id)
         except SandboxNotFoundError:
-            await self._lifecycle.lost(row.id)
+            await self._lifecycle.mark_lost(row.id)
         else:
-            await self._lifecycle.seen_paused(row.id)
+            await self._lifecycle.record_pause(row.id)
 
     async def _is_still_running(self, row: Sandbox) -> bool:
         """Return whether the engine still reports it as running and the row is unchanged, because the list may predate
         a pause."""
         assert row.engine_id is not None
         box = await self._lifecycle.engine.get_info(row.engine_id)
-        unchanged = (await self._lifecycle.rows.get(row.id)).version == row.version
+        unchanged = (await self._lifecycle.repository.get(row.id)).version == row.version
         return unchanged and box.state is EngineState.RUNNING
 
     async def _finish_requested_destroys(self) -> None:
@@ -152,8 +152,8 @@ class Upkeep:
     async def check_health(self) -> None:
         """Check each running sandbox and extend the engine's timeout of those in use. Resumes nothing."""
         lifecycle = self._lifecycle
-        await lifecycle.rows.note_uses(lifecycle.activity.unwritten())
-        for row in await lifecycle.rows.with_status(Status.RUNNING):
+        await lifecycle.repository.note_uses(lifecycle.activity.unwritten())
+        for row in await lifecycle.repository.with_status(Status.RUNNING):
             if row.engine_id is not None and row.destroy_requested_at is None:
                 try:
                     await self._check(row, row.engine_id)
@@ -169,16 +169,16 @@ class Upkeep:
         except SandboxNotFoundError:
             await self._reconcile_missing(row)
         except ConflictError:
-            await lifecycle.seen_paused(row.id)
+            await lifecycle.record_pause(row.id)
         else:
             sample = None if usage is None else {**asdict(usage), "at": usage.at.isoformat()}
-            await lifecycle.rows.note(row.id, seen_at=utc_now(), **({"usage": sample} if sample else {}))
+            await lifecycle.repository.note(row.id, seen_at=utc_now(), **({"usage": sample} if sample else {}))
 
     async def pause_idle(self) -> None:
         """Pause idle sandboxes concurrently, so that a slow one does not delay the others."""
         lifecycle = self._lifecycle
         idle = []
-        for row in await lifecycle.rows.with_status(Status.RUNNING):
+        for row in await lifecycle.repository.with_status(Status.RUNNING):
             lifecycle.activity.know(row.id, row.used_at)
             if row.destroy_requested_at is None and lifecycle.activity.idle_for(row.id) >= row.idle_seconds:
                 idle.append(row)

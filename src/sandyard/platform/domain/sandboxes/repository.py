@@ -1,4 +1,4 @@
-"""Sandbox rows: every change of one, with its event, is a method here."""
+"""Sandboxes in the database: every change of a row, with its event, is a method here."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def sessions_visible_to(principal: Principal) -> ColumnElement[bool]:
     return or_(Session.owner_id == principal.user_id, Session.project_id.in_(shared))
 
 
-class SandboxRows:
+class SandboxRepository:
     def __init__(self, database: Database) -> None:
         self._database = database
 
