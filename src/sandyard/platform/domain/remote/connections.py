@@ -10,7 +10,6 @@ import hashlib
 import re
 from collections import Counter
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 from sandyard.kit.errors import InvalidInputError, SandyardError
 from sandyard.kit.logging import get_logger
@@ -29,7 +28,7 @@ from sandyard.platform.domain.users.model import Principal
 
 log = get_logger(__name__)
 
-PROGRAM = GuestProgram("ssh", (Path(__file__).parent / "guest_ssh.py").read_bytes())
+PROGRAM = GuestProgram.load("ssh")
 AT_ONCE = 20
 """Maximum number of connections into one sandbox. An editor uses two or three."""
 OPEN_S = 60.0

@@ -47,6 +47,11 @@ class GuestProgram:
     name: str
     source: bytes
 
+    @classmethod
+    def load(cls, name: str) -> GuestProgram:
+        """Return the program `guest/NAME.py`."""
+        return cls(name, read_script(f"{name}.py").encode())
+
     @property
     def path(self) -> str:
         digest = hashlib.sha256(self.source).hexdigest()[:16]
