@@ -392,7 +392,7 @@ class Turns:
             await self._files.remove(run_id)
         async with self._database.transaction() as tx:
             await tx.session.execute(delete(AgentInput).where(AgentInput.run_id.in_(found)))
-        kept = await self._files.ids(RUN)
+        kept = await self._files.list_ids(RUN)
         async with self._database.reading() as session:
             known = set(await session.scalars(select(AgentRun.id)))
         for run_id in set(kept) - known:  # left over from deleted sessions

@@ -114,7 +114,7 @@ class Previews:
                 del self._looks[known]
         look = self._looks.get(sandbox_id)
         if look is None:
-            task = self._lifecycle.tasks.spawn(self._lifecycle.engine.ports.listeners(engine_id))
+            task = self._lifecycle.tasks.spawn(self._lifecycle.engine.ports.list_listeners(engine_id))
             look = self._looks[sandbox_id] = (now, task)
         return look[1]
 
@@ -149,10 +149,10 @@ class Previews:
             raise SleepingError
         async with self._lifecycle.using(row) as engine_id:
             try:
-                route = await self._lifecycle.engine.ports.route(engine_id, place.port)
+                route = await self._lifecycle.engine.ports.get_route(engine_id, place.port)
             except SandboxNotRunningError:
                 await self._resume(row, wake=wake)
-                route = await self._lifecycle.engine.ports.route(engine_id, place.port)
+                route = await self._lifecycle.engine.ports.get_route(engine_id, place.port)
             except SandboxNotFoundError:
                 await self._lifecycle.mark_lost(row.id)
                 raise

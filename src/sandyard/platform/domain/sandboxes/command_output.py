@@ -107,7 +107,7 @@ class OutputFiles:
             return self._path(command_id, stream).stat().st_size
         return 0
 
-    async def ids(self, prefix: str) -> list[str]:
+    async def list_ids(self, prefix: str) -> list[str]:
         """Return the ids with this prefix that have files."""
         return await asyncio.to_thread(lambda: [path.name for path in self._folder.glob(f"??/{prefix}*")])
 
@@ -189,7 +189,7 @@ class OutputRecorder:
         elif self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(FLUSH_S, self._flush_now)
 
-    def news(self) -> asyncio.Future[None]:
+    def watch(self) -> asyncio.Future[None]:
         """Return a future that completes when more output has been stored."""
         waiter = asyncio.get_running_loop().create_future()
         self._waiters.add(waiter)

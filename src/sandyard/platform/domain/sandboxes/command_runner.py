@@ -57,15 +57,15 @@ class CommandRunner:
         self._finished: dict[str, list[str]] = {}  # by sandbox: finished commands whose journals still exist
         self._awake: dict[str, asyncio.Event] = {}  # by sandbox: set when it runs again
         lifecycle.before_pause.append(self._remove_journals)
-        lifecycle.after_resume.append(self._wake_waiters)
-        lifecycle.after_end.append(self._wake_waiters)
+        lifecycle.after_resume.append(self._notify_waiters)
+        lifecycle.after_end.append(self._notify_waiters)
 
     def start(self, row: Sandbox, command: Command, new: NewCommand) -> None:
         """Start the command in the background. Its row must exist."""
         self._spawn(row, command, self._run(row, command, new))
 
     async def _run(self, row: Sandbox, command: Command, new: NewCommand) -> None:
-        recorder = await self._recorder(row, command)
+        recorder = await self._create_recorder(row, command)
         spec = CommandSpec(
             id=command.id, command=new.command, cwd=new.cwd, envs=dict(new.envs), timeout_s=new.timeout_s
         )
@@ -109,7 +109,7 @@ class CommandRunner:
                 await self._finish_lost(recorder, row)
                 return
             if row.status != Status.RUNNING or row.engine_id is None:
-                await self._until_awake(row.id)
+                await self._wait_until_running(row.id)
                 continue
             command = await self.get(command_id)
             try:
@@ -216,19 +216,19 @@ class CommandRunner:
             query = select(Command, Sandbox).join(Sandbox, Sandbox.id == Command.sandbox_id)
             rows = (await session.execute(query.where(Command.status.in_(OPEN)))).all()
         for command, row in rows:
-            self._spawn(row, command, self._continue(row, command))
+            self._spawn(row, command, self._resume_following(row, command))
         return len(rows)
 
-    async def _continue(self, row: Sandbox, command: Command) -> None:
-        await self._follow(row, command.id, await self._recorder(row, command))
+    async def _resume_following(self, row: Sandbox, command: Command) -> None:
+        await self._follow(row, command.id, await self._create_recorder(row, command))
 
-    async def _recorder(self, row: Sandbox, command: Command) -> OutputRecorder:
+    async def _create_recorder(self, row: Sandbox, command: Command) -> OutputRecorder:
         recorder = OutputRecorder(self._database, self._files, row, command, most=self._output_kept)
         self.recorders[command.id] = recorder
         await recorder.begin()
         return recorder
 
-    async def _until_awake(self, sandbox_id: str) -> None:
+    async def _wait_until_running(self, sandbox_id: str) -> None:
         awake = self._awake.setdefault(sandbox_id, asyncio.Event())
         if (await self._lifecycle.repository.get(sandbox_id)).status not in (Status.PAUSED, Status.PROVISIONING):
             return  # it has changed since the caller looked, before the event existed
@@ -236,7 +236,7 @@ class CommandRunner:
             async with asyncio.timeout(30):  # then look again: another platform process may have resumed it
                 await awake.wait()
 
-    async def _wake_waiters(self, row: Sandbox) -> None:
+    async def _notify_waiters(self, row: Sandbox) -> None:
         if event := self._awake.pop(row.id, None):
             event.set()
 
@@ -261,8 +261,8 @@ class CommandRunner:
         The relay ends a command after its timeout. If a tenant has replaced the relay, or if our code fails, the
         command must not stay open forever.
         """
-        main = asyncio.ensure_future(self._persist(row, command.id, work))
-        watch = asyncio.ensure_future(self._overdue(row.id, command.timeout_s))
+        main = asyncio.ensure_future(self._run_through_outages(row, command.id, work))
+        watch = asyncio.ensure_future(self._wait_until_overdue(row.id, command.timeout_s))
         try:
             await asyncio.wait((main, watch), return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -277,7 +277,7 @@ class CommandRunner:
             lose = partial(recorder.finish, CommandStatus.LOST, error=f"The command's exit was not observed. {said}")
             await retry_while_database_unavailable(lose, "command", command=command.id)
 
-    async def _persist(self, row: Sandbox, command_id: str, work: Coroutine[Any, Any, None]) -> None:
+    async def _run_through_outages(self, row: Sandbox, command_id: str, work: Coroutine[Any, Any, None]) -> None:
         """Run the work, and keep following the command if the database is temporarily unavailable."""
         try:
             await work
@@ -287,7 +287,7 @@ class CommandRunner:
                 lambda: self._follow(row, command_id, self.recorders[command_id]), "command", command=command_id
             )
 
-    async def _overdue(self, sandbox_id: str, timeout_s: float) -> None:
+    async def _wait_until_overdue(self, sandbox_id: str, timeout_s: float) -> None:
         """Return when a command should have ended long ago.
 
         Time during which its sandbox was paused or the engine was unavailable does not count.

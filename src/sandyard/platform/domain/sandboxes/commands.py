@@ -175,7 +175,7 @@ class Commands:
         last_sent = asyncio.get_running_loop().time()
         while True:
             recorder = self._runner.recorders.get(command.id)
-            news = recorder.news() if recorder else asyncio.ensure_future(asyncio.sleep(0.5))
+            news = recorder.watch() if recorder else asyncio.ensure_future(asyncio.sleep(0.5))
             command = await self.get(command.id)
             for stream, total in ((STDOUT, command.stdout_bytes), (STDERR, command.stderr_bytes)):
                 while at[stream] < total:

@@ -43,7 +43,7 @@ from sandyard.platform.domain.sandboxes.model import (
     check_usable,
     utc_now,
 )
-from sandyard.platform.domain.sandboxes.repository import SandboxRepository, new_row
+from sandyard.platform.domain.sandboxes.repository import SandboxRepository, build_sandbox_row
 
 log = get_logger(__name__)
 T = TypeVar("T")
@@ -109,13 +109,13 @@ class Lifecycle:
         """Stop all background tasks. Sandboxes and their processes continue."""
         await self.tasks.cancel()
         with contextlib.suppress(SandyardError):
-            await self.repository.note_uses(self.activity.unwritten())
+            await self.repository.note_uses(self.activity.take_unwritten())
 
     # creation ---------------------------------------------------------------------------------------------------------
 
     def draft(self, owner_id: str, wanted: NewSandbox) -> Sandbox:
         """Return the row of a new sandbox. Add it in the caller's transaction, then call `provision`."""
-        row = new_row(
+        row = build_sandbox_row(
             owner_id,
             template=wanted.template,
             idle_seconds=wanted.idle_seconds,
@@ -168,7 +168,7 @@ class Lifecycle:
             return row
         envs = json.loads(self._sealer.open(row.envs, ENVS, row.id).reveal()) if row.envs else {}
         allowed = await retry_while_database_unavailable(
-            lambda: self._allowed(row.project_id), "provisioning", sandbox=sandbox_id
+            lambda: self._get_allowed(row.project_id), "provisioning", sandbox=sandbox_id
         )
         try:
             made = await self.engine.create(
@@ -226,7 +226,7 @@ class Lifecycle:
         row.status, row.engine_id = Status.RUNNING, made.id
         row.started_at = row.used_at = row.seen_at = now
         try:
-            row.network = await self._allowed(row.project_id)
+            row.network = await self._get_allowed(row.project_id)
             if row.network is not None or parent.network is not None:
                 await self.engine.set_network(made.id, row.network)
             async with self._database.transaction() as tx:
@@ -302,7 +302,7 @@ class Lifecycle:
 
     # network ----------------------------------------------------------------------------------------------------------
 
-    async def _allowed(self, project_id: str | None) -> Allowed:
+    async def _get_allowed(self, project_id: str | None) -> Allowed:
         """Return what a sandbox of this project may connect to."""
         async with self._database.reading() as session:
             project = await session.get(Project, project_id) if project_id is not None else None
@@ -314,7 +314,7 @@ class Lifecycle:
     async def _update_network(self, row: Sandbox) -> Allowed:
         """Apply network settings that changed while the sandbox was paused. If that fails, pause it again."""
         assert row.engine_id is not None
-        allowed = row.network if row.project_id is None else await self._allowed(row.project_id)
+        allowed = row.network if row.project_id is None else await self._get_allowed(row.project_id)
         if allowed != row.network:
             try:
                 await self.engine.set_network(row.engine_id, allowed)
@@ -328,7 +328,7 @@ class Lifecycle:
         async with self._database.reading() as session:
             query = select(Sandbox).where(Sandbox.project_id == project_id, Sandbox.status == Status.RUNNING)
             rows = list((await session.execute(query)).scalars())
-        allowed = await self._allowed(project_id) if rows else None
+        allowed = await self._get_allowed(project_id) if rows else None
         for row in rows:
             if row.network == allowed:
                 continue
@@ -341,7 +341,7 @@ class Lifecycle:
         """Read the settings under the sandbox's lock, so that the newest settings are applied last."""
         async with self._lock(sandbox_id):
             row = await self.repository.get(sandbox_id)
-            allowed = await self._allowed(row.project_id)
+            allowed = await self._get_allowed(row.project_id)
             if row.status != Status.RUNNING or row.network == allowed or row.engine_id is None:
                 return
             await self.engine.set_network(row.engine_id, allowed)

@@ -60,10 +60,10 @@ class SandboxMaintenance:
 
     async def reconcile(self) -> None:
         lifecycle = self._lifecycle
-        rows = {row.id: row for row in await lifecycle.repository.with_status(*LIVE)}
+        rows = {row.id: row for row in await lifecycle.repository.list_with_status(*LIVE)}
         there = {box.id: box for box in await lifecycle.engine.list({INSTANCE: lifecycle.instance})}
         for row in rows.values():
-            lifecycle.activity.know(row.id, row.used_at)
+            lifecycle.activity.load(row.id, row.used_at)
             try:
                 await self._reconcile_row(row, there.get(row.engine_id) if row.engine_id else None)
             except SandyardError as error:
@@ -152,8 +152,8 @@ class SandboxMaintenance:
     async def check_health(self) -> None:
         """Check each running sandbox and extend the engine's timeout of those in use. Resumes nothing."""
         lifecycle = self._lifecycle
-        await lifecycle.repository.note_uses(lifecycle.activity.unwritten())
-        for row in await lifecycle.repository.with_status(Status.RUNNING):
+        await lifecycle.repository.note_uses(lifecycle.activity.take_unwritten())
+        for row in await lifecycle.repository.list_with_status(Status.RUNNING):
             if row.engine_id is not None and row.destroy_requested_at is None:
                 try:
                     await self._check(row, row.engine_id)
@@ -178,8 +178,8 @@ class SandboxMaintenance:
         """Pause idle sandboxes concurrently, so that a slow one does not delay the others."""
         lifecycle = self._lifecycle
         idle = []
-        for row in await lifecycle.repository.with_status(Status.RUNNING):
-            lifecycle.activity.know(row.id, row.used_at)
+        for row in await lifecycle.repository.list_with_status(Status.RUNNING):
+            lifecycle.activity.load(row.id, row.used_at)
             if row.destroy_requested_at is None and lifecycle.activity.idle_for(row.id) >= row.idle_seconds:
                 idle.append(row)
         await asyncio.gather(*(self._pause_one(row) for row in idle))

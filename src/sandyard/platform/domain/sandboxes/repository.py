@@ -62,7 +62,7 @@ class SandboxRepository:
             raise NotFoundError(f"There is no sandbox {sandbox_id[:60]!r}.")
         return row
 
-    async def with_status(self, *statuses: Status) -> list[Sandbox]:
+    async def list_with_status(self, *statuses: Status) -> list[Sandbox]:
         async with self._database.reading() as session:
             query = select(Sandbox).where(Sandbox.status.in_(statuses)).order_by(Sandbox.id)
             return list((await session.execute(query)).scalars())
@@ -135,7 +135,7 @@ class SandboxRepository:
                 await tx.session.execute(update(Sandbox).where(Sandbox.id == sandbox_id).values(used_at=moment))
 
 
-def new_row(owner_id: str, **fields: Any) -> Sandbox:
+def build_sandbox_row(owner_id: str, **fields: Any) -> Sandbox:
     sandbox_id = ordered_id("sbx_")
     return Sandbox(
         id=sandbox_id,

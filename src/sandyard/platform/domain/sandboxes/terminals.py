@@ -33,7 +33,7 @@ class Viewer:
 
     pieces: asyncio.Queue[bytes | None] = field(default_factory=lambda: asyncio.Queue(BACKLOG))
 
-    def give(self, piece: bytes | None) -> None:
+    def send(self, piece: bytes | None) -> None:
         try:
             self.pieces.put_nowait(piece)
         except asyncio.QueueFull:
@@ -54,13 +54,13 @@ class Shell:
     over: bool = False
     reader: asyncio.Task[None] | None = None
 
-    def say(self, piece: bytes) -> None:
+    def add_output(self, piece: bytes) -> None:
         self.kept.append(piece)
         self.size += len(piece)
         while self.size > KEPT_BYTES and len(self.kept) > 1:
             self.size -= len(self.kept.popleft())
         for viewer in list(self.viewers):
-            viewer.give(piece)
+            viewer.send(piece)
 
 
 class Terminals:
@@ -117,9 +117,9 @@ class Terminals:
             shell = await self._lifecycle.call(box, lambda engine_id: self._get_shell(box, engine_id, terminal_id))
             viewer = Viewer()
             if shell.kept:
-                viewer.give(b"".join(shell.kept))
+                viewer.send(b"".join(shell.kept))
             if shell.over:
-                viewer.give(None)
+                viewer.send(None)
             shell.viewers.add(viewer)
             try:
                 yield shell, viewer
@@ -169,7 +169,7 @@ class Terminals:
         return."""
         try:
             async for piece in shell.handle.output():
-                shell.say(piece)
+                shell.add_output(piece)
             shell.over = True
             await self._mark_closed(shell.row.id)
         except SandyardError as error:
@@ -177,7 +177,7 @@ class Terminals:
         finally:
             self._shells.pop(shell.row.id, None)
             for viewer in list(shell.viewers):
-                viewer.give(None)
+                viewer.send(None)
             await shell.handle.detach()
 
     async def _get_row(self, box: Sandbox, terminal_id: str) -> Terminal:

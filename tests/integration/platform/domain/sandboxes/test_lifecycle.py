@@ -73,7 +73,7 @@ async def test_a_sandbox_is_provisioned_with_its_variables(yard: Yard) -> None:
 async def test_what_the_engine_refuses_is_an_error_with_its_code(yard: Yard) -> None:
     with pytest.raises(EngineInvalidError):
         await yard.sandbox(template="no-such-template")
-    (row,) = await yard.services.lifecycle.repository.with_status(Status.ERROR)
+    (row,) = await yard.services.lifecycle.repository.list_with_status(Status.ERROR)
     assert row.error_code == "engine_invalid" and row.error and row.engine_id is None
     with pytest.raises(SandboxFailedError):
         await yard.services.sandboxes.resume(yard.owner, row.id)
@@ -86,7 +86,7 @@ async def test_an_engine_that_is_away_is_an_error_with_its_code(yard: Yard) -> N
     await yard.door.shut()
     with pytest.raises(EngineUnreachableError):
         await yard.sandbox()
-    (row,) = await yard.services.lifecycle.repository.with_status(Status.ERROR)
+    (row,) = await yard.services.lifecycle.repository.list_with_status(Status.ERROR)
     assert row.error_code == "engine_unreachable"
 
 

@@ -36,7 +36,7 @@ async def unused(yard: Yard, row: Sandbox, seconds: float = LONG) -> None:
     moment = utc_now() - timedelta(seconds=seconds)
     await yard.services.lifecycle.repository.note(row.id, used_at=moment)
     yard.services.lifecycle.activity.forget(row.id)
-    yard.services.lifecycle.activity.know(row.id, moment)
+    yard.services.lifecycle.activity.load(row.id, moment)
 
 
 # idleness --------------------------------------------------------------------------------------------------------------

@@ -163,6 +163,6 @@ async def test_nobody_reaches_a_shell_by_way_of_another_sandbox(yard: Yard) -> N
 async def test_a_viewer_that_is_too_far_behind_is_sent_away() -> None:
     viewer = Viewer(asyncio.Queue(3))
     for number in range(4):
-        viewer.give(b"%d" % number)
+        viewer.send(b"%d" % number)
     assert viewer.pieces.get_nowait() is None
     assert viewer.pieces.empty()

@@ -133,7 +133,7 @@ async def test_many_who_do_the_same_at_once_get_one(
         attempts = [yard.services.sessions.provision(yard.owner, session.id) for _ in range(6)]
         answers = await asyncio.gather(*attempts, return_exceptions=True)
         assert sum(isinstance(answer, ConflictError) for answer in answers) == 5
-        assert len(await yard.services.lifecycle.repository.with_status(Status.PROVISIONING, Status.RUNNING)) == 1
+        assert len(await yard.services.lifecycle.repository.list_with_status(Status.PROVISIONING, Status.RUNNING)) == 1
         current = await yard.services.sessions.sandbox(yard.owner, session.id)
         await yard.services.lifecycle.wait_until_provisioned(current.id)
         before = snapshots(engine_process)

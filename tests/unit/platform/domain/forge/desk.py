@@ -53,7 +53,7 @@ from sandyard.platform.domain.git.mirror import Mirrors
 from sandyard.platform.domain.git.remote import parse
 from sandyard.platform.domain.git.turns import Turns
 from sandyard.platform.domain.projects.model import ProjectSettings
-from sandyard.platform.domain.sandboxes.repository import SandboxRepository, new_row
+from sandyard.platform.domain.sandboxes.repository import SandboxRepository, build_sandbox_row
 from sandyard.platform.domain.users.model import Principal
 from sandyard.platform.domain.users.tokens import instant
 from tests.unit.platform.world import ROOT, World
@@ -383,7 +383,7 @@ async def _checkout(
     world: World, who: Principal, project_id: str, session_id: str | None, branch: str, base: str
 ) -> str:
     now = instant(world.clock)
-    sandbox: Sandbox = new_row(
+    sandbox: Sandbox = build_sandbox_row(
         who.user_id, project_id=project_id, session_id=session_id, template="base", idle_seconds=300
     )
     async with world.database.transaction() as tx:

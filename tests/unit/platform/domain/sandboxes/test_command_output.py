@@ -29,13 +29,13 @@ from sandyard.platform.domain.sandboxes.command_output import (
 )
 from sandyard.platform.domain.sandboxes.command_runner import CommandRunner
 from sandyard.platform.domain.sandboxes.model import CommandStatus, utc_now
-from sandyard.platform.domain.sandboxes.repository import new_row
+from sandyard.platform.domain.sandboxes.repository import build_sandbox_row
 
 
 @pytest.fixture
 async def rows(database: Database) -> tuple[Sandbox, Command]:
     user = User(id=ordered_id("usr_"), name="a", role="admin", created_at=utc_now())
-    sandbox = new_row(user.id, template="base", idle_seconds=300)
+    sandbox = build_sandbox_row(user.id, template="base", idle_seconds=300)
     command = Command(
         id=ordered_id("cmd_"),
         sandbox_id=sandbox.id,
@@ -66,7 +66,7 @@ async def test_stores_and_publishes_output(database: Database, rows: tuple[Sandb
     files = OutputFiles(tmp_path)
     recorder = OutputRecorder(database, files, sandbox, command)
     await recorder.begin()
-    news = recorder.news()
+    news = recorder.watch()
     await recorder.add(STDOUT, 0, b"hello ")
     await recorder.add(STDOUT, 6, b"world")
     await recorder.add(STDERR, 0, b"\xff\xfe")
@@ -112,7 +112,7 @@ async def test_writes_output_that_arrives_during_write(
     await asyncio.sleep(3 * FLUSH_S)  # its timer fires while the other write is running
     gate.set()
     while (await files.read(command.id, STDOUT, FLUSH_BYTES, 2)) != b"$ ":
-        await asyncio.wait_for(recorder.news(), 10)
+        await asyncio.wait_for(recorder.watch(), 10)
     await recorder.finish(CommandStatus.EXITED, exit_code=0, duration_s=1)
 
 
@@ -210,7 +210,7 @@ async def test_writes_nothing_after_release(database: Database, rows: tuple[Sand
     said = asyncio.Event()
 
     async def speak() -> None:
-        recorder = await runner._recorder(sandbox, command)
+        recorder = await runner._create_recorder(sandbox, command)
         await recorder.add(STDOUT, 0, b"hello")
         said.set()
         await asyncio.Event().wait()
@@ -218,7 +218,7 @@ async def test_writes_nothing_after_release(database: Database, rows: tuple[Sand
     async def never(*_: object) -> None:
         await asyncio.Event().wait()
 
-    runner._overdue = never  # type: ignore[method-assign]
+    runner._wait_until_overdue = never  # type: ignore[method-assign]
     runner._spawn(sandbox, command, speak())
     await said.wait()
     recorder = runner.recorders[command.id]

@@ -60,14 +60,14 @@ async def place(world: World) -> Place:
 
 async def test_short_database_outage_does_not_fail_sandbox(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sandyard.platform.db.retry.RETRY_S", 0)
-    real, errors = place.lifecycle._allowed, [DatabaseUnavailableError()]
+    real, errors = place.lifecycle._get_allowed, [DatabaseUnavailableError()]
 
     async def shaky(project_id: str | None) -> Allowed:
         if errors:
             raise errors.pop()
         return await real(project_id)
 
-    monkeypatch.setattr(place.lifecycle, "_allowed", shaky)
+    monkeypatch.setattr(place.lifecycle, "_get_allowed", shaky)
     assert (await place.sandbox()).status == "running"
 
 

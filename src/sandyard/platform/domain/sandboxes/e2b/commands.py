@@ -35,8 +35,8 @@ from sandyard.platform.domain.sandboxes.e2b.relay import (
     Frame,
     RelayStream,
     Stream,
-    bounded,
     journal_path,
+    parse_number,
     spec_path,
     sweep_paths,
 )
@@ -329,7 +329,7 @@ class _ReadState:
         found: list[Event] = []
         if frame.kind == "s":
             self.begun = True
-            found += self._announce(bounded(frame.rest))
+            found += self._announce(parse_number(frame.rest))
         elif frame.kind == "x":
             self.begun = True
         elif frame.kind in _STREAMS:

@@ -56,14 +56,14 @@ class Ports:
         self._transport = transport
         self._programs = programs
 
-    async def listeners(self, engine_id: str) -> list[Listener]:
+    async def list_listeners(self, engine_id: str) -> list[Listener]:
         """List one entry per port, by number, without those of the platform and envd. The sandbox's information may be
         false."""
         argv = ("/bin/sh", "-c", _LIST_PORTS)
         ran = await self._programs.run(engine_id, argv, timeout_s=_TIMEOUT_S, limit=_LIMIT, idempotent=True)
         return parse(ran.stdout)
 
-    async def route(self, engine_id: str, port: int) -> Route:
+    async def get_route(self, engine_id: str, port: int) -> Route:
         """Return the route without resuming the sandbox. Raises SandboxNotRunningError and SandboxNotFoundError."""
         sandbox = await self._transport.get_sandbox_with_token(engine_id)
         headers = {}

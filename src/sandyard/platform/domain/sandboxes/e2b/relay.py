@@ -123,11 +123,11 @@ class CommandEnded:
             ms = result.get("ms")
             return cls(
                 reason=EndReason(result["reason"]),
-                code=_optional_number(result.get("code")),
-                signal=_optional_number(result.get("signal")),
-                duration_s=None if ms is None else bounded(ms) / 1000,
-                stdout_bytes=_optional_number(result.get("out")),
-                stderr_bytes=_optional_number(result.get("err")),
+                code=_parse_optional_number(result.get("code")),
+                signal=_parse_optional_number(result.get("signal")),
+                duration_s=None if ms is None else parse_number(ms) / 1000,
+                stdout_bytes=_parse_optional_number(result.get("out")),
+                stderr_bytes=_parse_optional_number(result.get("err")),
             )
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
             return cls(EndReason.LOST)
@@ -151,7 +151,7 @@ class Frame:
     def chunk(self) -> tuple[int, bytes]:
         """Return the offset and the bytes of an output line."""
         offset, _, body = self.rest.partition(" ")
-        return bounded(offset), binascii.a2b_base64(body)
+        return parse_number(offset), binascii.a2b_base64(body)
 
     @property
     def grown(self) -> tuple[str, int, int]:
@@ -159,7 +159,7 @@ class Frame:
         stream, end, folder = self.rest.split(" ")
         if stream not in ("1", "2") or folder not in ("0", "1"):
             raise ValueError("not a valid journal")
-        return stream, bounded(end), int(folder)
+        return stream, parse_number(end), int(folder)
 
     @property
     def refusal(self) -> tuple[str, str]:
@@ -250,11 +250,11 @@ class RelayStream:
             self._handle.relays.add(self._user)
 
 
-def _optional_number(value: Any) -> int | None:
-    return None if value is None else bounded(value)
+def _parse_optional_number(value: Any) -> int | None:
+    return None if value is None else parse_number(value)
 
 
-def bounded(value: Any) -> int:
+def parse_number(value: Any) -> int:
     """Parse a number from a sandbox. Raises ValueError if it is invalid or unrealistically large."""
     text = str(value)
     if len(text) > 16 or not 0 <= int(text) <= _MOST:

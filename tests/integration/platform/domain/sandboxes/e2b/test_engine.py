@@ -222,14 +222,14 @@ def test_without_an_address_it_is_e2b_cloud() -> None:
 async def test_its_ports_are_for_those_who_have_its_token(
     engine: SandboxEngine, sandbox: EngineSandbox, config: EngineConfig, engine_process: Engine
 ) -> None:
-    route = await engine.ports.route(sandbox.id, 8000)
+    route = await engine.ports.get_route(sandbox.id, 8000)
     async with httpx.AsyncClient(base_url=engine_process.url) as client:
         routed = {"E2b-Sandbox-Id": sandbox.id, "E2b-Sandbox-Port": "8000"}
         assert (await client.get("/", headers=routed)).status_code == 403
         assert (await client.get("/", headers=dict(route.headers))).json()["port"] == 8000, "let in, to a closed port"
         copy = await engine.fork(sandbox.id, 600)
         try:
-            other = await engine.ports.route(copy.id, 8000)
+            other = await engine.ports.get_route(copy.id, 8000)
             assert other.headers["e2b-traffic-access-token"] != route.headers["e2b-traffic-access-token"]
             assert (await client.get("/", headers=dict(other.headers))).json()["port"] == 8000
         finally:
@@ -239,7 +239,7 @@ async def test_its_ports_are_for_those_who_have_its_token(
 async def test_a_restarted_platform_asks_for_the_token_once(
     engine: SandboxEngine, sandbox: EngineSandbox, config: EngineConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    known = await engine.ports.route(sandbox.id, 8000)
+    known = await engine.ports.get_route(sandbox.id, 8000)
     connect, calls = AsyncSandbox.connect, []
 
     async def counted(*given: object, **options: object) -> object:
@@ -250,7 +250,7 @@ async def test_a_restarted_platform_asks_for_the_token_once(
     ends = (await engine.get_info(sandbox.id)).ends_at
     again = SandboxEngine(config)
     try:
-        routes = await asyncio.gather(*(again.ports.route(sandbox.id, 8000) for _ in range(20)))
+        routes = await asyncio.gather(*(again.ports.get_route(sandbox.id, 8000) for _ in range(20)))
     finally:
         await again.close()
     assert all(route == known for route in routes)
@@ -258,7 +258,7 @@ async def test_a_restarted_platform_asks_for_the_token_once(
     assert (await engine.get_info(sandbox.id)).ends_at == ends
     await engine.pause(sandbox.id)
     with pytest.raises(SandboxNotRunningError):
-        await engine.ports.route(sandbox.id, 8000)
+        await engine.ports.get_route(sandbox.id, 8000)
     assert (await engine.get_info(sandbox.id)).state is EngineState.PAUSED
 
 
@@ -267,7 +267,7 @@ async def test_sandboxes_made_before_there_were_tokens_go_on(
 ) -> None:
     open_to_all = await AsyncSandbox.create(**config.options)
     try:
-        route = await engine.ports.route(open_to_all.sandbox_id, 8000)
+        route = await engine.ports.get_route(open_to_all.sandbox_id, 8000)
         assert "e2b-traffic-access-token" not in route.headers
         assert httpx.get(engine_process.url, headers=dict(route.headers)).json()["port"] == 8000
     finally:
