@@ -331,13 +331,13 @@ async def test_no_more_than_the_limit_comes_out(guest: Inside, upstream: Reposit
 async def test_whoever_stops_waiting_leaves_nothing(guest: Inside, upstream: Repository, tmp_path: Path) -> None:
     await guest.sh("head -c 20000000 /dev/urandom >large")
     await guest.commit(draft())
-    read = guest.engine.read_file
+    read = guest.engine.files.read
 
     async def slow(engine_id: str, path: str) -> tuple[int | None, AsyncIterator[bytes]]:
         task.cancel()
         return await read(engine_id, path)
 
-    guest.engine.read_file = slow  # type: ignore[method-assign]
+    guest.engine.files.read = slow  # type: ignore[method-assign]
     task = asyncio.create_task(guest.send(tmp_path / "out", have=[upstream.head]))
     with pytest.raises(asyncio.CancelledError):
         await task

@@ -143,17 +143,17 @@ async def test_kill_ends_it_and_all_its_children(yard: Yard) -> None:
 async def test_kill_before_it_has_started_keeps_it_from_starting(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
     row = await yard.sandbox()
     await yard.run(row, "true")  # the relay is there
-    go_on, real = asyncio.Event(), yard.services.lifecycle.awake
+    go_on, real = asyncio.Event(), yard.services.lifecycle.ensure_running
 
     async def late(box: Sandbox) -> str:
         engine_id = await real(box)
         task = asyncio.current_task()
         # the command's own, not the kill's
-        if task is not None and getattr(task.get_coro(), "__name__", "") == "_persist":
+        if task is not None and getattr(task.get_coro(), "__name__", "") == "_run_through_outages":
             await go_on.wait()
         return engine_id
 
-    monkeypatch.setattr(yard.services.lifecycle, "awake", late)
+    monkeypatch.setattr(yard.services.lifecycle, "ensure_running", late)
     command = await yard.start(row, "touch /tmp/started; sleep 1000")
     killing = asyncio.ensure_future(yard.services.commands.kill(yard.owner, command.id))
     await until(lambda: knows(yard, row, command), "the kill has come first")
@@ -363,7 +363,7 @@ async def test_one_whose_watch_finds_no_database_is_not_lost(yard: Yard, monkeyp
     async def away(sandbox_id: str) -> Sandbox:
         nonlocal asked
         task = asyncio.current_task()
-        if task is not None and getattr(task.get_coro(), "__name__", "") == "_overdue":
+        if task is not None and getattr(task.get_coro(), "__name__", "") == "_wait_until_overdue":
             asked += 1
             if asked == 1:
                 raise DatabaseUnavailableError

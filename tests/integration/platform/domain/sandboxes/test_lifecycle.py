@@ -270,7 +270,7 @@ async def test_a_pause_that_another_process_has_ended_is_not_written_down(
 async def test_two_processes_wake_it_at_once(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
     row, other = await yard.sandbox(), yard.second()
     await yard.services.sandboxes.pause(yard.owner, row.id)
-    done, go_on = await hold(monkeypatch, yard.services.engine, "wake")
+    done, go_on = await hold(monkeypatch, yard.services.engine, "resume")
     waking = asyncio.ensure_future(yard.services.sandboxes.resume(yard.owner, row.id))
     async with asyncio.timeout(DEADLINE):
         await done.wait()
@@ -289,7 +289,7 @@ async def test_whoever_wakes_it_and_leaves_has_woken_it_for_others(yard: Yard, m
 
     yard.services.lifecycle.after_resume.append(woken)
     await yard.services.sandboxes.pause(yard.owner, row.id)
-    done, go_on = await hold(monkeypatch, yard.services.engine, "wake")
+    done, go_on = await hold(monkeypatch, yard.services.engine, "resume")
     waking = asyncio.ensure_future(yard.services.sandboxes.resume(yard.owner, row.id))
     async with asyncio.timeout(DEADLINE):
         await done.wait()

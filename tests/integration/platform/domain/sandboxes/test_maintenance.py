@@ -166,7 +166,7 @@ async def test_one_that_cannot_be_checked_keeps_nobody_from_the_others(
 ) -> None:
     broken, fine = await yard.sandbox(), await yard.sandbox()
     requested = await yard.sandbox()
-    fail(yard, monkeypatch, "usage", broken)
+    fail(yard, monkeypatch, "get_usage", broken)
     fail(yard, monkeypatch, "kill", broken)
     await yard.services.maintenance.check_health()
     assert (await yard.row(fine)).seen_at > fine.seen_at  # type: ignore[operator]
