@@ -30,7 +30,7 @@ from tests.unit.platform.world import ROOT
 
 DEADLINE = 90
 ROUNDS_S = 4.0
-"""Longer sleeps are those between two rounds of upkeep: they never end, so that a round is there when a test asks for it."""
+"""Longer sleeps are those between two rounds of maintenance: they never end, so that a round is there when a test asks for it."""
 
 
 class MovableClock:
