@@ -16,6 +16,7 @@ from sandyard.platform.db import migrate
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import Setting
 from sandyard.platform.db.ownership import Ownership, identify
+from sandyard.platform.db.retry import retry_while_database_unavailable
 from sandyard.platform.domain.agents.asks import Asks
 from sandyard.platform.domain.agents.catalogue import Agents
 from sandyard.platform.domain.agents.installing import ensure_installed
@@ -46,13 +47,13 @@ from sandyard.platform.domain.remote.service import Remotes
 from sandyard.platform.domain.repositories.git_process import Git
 from sandyard.platform.domain.repositories.mirror import Mirrors
 from sandyard.platform.domain.sandboxes.activity import Activity
+from sandyard.platform.domain.sandboxes.command_output import OutputFiles
 from sandyard.platform.domain.sandboxes.commands import Commands
 from sandyard.platform.domain.sandboxes.e2b import EngineConfig, SandboxEngine
 from sandyard.platform.domain.sandboxes.lifecycle import Lifecycle
-from sandyard.platform.domain.sandboxes.output import OutputFiles
+from sandyard.platform.domain.sandboxes.maintenance import SandboxMaintenance
 from sandyard.platform.domain.sandboxes.service import Sandboxes
 from sandyard.platform.domain.sandboxes.terminals import Terminals
-from sandyard.platform.domain.sandboxes.upkeep import Upkeep
 from sandyard.platform.domain.secrets.service import Secrets
 from sandyard.platform.domain.services import Services
 from sandyard.platform.domain.sessions.service import Sessions
@@ -92,7 +93,7 @@ async def opened(
             await ownership.acquire(standing_by)
         await migrate.upgrade(database)
         if ownership is not None:
-            await database.retry_while_away(ownership.sign, "ownership")
+            await retry_while_database_unavailable(ownership.sign, "ownership")
         instance = await _get_instance(database)
         services = _create_services(settings, database, ownership, instance, stack)
         await _start_services(services, instance, stack)
@@ -218,7 +219,7 @@ def _create_services(
         trials=trials,
         engine=engine,
         lifecycle=lifecycle,
-        upkeep=Upkeep(database, lifecycle, settings, clock),
+        maintenance=SandboxMaintenance(database, lifecycle, settings, clock),
         sandboxes=Sandboxes(database, lifecycle, projects, settings),
         commands=commands,
         preparing=preparing,
@@ -285,7 +286,7 @@ async def _start_services(services: Services, instance: str, stack: contextlib.A
     stack.push_async_callback(reviews.close)
     services.schedules.start()
     if services.engine.configured:
-        services.upkeep.start()
+        services.maintenance.start()
     follower = Follower(services.database, services.pull_requests, services.access, services.settings, services.clock)
     follower.start()
     stack.push_async_callback(follower.close)

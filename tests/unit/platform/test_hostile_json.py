@@ -28,7 +28,7 @@ from sandyard.platform.domain.models.redaction import Redactor
 from sandyard.platform.domain.models.tunnel import Room, Tunnel, TunnelError
 from sandyard.platform.domain.preparing import jsonc
 from sandyard.platform.domain.remote.line import Line, SshError
-from sandyard.platform.domain.sandboxes.e2b.relay import Ended, EndReason
+from sandyard.platform.domain.sandboxes.e2b.relay import CommandEnded, EndReason
 
 CHAT = Asked("/v1/chat/completions", "", counted=True)
 
@@ -47,7 +47,7 @@ def _count(event: str) -> Tokens:
 ENTRY_POINTS: dict[str, Callable[[], object]] = {
     "terminal": lambda: terminal._size(flood(type="resize", cols=1, rows=1).decode()),
     "ssh": lambda: remote._is_end(flood(type="eof").decode()),
-    "command": lambda: Ended.parse(flood(reason="exited").decode()),
+    "command": lambda: CommandEnded.parse(flood(reason="exited").decode()),
     "agent": lambda: wire.parse(flood(method="session/update")),
     "forge error": lambda: words(flood(message="no")),
     "provider error": lambda: faults._quote(flood(error="no").decode(), Redactor())[:20],
@@ -59,7 +59,7 @@ ENTRY_POINTS: dict[str, Callable[[], object]] = {
 EXPECTED: dict[str, object] = {
     "terminal": None,
     "ssh": False,
-    "command": Ended(EndReason.LOST),
+    "command": CommandEnded(EndReason.LOST),
     "agent": None,
     "forge error": "",
     "provider error": ' It said: {"error": ',

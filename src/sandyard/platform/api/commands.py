@@ -24,8 +24,8 @@ from sandyard.platform.api.standing import still_allowed
 from sandyard.platform.api.trail import note
 from sandyard.platform.db import models
 from sandyard.platform.domain.sandboxes import commands as domain
+from sandyard.platform.domain.sandboxes.command_output import STDERR, STDOUT
 from sandyard.platform.domain.sandboxes.model import CommandStatus, NewCommand
-from sandyard.platform.domain.sandboxes.output import STDERR, STDOUT
 from sandyard.platform.domain.users.model import Principal
 from sandyard.platform.settings import PlatformSettings
 

@@ -202,6 +202,6 @@ class DeniedConnections(Model):
 @router.get("/sandboxes/{sandbox_id}/denied", name="sandbox.denied")
 async def denied(caller: Caller, sandboxes: Sandboxes, sandbox_id: SandboxId) -> DeniedConnections:
     """List connections denied by the network settings, each once. Does not resume the sandbox."""
-    found = await sandboxes.denied(caller, sandbox_id)
+    found = await sandboxes.list_denied_connections(caller, sandbox_id)
     items = [DeniedConnection.model_validate(one) for one in found or ()]
     return DeniedConnections(available=found is not None, items=items)

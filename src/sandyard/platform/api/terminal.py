@@ -81,7 +81,7 @@ async def open_(
             await terminals.resize(shell, cols, rows)
         typing = asyncio.ensure_future(_forward_input(socket, terminals, shell))
         watch = asyncio.ensure_future(still_allowed(socket, caller, lambda: terminals.list(caller, sandbox_id)))
-        watch.add_done_callback(lambda _: viewer.give(None))
+        watch.add_done_callback(lambda _: viewer.send(None))
         try:
             await _send_output(socket, viewer, typing)
             if socket.client_state is WebSocketState.CONNECTED and not typing.done():

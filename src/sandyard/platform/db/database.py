@@ -14,11 +14,11 @@ import asyncio
 import contextlib
 import sqlite3
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import asyncpg  # type: ignore[import-untyped]
 from sqlalchemy import Connection, event, make_url, text
@@ -35,10 +35,7 @@ from sandyard.platform.db import sqlite
 from sandyard.platform.db.models import Event
 
 log = get_logger(__name__)
-T = TypeVar("T")
 
-AWAY_S = 0.5
-"""Delay before retrying what the database could not do."""
 CLOSE_S = 10.0
 SEARCH_S = 5.0
 """Time limit of one search."""
@@ -72,10 +69,6 @@ class DatabaseClosedError(SandyardError):
     """The platform is stopping. Try again in a moment."""
 
     code, status = "stopping", 503
-
-
-AWAY = (DatabaseUnavailableError, DatabaseBusyError, DatabaseFullError)
-"""Errors that disappear by themselves. See `Database.retry_while_away`."""
 
 
 def parse_url(url: str) -> URL:
@@ -200,30 +193,6 @@ class Database:
     def withhold(self, reason: str | None) -> None:
         """Block all reads and writes: every method raises the reason until this is called with None."""
         self._withheld = reason
-
-    async def retry_while_away(
-        self,
-        work: Callable[[], Awaitable[T]],
-        what: str,
-        *,
-        awaited: tuple[type[SandyardError], ...] = AWAY,
-        **ids: str,
-    ) -> T:
-        """Run `work`, and repeat it while the database is unavailable, busy or full, or only for the errors in
-        `awaited`.
-
-        It is unknown whether an interrupted commit took effect, so `work` must be safe to repeat, as after a crash.
-        `what` and `ids` are for the log.
-        """
-        waited = False
-        while True:
-            try:
-                return await work()
-            except awaited as error:
-                if not waited:
-                    log.warning("database_awaited", work=what, reason=error.message, **ids)
-                waited = True
-            await asyncio.sleep(AWAY_S)
 
     @contextlib.asynccontextmanager
     async def dedicated_connection(self) -> AsyncIterator[Any]:

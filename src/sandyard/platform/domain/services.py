@@ -28,9 +28,9 @@ from sandyard.platform.domain.remote.service import Remotes
 from sandyard.platform.domain.sandboxes.commands import Commands
 from sandyard.platform.domain.sandboxes.e2b import SandboxEngine
 from sandyard.platform.domain.sandboxes.lifecycle import Lifecycle
+from sandyard.platform.domain.sandboxes.maintenance import SandboxMaintenance
 from sandyard.platform.domain.sandboxes.service import Sandboxes
 from sandyard.platform.domain.sandboxes.terminals import Terminals
-from sandyard.platform.domain.sandboxes.upkeep import Upkeep
 from sandyard.platform.domain.secrets.service import Secrets
 from sandyard.platform.domain.sessions.service import Sessions
 from sandyard.platform.domain.tasks.attempts import Attempts
@@ -57,7 +57,7 @@ class Services:
     trials: Trials
     engine: SandboxEngine
     lifecycle: Lifecycle
-    upkeep: Upkeep
+    maintenance: SandboxMaintenance
     sandboxes: Sandboxes
     commands: Commands
     preparing: Preparing

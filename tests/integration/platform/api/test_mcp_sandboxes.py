@@ -168,7 +168,7 @@ async def test_what_was_begun_is_finished(yard: Yard, newest: Client, monkeypatc
     go.set()
 
     async def paused() -> bool:
-        return (await yard.services.lifecycle.rows.get(box)).status == "paused"
+        return (await yard.services.lifecycle.repository.get(box)).status == "paused"
 
     assert await until(paused, "it is paused")
 

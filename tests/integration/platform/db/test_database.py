@@ -17,13 +17,13 @@ from sandyard.kit.errors import BusyError, InvalidInputError
 from sandyard.platform.db import database as databases
 from sandyard.platform.db import sqlite
 from sandyard.platform.db.database import (
-    AWAY,
     Database,
     DatabaseUnavailableError,
     SearchTooSlowError,
     parse_url,
 )
 from sandyard.platform.db.models import Event, Project, ProjectMember, Setting, User
+from sandyard.platform.db.retry import TEMPORARY_ERRORS, retry_while_database_unavailable
 from tests.postgres import Server
 
 pytestmark = pytest.mark.both_databases
@@ -321,7 +321,7 @@ async def test_every_error_of_a_server_that_stops_and_starts_says_that_it_is_awa
         while going:
             try:
                 await work()
-            except AWAY as error:
+            except TEMPORARY_ERRORS as error:
                 kinds.add(type(error.__cause__).__name__)
 
     tasks = [asyncio.create_task(again_and_again(work)) for work in (ask, ask, write, write, linger, linger)]
@@ -329,7 +329,7 @@ async def test_every_error_of_a_server_that_stops_and_starts_says_that_it_is_awa
     for _ in range(3):
         await asyncio.sleep(0.1)
         await asyncio.to_thread(postgres.halt, how)
-        waiting = asyncio.create_task(database.retry_while_away(write, "test"))
+        waiting = asyncio.create_task(retry_while_database_unavailable(write, "test"))
         postgres.resume(wait=False)
         await waiting
     going = False
@@ -345,7 +345,7 @@ async def test_what_is_withheld_is_neither_read_nor_written(database: Database) 
             database.withhold("It is not ours.")
     with pytest.raises(DatabaseUnavailableError, match="not ours"):
         await database.check()
-    waiting = asyncio.create_task(database.retry_while_away(database.check, "test"))
+    waiting = asyncio.create_task(retry_while_database_unavailable(database.check, "test"))
     await asyncio.sleep(0)
     database.withhold(None)
     await waiting

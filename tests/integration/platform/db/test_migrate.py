@@ -6,13 +6,13 @@ import asyncio
 from datetime import UTC, datetime
 
 import pytest
-from sqlalchemy import inspect, text
+from sqlalchemy import inspect, select, text
 from sqlalchemy.exc import DBAPIError
 
 from sandyard.kit.errors import InvalidInputError
 from sandyard.platform.db import migrate
 from sandyard.platform.db.database import Database
-from sandyard.platform.db.models import Audit, Base, Project
+from sandyard.platform.db.models import Audit, Base, Project, Sandbox, User
 
 pytestmark = pytest.mark.both_databases
 
@@ -48,6 +48,35 @@ async def test_up_down_and_up_again(empty: Database) -> None:
     await migrate.upgrade(empty)
     assert await migrate.current(empty) == head
     assert await migrate.drift(empty) == []
+
+
+async def test_requests_to_destroy_sandboxes_of_the_version_before(database: Database) -> None:
+    async with database.transaction() as tx:
+        tx.add(User(id="usr_1", name="ada", password="", role="admin", created_at=NOW))
+        await tx.session.flush()
+        for name, requested in (("kept", None), ("requested", NOW)):
+            tx.add(
+                Sandbox(
+                    id=name,
+                    owner_id="usr_1",
+                    template="base",
+                    idempotency_key=name,
+                    status="running",
+                    idle_seconds=60,
+                    created_at=NOW,
+                    destroy_requested_at=requested,
+                )
+            )
+    await migrate.downgrade(database, "0010")
+    async with database.reading() as session:
+        rows = await session.execute(text("SELECT id FROM sandboxes WHERE doomed_at IS NOT NULL"))
+        assert list(rows.scalars()) == ["requested"]
+
+    await migrate.upgrade(database)
+    async with database.reading() as session:
+        rows = await session.execute(select(Sandbox.id, Sandbox.destroy_requested_at).order_by(Sandbox.id))
+        assert [tuple(row) for row in rows] == [("kept", None), ("requested", NOW)]
+    assert await migrate.drift(database) == []
 
 
 async def test_drift_is_seen(database: Database) -> None:

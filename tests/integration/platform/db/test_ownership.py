@@ -11,6 +11,7 @@ import pytest
 from sandyard.platform.db import ownership as module
 from sandyard.platform.db.database import Database, DatabaseUnavailableError
 from sandyard.platform.db.ownership import Ownership
+from sandyard.platform.db.retry import retry_while_database_unavailable
 from tests.postgres import Server
 
 LATE = 30
@@ -116,7 +117,7 @@ async def test_a_restart_of_the_server_leaves_it_with_its_owner(
         with pytest.raises(DatabaseUnavailableError, match="lost its connection"):
             await first.database.check()
         postgres.resume(wait=False)
-        await first.database.retry_while_away(first.database.check, "test")
+        await retry_while_database_unavailable(first.database.check, "test")
     assert not first.ownership.lost.done()
     assert not second.owns.is_set()
 

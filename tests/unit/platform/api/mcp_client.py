@@ -91,5 +91,5 @@ async def token_of(yard: Yard, name: str | None = None) -> str:
 
 
 async def running(yard: Yard, sandbox_id: str) -> None:
-    row = await yard.services.lifecycle.provisioned(sandbox_id)
+    row = await yard.services.lifecycle.wait_until_provisioned(sandbox_id)
     assert row.status == Status.RUNNING, row.error

@@ -14,9 +14,9 @@ from sandyard.platform.api.mcp.output import Output, page, tail
 from sandyard.platform.api.mcp.tool import Call, Toolbox
 from sandyard.platform.api.schema import Input, Model, example
 from sandyard.platform.db import models
+from sandyard.platform.domain.sandboxes.command_output import STDERR, STDOUT
 from sandyard.platform.domain.sandboxes.commands import MAX_COMMAND
 from sandyard.platform.domain.sandboxes.model import CommandStatus, NewCommand
-from sandyard.platform.domain.sandboxes.output import STDERR, STDOUT
 
 tools = Toolbox()
 PROGRESS_S = 5.0

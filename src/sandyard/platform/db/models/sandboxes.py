@@ -45,7 +45,7 @@ class Sandbox(Base):
     used_at: Mapped[datetime | None]
     paused_at: Mapped[datetime | None]
     seen_at: Mapped[datetime | None]  # when the engine last reported it
-    doomed_at: Mapped[datetime | None]  # when its deletion was requested, which is then carried out in any case
+    destroy_requested_at: Mapped[datetime | None]  # its deletion is then carried out in any case
     destroyed_at: Mapped[datetime | None]
     version: Mapped[int] = mapped_column(Integer, default=1)
 

@@ -17,7 +17,7 @@ from sandyard.platform.domain.agents.rows import locked
 from sandyard.platform.domain.agents.turns import Turns
 from sandyard.platform.domain.paging import Listing, PageRequest, newest_first
 from sandyard.platform.domain.projects.service import require_owner
-from sandyard.platform.domain.sandboxes.rows import sessions_visible_to
+from sandyard.platform.domain.sandboxes.repository import sessions_visible_to
 from sandyard.platform.domain.users.model import Principal
 
 

@@ -22,21 +22,22 @@ from sandyard.kit.logging import get_logger
 from sandyard.kit.tasks import end_tasks
 from sandyard.kit.text import storable
 from sandyard.platform.db.models import AgentInput, AgentRun
+from sandyard.platform.db.retry import retry_while_database_unavailable
 from sandyard.platform.domain.agents.consuming import TOO_LOUD, RunBrokenError
 from sandyard.platform.domain.agents.errors import AgentProtocolError
 from sandyard.platform.domain.agents.measure import batches
 from sandyard.platform.domain.agents.ports import Desk
 from sandyard.platform.domain.agents.rows import DELIVERED
 from sandyard.platform.domain.agents.wire import MOST, Lines, parse
+from sandyard.platform.domain.sandboxes.command_output import STDERR, STDOUT
 from sandyard.platform.domain.sandboxes.e2b import (
-    Ended,
+    CommandEnded,
+    CommandOutput,
+    CommandStarted,
     EngineError,
-    Output,
     SandboxNotFoundError,
-    Started,
     Stream,
 )
-from sandyard.platform.domain.sandboxes.output import STDERR, STDOUT
 
 log = get_logger(__name__)
 
@@ -118,8 +119,8 @@ class Inputs:
             except SandboxNotFoundError:
                 return
             except SandyardError as error:
-                row = await self._desk.database.retry_while_away(
-                    lambda: self._desk.lifecycle.rows.get(self._sandbox_id), "agent input", run=self._run_id
+                row = await retry_while_database_unavailable(
+                    lambda: self._desk.lifecycle.repository.get(self._sandbox_id), "agent input", run=self._run_id
                 )
                 if row.status in ("error", "destroyed"):
                     return
@@ -135,7 +136,7 @@ class Inputs:
             rows = list(await session.scalars(query))
         if not rows:
             return
-        sandbox = await self._desk.lifecycle.rows.get(self._sandbox_id)
+        sandbox = await self._desk.lifecycle.repository.get(self._sandbox_id)
         await self._desk.lifecycle.call(sandbox, lambda engine_id: self._write(engine_id, rows))
         async with self._desk.database.transaction() as tx:  # so that nobody has to wake the sandbox to find out
             run = await tx.session.get(AgentRun, self._run_id, with_for_update=True)
@@ -145,7 +146,7 @@ class Inputs:
     async def _write(self, engine_id: str, rows: Sequence[AgentInput]) -> None:
         engine, path = self._desk.lifecycle.engine, input_path(self._run_id)
         if self.delivered is None:
-            ran = await engine.run(engine_id, ["stat", "-c", "%s", "--", path], idempotent=True)
+            ran = await engine.programs.run(engine_id, ["stat", "-c", "%s", "--", path], idempotent=True)
             told = ran.stdout.strip()
             self.delivered = int(told) if ran.exit_code == 0 and told.isdigit() else 0
         start, text = rows[0].position, "".join(row.line for row in rows)
@@ -156,7 +157,7 @@ class Inputs:
             words = ["/bin/bash", "-c", _WRITE, "sandyard", path, str(at), piece]
             if len(self._writes) < WRITES:
                 self._writes.append((at + len(piece), self._heard()))
-            ran = await engine.run(engine_id, words, idempotent=True)
+            ran = await engine.programs.run(engine_id, words, idempotent=True)
             if ran.exit_code == _EXIT_GAP:
                 self.delivered = None
                 raise EngineError("The agent's earlier input is no longer in the sandbox.")
@@ -204,8 +205,10 @@ class Outputs:
         return self.tail[max(0, len(self.tail) - max(0, self._stderr_size - offset)) :]
 
     async def read(
-        self, events: AsyncIterator[Started | Output | Ended], started: Callable[[Started], None]
-    ) -> Ended | None:
+        self,
+        events: AsyncIterator[CommandStarted | CommandOutput | CommandEnded],
+        started: Callable[[CommandStarted], None],
+    ) -> CommandEnded | None:
         """Read events until the process ends. Returns None if the stream ended without reporting the end of the
         process."""
         loop = asyncio.get_running_loop()
@@ -228,22 +231,26 @@ class Outputs:
         return ended
 
     async def _read_events(
-        self, events: AsyncIterator[Started | Output | Ended], started: Callable[[Started], None]
-    ) -> Ended | None:
-        async with contextlib.aclosing(cast("AsyncGenerator[Started | Output | Ended, None]", events)) as stream:
+        self,
+        events: AsyncIterator[CommandStarted | CommandOutput | CommandEnded],
+        started: Callable[[CommandStarted], None],
+    ) -> CommandEnded | None:
+        async with contextlib.aclosing(
+            cast("AsyncGenerator[CommandStarted | CommandOutput | CommandEnded, None]", events)
+        ) as stream:
             async for event in stream:
-                if isinstance(event, Output):
+                if isinstance(event, CommandOutput):
                     self.heard = asyncio.get_running_loop().time()
                     self._add_output(event)
                     if self._held > HELD:
                         await self.flush()
-                elif isinstance(event, Started):
+                elif isinstance(event, CommandStarted):
                     started(event)
                 else:
                     return event
         return None
 
-    def _add_output(self, event: Output) -> None:
+    def _add_output(self, event: CommandOutput) -> None:
         if event.stream is Stream.STDERR:
             fresh = event.data[max(0, self._stderr_size - event.offset) :]
             self._buffer_raw(STDERR, self._stderr_size, fresh)
@@ -334,9 +341,7 @@ class Outputs:
                 self._has_output.set()
                 return
             begun = now()
-            await self._desk.database.retry_while_away(
-                partial(self._take, batch, end), "agent output", run=self._run_id
-            )
+            await retry_while_database_unavailable(partial(self._take, batch, end), "agent output", run=self._run_id)
             del self._ready[: len(batch)]
             if self._ready:
                 await asyncio.sleep(min(1.0, now() - begun))  # a busy agent gets at most half of the time

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from sandyard.kit.errors import ConflictError, SandyardError
 from sandyard.kit.logging import get_logger
 from sandyard.kit.tasks import end_tasks
-from sandyard.platform.db.database import AWAY
 from sandyard.platform.db.models import AgentRun, Checkout, Sandbox, Session, Turn, User
+from sandyard.platform.db.retry import TEMPORARY_ERRORS
 from sandyard.platform.domain.agents import ending, runs, steps, timing
 from sandyard.platform.domain.agents.errors import AgentProtocolError, AgentSilentError
 from sandyard.platform.domain.agents.model import RunStatus, TurnStatus
@@ -199,7 +199,7 @@ class Conductor:
             await self._advance_turn(turn, view.run)
         asleep = view.sandbox is not None and view.sandbox.status == Status.PAUSED
         if asleep and turn.status == TurnStatus.RUNNING and not self.resting and view.sandbox is not None:
-            await self._desk.lifecycle.wake(view.sandbox)  # the engine paused it while nobody followed it
+            await self._desk.lifecycle.resume(view.sandbox)  # the engine paused it while nobody followed it
         await self._check_timeouts(view, turn, view.run)
         return True
 
@@ -210,7 +210,7 @@ class Conductor:
                 raise ConflictError("The session has no sandbox. Create a new sandbox for it.")
             check_usable(view.sandbox)
             await self._desk.models.check_budget(view.session)
-        except AWAY:
+        except TEMPORARY_ERRORS:
             raise
         except SandyardError as error:
             status = TurnStatus.OVER_BUDGET if isinstance(error, OverBudgetError) else TurnStatus.FAILED
@@ -238,7 +238,7 @@ class Conductor:
                 raise ConflictError("The session has no sandbox, or no agent.")
             check_usable(view.sandbox)
             profile = await self._desk.agents.profile(view.session.owner_id, view.session.agent)
-        except AWAY:
+        except TEMPORARY_ERRORS:
             raise
         except SandyardError as error:
             await self._fail_turn(error.message, error.code)

@@ -11,7 +11,7 @@ from sandyard.kit.errors import SandyardError
 from sandyard.kit.ids import random_id
 from sandyard.kit.text import storable
 from sandyard.platform.domain.agents.model import Install, Profile
-from sandyard.platform.domain.sandboxes.e2b import CommandSpec, Ended, EndReason, Output, SandboxEngine
+from sandyard.platform.domain.sandboxes.e2b import CommandEnded, CommandOutput, CommandSpec, EndReason, SandboxEngine
 from sandyard.platform.settings import PlatformSettings
 
 CHECK_S = 60.0
@@ -72,13 +72,13 @@ async def ensure_installed(
 
 
 async def _is_installed(engine: SandboxEngine, engine_id: str, install: Install) -> bool:
-    ran = await engine.run(engine_id, install.check, timeout_s=CHECK_S, limit=1024, idempotent=True)
+    ran = await engine.programs.run(engine_id, install.check, timeout_s=CHECK_S, limit=1024, idempotent=True)
     return ran.exit_code == 0 or ran.truncated
 
 
 async def _run_install(
     engine: SandboxEngine, engine_id: str, install: Install, settings: PlatformSettings, said: _InstallOutput
-) -> Ended:
+) -> CommandEnded:
     envs = {"SANDYARD_INSTALL": install.script, "CI": "1", "DEBIAN_FRONTEND": "noninteractive"}
     if settings.npm_registry is not None:
         envs |= dict.fromkeys(("npm_config_registry", "NPM_CONFIG_REGISTRY"), settings.npm_registry)
@@ -88,12 +88,12 @@ async def _run_install(
         envs=envs,
         timeout_s=install.timeout_s,
     )
-    ended = Ended(EndReason.LOST)
+    ended = CommandEnded(EndReason.LOST)
     async with contextlib.aclosing(engine.commands.start(engine_id, spec)) as events:  # type: ignore[type-var]
         async for event in events:
-            if isinstance(event, Output):
+            if isinstance(event, CommandOutput):
                 said.take(event.data)
-            elif isinstance(event, Ended):
+            elif isinstance(event, CommandEnded):
                 ended = event
     said.end()
     with contextlib.suppress(SandyardError):

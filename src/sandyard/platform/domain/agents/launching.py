@@ -47,12 +47,12 @@ async def put_files(engine: SandboxEngine, engine_id: str, launch: Launch) -> No
         )
         for path, content in large.items():
             if _hash(content) in said:
-                await engine.write_file(engine_id, path, _iterate_chunks(content))
+                await engine.files.write(engine_id, path, _iterate_chunks(content))
 
 
 async def _run_put_script(engine: SandboxEngine, engine_id: str, entries: list[tuple[str, str, str]]) -> list[str]:
     argv = ["bash", "-c", _PUT, "sandyard", *(word for entry in entries for word in entry)]
-    ran = await engine.run(engine_id, argv, timeout_s=TIMEOUT_S, idempotent=True)
+    ran = await engine.programs.run(engine_id, argv, timeout_s=TIMEOUT_S, idempotent=True)
     if ran.exit_code == 0:
         return ran.stdout.decode(errors="replace").split()
     said = ran.stderr.strip()[-500:]

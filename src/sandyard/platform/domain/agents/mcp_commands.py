@@ -30,7 +30,9 @@ async def find_missing_commands(
         return {}
     words = [word for one in commands for word in (one["command"], _get_path(one))]
     argv = ["bash", "-c", _FIND, "sandyard", *words]
-    ran = await engine.run(engine_id, argv, cwd=folder, envs=envs, timeout_s=TIMEOUT_S, limit=64 << 10, idempotent=True)
+    ran = await engine.programs.run(
+        engine_id, argv, cwd=folder, envs=envs, timeout_s=TIMEOUT_S, limit=64 << 10, idempotent=True
+    )
     said = ran.stdout.decode(errors="replace").split()
     if len(said) != len(commands):  # the check itself failed, so nothing is known
         return {}

@@ -15,9 +15,9 @@ from sandyard.platform.db.models import Sandbox, Session, Turn
 from sandyard.platform.domain.agents.model import Launch, ModelEndpoint, Profile
 from sandyard.platform.domain.git.service import GitService
 from sandyard.platform.domain.models.faults import Fault
+from sandyard.platform.domain.sandboxes.command_output import OutputFiles
 from sandyard.platform.domain.sandboxes.e2b import SandboxEngine
 from sandyard.platform.domain.sandboxes.lifecycle import Lifecycle
-from sandyard.platform.domain.sandboxes.output import OutputFiles
 from sandyard.platform.settings import PlatformSettings
 
 

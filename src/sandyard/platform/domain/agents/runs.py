@@ -14,8 +14,8 @@ from sandyard.kit.errors import SandyardError
 from sandyard.kit.ids import ordered_id
 from sandyard.kit.logging import get_logger
 from sandyard.kit.tasks import end_tasks
-from sandyard.platform.db.database import AWAY
 from sandyard.platform.db.models import AgentInput, AgentRun, Checkout, GitOperation, McpServer, Sandbox, Session, Turn
+from sandyard.platform.db.retry import TEMPORARY_ERRORS, retry_while_database_unavailable
 from sandyard.platform.domain.agents import ending, steps
 from sandyard.platform.domain.agents.channel import Inputs, Outputs, command, input_path
 from sandyard.platform.domain.agents.consuming import Consumer, RunBrokenError, RunGoneError
@@ -41,13 +41,13 @@ from sandyard.platform.domain.mcp_servers.model import ServerType, entry_of, fin
 from sandyard.platform.domain.mcp_servers.rows import servers_of
 from sandyard.platform.domain.sandboxes.commands import StoppingError
 from sandyard.platform.domain.sandboxes.e2b import (
+    CommandEnded,
     CommandSpec,
-    Ended,
+    CommandStarted,
     EndReason,
     EngineError,
     SandboxNotFoundError,
     SandboxNotRunningError,
-    Started,
 )
 from sandyard.platform.domain.sandboxes.model import Status, utc_now
 
@@ -165,7 +165,7 @@ class Life:
             await self._follow_process(spec)
         except RunGoneError:
             log.info("agent_run_gone", run=self.run_id)
-        except (*AWAY, StoppingError) as error:
+        except (*TEMPORARY_ERRORS, StoppingError) as error:
             log.warning("agent_not_followed", run=self.run_id, reason=error.message)
             await asyncio.sleep(RETRY_S)  # its state is unknown: the conductor follows it again
         except RunBrokenError as error:
@@ -185,9 +185,9 @@ class Life:
             try:
                 return await work()
             except SandboxNotRunningError:
-                await self._desk.lifecycle.seen_paused(self.sandbox_id)
+                await self._desk.lifecycle.record_pause(self.sandbox_id)
             except SandboxNotFoundError:
-                await self._desk.lifecycle.lost(self.sandbox_id)
+                await self._desk.lifecycle.mark_lost(self.sandbox_id)
             except EngineError as error:
                 if not error.transient:
                     raise
@@ -195,13 +195,13 @@ class Life:
                 await asyncio.sleep(RETRY_S)
 
     async def _retry_database(self, work: Callable[[], Awaitable[T]]) -> T:
-        return await self._desk.database.retry_while_away(work, "agent", run=self.run_id)
+        return await retry_while_database_unavailable(work, "agent", run=self.run_id)
 
     async def _prepare(self) -> CommandSpec:
         desk, engine = self._desk, self._desk.lifecycle.engine
-        sandbox = await desk.lifecycle.rows.get(self.sandbox_id)
+        sandbox = await desk.lifecycle.repository.get(self.sandbox_id)
         profile = await desk.agents.profile(self._session.owner_id, self._row.agent)
-        engine_id = await desk.lifecycle.awake(sandbox)
+        engine_id = await desk.lifecycle.ensure_running(sandbox)
         await self._kill_earlier_runs(engine_id)
         folder = await self._resolve_folder(sandbox)
         if profile.install is not None:
@@ -253,7 +253,7 @@ class Life:
             await self._desk.lifecycle.engine.commands.kill(engine_id, run_id)
 
     async def _attach_models(self) -> None:
-        await self._desk.models.attach(self._session, await self._desk.lifecycle.rows.get(self.sandbox_id))
+        await self._desk.models.attach(self._session, await self._desk.lifecycle.repository.get(self.sandbox_id))
 
     async def _reattach_models(self) -> None:
         """Attach the models again for a process that was started earlier, as soon as its sandbox is awake."""
@@ -299,8 +299,8 @@ class Life:
         lifecycle = self._desk.lifecycle
         while True:
             self._awake.clear()
-            row = await lifecycle.rows.get(self.sandbox_id)
-            if row.status in (Status.ERROR, Status.DESTROYED) or row.doomed_at is not None:
+            row = await lifecycle.repository.get(self.sandbox_id)
+            if row.status in (Status.ERROR, Status.DESTROYED) or row.destroy_requested_at is not None:
                 reason = row.error or "The sandbox was deleted."
                 await self._finish_run(
                     RunStatus.LOST, error=f"The agent's sandbox no longer exists. {reason}", code="sandbox_lost"
@@ -318,7 +318,7 @@ class Life:
                 self._desk.tasks.spawn(self._remove_journals(row.engine_id))
                 return
 
-    async def _read_output(self, row: Sandbox, engine_id: str, spec: CommandSpec | None) -> Ended | None:
+    async def _read_output(self, row: Sandbox, engine_id: str, spec: CommandSpec | None) -> CommandEnded | None:
         """Read output until the process ends. Returns None if it cannot be read for now."""
         commands = self._desk.lifecycle.engine.commands
         self.asked = True
@@ -330,9 +330,9 @@ class Life:
         except (RunBrokenError, RunGoneError):
             raise
         except SandboxNotFoundError:
-            await self._desk.lifecycle.lost(row.id)
+            await self._desk.lifecycle.mark_lost(row.id)
         except SandboxNotRunningError:
-            await self._desk.lifecycle.seen_paused(row.id)
+            await self._desk.lifecycle.record_pause(row.id)
         except SandyardError as error:
             if not self.begun and error.status < 500:  # it certainly does not run
                 raise
@@ -345,17 +345,17 @@ class Life:
         engine = self._desk.lifecycle.engine
         with contextlib.suppress(SandyardError):
             await engine.commands.forget(engine_id, self.run_id)
-            await engine.remove(engine_id, input_path(self.run_id))
+            await engine.files.remove(engine_id, input_path(self.run_id))
 
     async def _wake_sandbox(self, row: Sandbox) -> None:
         try:
-            await self._desk.lifecycle.awake(row)
+            await self._desk.lifecycle.ensure_running(row)
         except EngineError as error:
             if not error.transient:
                 raise
             await asyncio.sleep(RETRY_S)
 
-    def _on_started(self, event: Started) -> None:
+    def _on_started(self, event: CommandStarted) -> None:
         if not self.begun and event.pid is not None:
             self._inputs.delivered = self._initial_input_size
         self.begun = True
@@ -381,7 +381,7 @@ class Life:
 
     # ending ------------------------------------------------------------------------------------------------------------
 
-    async def _record_exit(self, ended: Ended) -> None:
+    async def _record_exit(self, ended: CommandEnded) -> None:
         status = RunStatus.LOST if ended.reason is EndReason.LOST else RunStatus.ENDED
         number = ended.code if ended.code is not None else None if ended.signal is None else -ended.signal
         code = SandboxRestartedError.code if ended.reason is EndReason.LOST else None
@@ -410,7 +410,7 @@ class Life:
 
     async def _kill_process(self) -> bool:
         """End the process if it can be reached without waking its sandbox. Returns False if it could not be reached."""
-        row = await self._desk.lifecycle.rows.get(self.sandbox_id)
+        row = await self._desk.lifecycle.repository.get(self.sandbox_id)
         if row.status != Status.RUNNING or row.engine_id is None:
             return row.status in (Status.ERROR, Status.DESTROYED)
         commands = self._desk.lifecycle.engine.commands

@@ -42,7 +42,7 @@ class Watch:
         now, limit = self.clock.now(), minutes * 60
         self.looked = now
         try:
-            usage = await engine.usage(engine_id)
+            usage = await engine.get_usage(engine_id)
         except SandyardError:
             return False  # unknown
         self.known = usage is not None and usage.cpu_percent is not None

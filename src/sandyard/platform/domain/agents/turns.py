@@ -39,11 +39,11 @@ from sandyard.platform.domain.models.default_agent import find_default_agent
 from sandyard.platform.domain.models.faults import Fault
 from sandyard.platform.domain.paging import Listing, PageRequest, newest_first
 from sandyard.platform.domain.projects.service import visible_to
+from sandyard.platform.domain.sandboxes.command_output import OutputFiles
 from sandyard.platform.domain.sandboxes.commands import StoppingError
 from sandyard.platform.domain.sandboxes.lifecycle import Lifecycle
 from sandyard.platform.domain.sandboxes.model import Status, utc_now
-from sandyard.platform.domain.sandboxes.output import OutputFiles
-from sandyard.platform.domain.sandboxes.rows import sessions_visible_to
+from sandyard.platform.domain.sandboxes.repository import sessions_visible_to
 from sandyard.platform.domain.users.model import Principal
 from sandyard.platform.settings import PlatformSettings
 
@@ -88,8 +88,8 @@ class Turns:
         self._stop: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         database.listen(self._on_events)
         lifecycle.before_pause.append(self._on_before_pause)
-        lifecycle.woken.append(self._on_sandbox_changed)
-        lifecycle.ended.append(self._on_sandbox_changed)
+        lifecycle.after_resume.append(self._on_sandbox_changed)
+        lifecycle.after_end.append(self._on_sandbox_changed)
 
     # prompting ---------------------------------------------------------------------------------------------------------
 
@@ -392,7 +392,7 @@ class Turns:
             await self._files.remove(run_id)
         async with self._database.transaction() as tx:
             await tx.session.execute(delete(AgentInput).where(AgentInput.run_id.in_(found)))
-        kept = await self._files.ids(RUN)
+        kept = await self._files.list_ids(RUN)
         async with self._database.reading() as session:
             known = set(await session.scalars(select(AgentRun.id)))
         for run_id in set(kept) - known:  # left over from deleted sessions

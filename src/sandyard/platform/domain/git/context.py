@@ -138,10 +138,10 @@ class GitContext:
             try:
                 yield self.create_git(engine_id, folder)
             except SandboxNotRunningError:
-                await self.lifecycle.seen_paused(sandbox.id)
+                await self.lifecycle.record_pause(sandbox.id)
                 raise
             except SandboxNotFoundError:
-                await self.lifecycle.lost(sandbox.id)
+                await self.lifecycle.mark_lost(sandbox.id)
                 raise
 
 

@@ -49,7 +49,7 @@ from sandyard.platform.domain.repositories.mirror import Mirror
 from sandyard.platform.domain.repositories.model import Commit, Diff, RepositoryReader, Status, no_progress
 from sandyard.platform.domain.repositories.output import is_commit_id
 from sandyard.platform.domain.repositories.status import read_stored_status
-from sandyard.platform.domain.sandboxes import rows as sandboxes
+from sandyard.platform.domain.sandboxes import repository as sandboxes
 from sandyard.platform.domain.sandboxes.e2b import SandboxNotRunningError
 from sandyard.platform.domain.sandboxes.model import Status as SandboxStatus
 from sandyard.platform.domain.sandboxes.model import check_usable
@@ -108,7 +108,7 @@ class GitService:
         `project_id` is the project that the caller expects. Raises NotInProjectError if the sandbox belongs to another
         project or to none.
         """
-        row = await self._context.lifecycle.rows.get_for(caller, sandbox_id)
+        row = await self._context.lifecycle.repository.get_for(caller, sandbox_id)
         check_usable(row)
         wanted = project_id or row.project_id
         if wanted is None:

@@ -8,8 +8,8 @@ import contextlib
 from sandyard.kit.errors import SandyardError
 from sandyard.kit.logging import get_logger
 from sandyard.kit.tasks import end_tasks
-from sandyard.platform.db.database import AWAY
 from sandyard.platform.db.models import Sandbox
+from sandyard.platform.db.retry import TEMPORARY_ERRORS
 from sandyard.platform.domain.models.tunnel import PORT, PROGRAM, Room, Serve, Tunnel, TunnelError
 from sandyard.platform.domain.sandboxes.e2b import (
     EngineError,
@@ -75,7 +75,7 @@ class Keeper:
     def _hopeless(self) -> bool:
         if self.over or self._failure is None:
             return self.over
-        if isinstance(self._failure, AWAY):
+        if isinstance(self._failure, TEMPORARY_ERRORS):
             return False
         return not (isinstance(self._failure, EngineError) and self._failure.transient)
 
@@ -86,8 +86,8 @@ class Keeper:
                 self._nudged.clear()  # before the check, so that changes during it are noticed
                 began = asyncio.get_running_loop().time()
                 try:
-                    row = await self._lifecycle.rows.get(self._sandbox_id)
-                    if row.status not in LIVE or row.doomed_at is not None:
+                    row = await self._lifecycle.repository.get(self._sandbox_id)
+                    if row.status not in LIVE or row.destroy_requested_at is not None:
                         check_usable(row)
                         return
                     if row.status != Status.RUNNING or row.engine_id is None:
@@ -95,7 +95,7 @@ class Keeper:
                         await self._wait(LOOK_AGAIN_S)
                         continue
                     await self._once(row, row.engine_id)
-                except AWAY as error:
+                except TEMPORARY_ERRORS as error:
                     log.info("tunnel_waits", sandbox=self._sandbox_id, reason=error.message)
                     self._failed(error)
                 lasted = asyncio.get_running_loop().time() - began
@@ -123,9 +123,9 @@ class Keeper:
             line.result()
             log.info("tunnel_ended", sandbox=row.id)
         except SandboxNotFoundError:
-            await self._lifecycle.lost(row.id)
+            await self._lifecycle.mark_lost(row.id)
         except SandboxNotRunningError as error:
-            await self._lifecycle.seen_paused(row.id)
+            await self._lifecycle.record_pause(row.id)
             self._failed(error)
         except NoPythonError:
             raise

@@ -104,8 +104,8 @@ class Models:
         self._answered: dict[str, float] = {}  # by turn: when one of its requests last succeeded
         self.over_budget: list[OverBudget] = []
         self.refused: list[Refused] = []
-        lifecycle.woken.append(self._changed)
-        lifecycle.ended.append(self._changed)
+        lifecycle.after_resume.append(self._changed)
+        lifecycle.after_end.append(self._changed)
 
     async def close(self) -> None:
         """Close. Agents continue; their requests wait in their sandboxes."""

@@ -1,6 +1,6 @@
 """The platform's end of the tunnel: receives agents' requests and sends responses, many at once.
 
-The other end is `guest_tunnel.py`, which documents the lines. The sandbox is untrusted: everything it sends is limited in size, and invalid
+The other end is `guest/tunnel.py`, which documents the lines. The sandbox is untrusted: everything it sends is limited in size, and invalid
 lines end the connection.
 """
 
@@ -12,7 +12,6 @@ import binascii
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
@@ -24,7 +23,7 @@ from sandyard.platform.domain.sandboxes.e2b import GuestProgram
 
 log = get_logger(__name__)
 
-PROGRAM = GuestProgram("tunnel", (Path(__file__).parent / "guest_tunnel.py").read_bytes())
+PROGRAM = GuestProgram.load("tunnel")
 PORT = 4100
 HEARTBEAT_S = 10.0
 AT_ONCE = 64

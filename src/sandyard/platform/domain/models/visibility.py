@@ -8,7 +8,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sandyard.kit.errors import NotFoundError
 from sandyard.platform.db.models import ModelCall, Project, Session, Task
 from sandyard.platform.domain.projects.service import visible_to
-from sandyard.platform.domain.sandboxes.rows import sessions_visible_to
+from sandyard.platform.domain.sandboxes.repository import sessions_visible_to
 from sandyard.platform.domain.users.model import Principal
 
 

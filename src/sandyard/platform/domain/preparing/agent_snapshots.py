@@ -59,7 +59,7 @@ class AgentSnapshots:
         self._tasks = TaskSet("agent snapshots")
         self._making: dict[str, Making] = {}
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        lifecycle.ended.append(self._distrust)
+        lifecycle.after_end.append(self._distrust)
 
     async def close(self) -> None:
         """Cancel builds in progress. `recover` in the next process removes their sandboxes."""
@@ -135,13 +135,13 @@ class AgentSnapshots:
 
     async def _key(self, owner_id: str, profile: Profile, template: str) -> str:
         assert profile.install is not None
-        build = await self._lifecycle.engine.template_build(template)
+        build = await self._lifecycle.engine.find_template_build(template)
         owner = None if profile.name in BUILT_IN else owner_id
         parts = [VERSION, template, build, profile.name, owner, profile.install.version, profile.install.script]
         return hashlib.sha256(json.dumps([*parts, self._settings.npm_registry]).encode()).hexdigest()
 
     async def _is_there(self, row: AgentSnapshot) -> bool:
-        return row.engine_id is not None and row.snapshot in await self._lifecycle.engine.snapshots(row.engine_id)
+        return row.engine_id is not None and row.snapshot in await self._lifecycle.engine.list_snapshots(row.engine_id)
 
     async def _make(self, owner_id: str, profile: Profile, template: str, key: str, known: AgentSnapshot | None) -> str:
         """Build a snapshot. The row is stored before the sandbox is created, so that `recover` finds the sandbox after a crash."""
@@ -161,12 +161,12 @@ class AgentSnapshots:
             tx.emit("sandbox.provisioning", **about(sandbox), template=sandbox.template)
         self._lifecycle.provision(sandbox.id)
         try:
-            sandbox = await self._lifecycle.provisioned(sandbox.id)
+            sandbox = await self._lifecycle.wait_until_provisioned(sandbox.id)
             async with self._lifecycle.using(sandbox) as engine_id:
                 await self._install(
                     self._lifecycle.engine, engine_id, profile, self._settings, partial(self._heard, key, profile)
                 )
-                snapshot = await self._lifecycle.engine.snapshot(engine_id)
+                snapshot = await self._lifecycle.engine.create_snapshot(engine_id)
             await self._set(row.id, snapshot=snapshot, engine_id=engine_id, used_at=utc_now())
             log.info("agent_snapshot_ready", agent=profile.name, template=template)
         except Exception:  # not if cancelled: then the platform is stopping, and `recover` cleans up

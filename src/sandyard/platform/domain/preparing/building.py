@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from sandyard.kit.errors import InvalidInputError
 from sandyard.kit.text import storable
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import Command as CommandRow
 from sandyard.platform.db.models import Project, Sandbox
+from sandyard.platform.db.retry import retry_while_database_unavailable
 from sandyard.platform.domain.agents.launching import put_files
 from sandyard.platform.domain.agents.model import LaunchWish, Profile
 from sandyard.platform.domain.git.checkout.sandbox_git import SealedCheckout
@@ -20,15 +21,14 @@ from sandyard.platform.domain.git.prepared_checkouts import PreparedCheckouts
 from sandyard.platform.domain.preparing.devcontainer import Command
 from sandyard.platform.domain.preparing.model import PreparationFailedError
 from sandyard.platform.domain.preparing.recipe import Recipe, Wish
+from sandyard.platform.domain.sandboxes.command_output import STDERR, STDOUT
 from sandyard.platform.domain.sandboxes.commands import Commands
 from sandyard.platform.domain.sandboxes.e2b import SandboxEngine
 from sandyard.platform.domain.sandboxes.lifecycle import Lifecycle
 from sandyard.platform.domain.sandboxes.model import CommandRefusedError, CommandStatus, NewCommand
-from sandyard.platform.domain.sandboxes.output import STDERR, STDOUT
 from sandyard.platform.domain.users.model import Principal
 from sandyard.platform.settings import PlatformSettings
 
-T = TypeVar("T")
 TAIL, SHOWN = 4000, 2000
 HOME = FOLDER.rpartition("/")[0]
 ENVS = {"CI": "true", "DEBIAN_FRONTEND": "noninteractive"}
@@ -53,10 +53,12 @@ class Builder:
     ) -> str:
         """Return the snapshot. Raises PreparationFailedError, and errors of the engine, Git and the agent's installation."""
         await tell("waiting for a sandbox")
-        sandbox = await self._while_away(lambda: self.lifecycle.provisioned(sandbox.id))
+        sandbox = await retry_while_database_unavailable(
+            lambda: self.lifecycle.wait_until_provisioned(sandbox.id), "preparation"
+        )
         await tell("checking out", engineId=sandbox.engine_id)
-        put = await self._while_away(
-            lambda: self.git.create(project, sandbox, wished.base_branch, wished.base_commit, _unheard)
+        put = await retry_while_database_unavailable(
+            lambda: self.git.create(project, sandbox, wished.base_branch, wished.base_commit, _unheard), "preparation"
         )
         await tell("checked out", shallow=list(put.shallow), lacks=list(put.warnings))
         if wished.profile.install is not None:
@@ -72,20 +74,19 @@ class Builder:
             begun = await self._start(caller, sandbox, command, new)
             told = {"source": command.source, "command": storable(command.command[:SHOWN]), "commandId": begun.id}
             await tell(f"running {command.source}", commands=[*ran, {**told, "exitCode": None, "seconds": 0}])
-            over = await self._while_away(partial(self.commands.wait, begun.id))
+            over = await retry_while_database_unavailable(partial(self.commands.wait, begun.id), "preparation")
             ran.append({**told, "exitCode": over.exit_code, "seconds": round(over.duration_s or 0.0, 3)})
             await tell(f"ran {command.source}", commands=ran)
             await self._check(over, ran[-1])
-        sealed = await self._while_away(lambda: self.git.seal(sandbox, wished.base_commit))
+        sealed = await retry_while_database_unavailable(
+            lambda: self.git.seal(sandbox, wished.base_commit), "preparation"
+        )
         warnings = [*recipe.warnings, *_left_by(sealed)]
         await tell("saving the snapshot", warnings=warnings)
         async with self.lifecycle.using(sandbox) as engine_id:
             if ran:
                 await self.lifecycle.engine.commands.forget(engine_id, *(one["commandId"] for one in ran))
-            return await self.lifecycle.engine.snapshot(engine_id)
-
-    async def _while_away(self, work: Callable[[], Awaitable[T]]) -> T:
-        return await self.database.retry_while_away(work, "preparation")
+            return await self.lifecycle.engine.create_snapshot(engine_id)
 
     async def _start(self, caller: Principal, sandbox: Sandbox, command: Command, new: NewCommand) -> CommandRow:
         try:

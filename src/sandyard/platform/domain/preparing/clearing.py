@@ -126,17 +126,17 @@ class Clearing:
                 await self.clear(preparation_id, sandbox_id)
         for sandbox_id in left:
             await end_sandbox(self._lifecycle, sandbox_id, keep=None)
-            await self._lifecycle.rows.note(sandbox_id, agent_id=None)
+            await self._lifecycle.repository.note(sandbox_id, agent_id=None)
 
 
 async def end_sandbox(lifecycle: Lifecycle, sandbox_id: str, keep: str | None) -> None:
     """Delete a sandbox used for building, and all its snapshots except `keep`. Idempotent."""
     try:
-        await lifecycle.destroy(await lifecycle.rows.get(sandbox_id), keep_work=False)
-        sandbox = await lifecycle.rows.get(sandbox_id)
+        await lifecycle.destroy(await lifecycle.repository.get(sandbox_id), keep_work=False)
+        sandbox = await lifecycle.repository.get(sandbox_id)
     except NotFoundError:
         return
     if sandbox.engine_id is not None:
-        for snapshot in await lifecycle.engine.snapshots(sandbox.engine_id):
+        for snapshot in await lifecycle.engine.list_snapshots(sandbox.engine_id):
             if snapshot != keep:
                 await lifecycle.engine.delete_snapshot(snapshot)

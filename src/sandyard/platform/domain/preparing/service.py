@@ -8,11 +8,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 from weakref import WeakValueDictionary
 
 from sqlalchemy import select, update
@@ -24,6 +23,7 @@ from sandyard.kit.tasks import TaskSet
 from sandyard.kit.text import storable, storable_json
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import Preparation, Project, Sandbox
+from sandyard.platform.db.retry import retry_while_database_unavailable
 from sandyard.platform.domain.agents.installing import AgentInstallError
 from sandyard.platform.domain.agents.model import Profile
 from sandyard.platform.domain.git.service import GitService
@@ -51,7 +51,6 @@ from sandyard.platform.domain.users.model import Principal
 from sandyard.platform.settings import PlatformSettings
 
 log = get_logger(__name__)
-T = TypeVar("T")
 AGAIN_AFTER = timedelta(minutes=1)
 """A failed setup is not retried within this time, unless a person asks."""
 
@@ -88,7 +87,7 @@ class Preparing:
         self._tasks = TaskSet("preparing")
         self._flights: dict[str, _Flight] = {}
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        lifecycle.ended.append(self._clearing.distrust)
+        lifecycle.after_end.append(self._clearing.distrust)
 
     async def close(self) -> None:
         """Stop. The next process cleans up what is in progress."""
@@ -200,7 +199,7 @@ class Preparing:
         left: str | None,
     ) -> Preparation:
         async def tell(what: str, **facts: Any) -> None:
-            await self._while_away(lambda: self._tell(row.id, what, facts))
+            await retry_while_database_unavailable(lambda: self._tell(row.id, what, facts), "preparation")
 
         async def installing(making: Making) -> None:
             self._flights[row.id].installing = making
@@ -212,28 +211,27 @@ class Preparing:
                 await self._clearing.clear(row.id, left)
             made_of = await self.agent_snapshots.ensure(caller.user_id, wished.profile, wished.template, installing)
             self._flights[row.id].installing = None
-            await self._while_away(lambda: self._lifecycle.rows.note(sandbox.id, template=made_of))
+            await retry_while_database_unavailable(
+                lambda: self._lifecycle.repository.note(sandbox.id, template=made_of), "preparation"
+            )
             self._lifecycle.provision(sandbox.id)
             snapshot = await self._builder.build(caller, project, sandbox, wished=wished, recipe=recipe, tell=tell)
             seconds = round(time.monotonic() - begun, 1)
-            made = await self._while_away(lambda: self._ready(row.id, snapshot, seconds))
+            made = await retry_while_database_unavailable(lambda: self._ready(row.id, snapshot, seconds), "preparation")
         except StoppingError:
             raise
         except SandyardError as error:
-            await self._while_away(partial(self._failed, row.id, error))
+            await retry_while_database_unavailable(partial(self._failed, row.id, error), "preparation")
             await self._clear(row.id, sandbox.id)
             raise
         except Exception as error:
             log.error("preparation_crashed", preparation=row.id, exc=error)  # noqa: TRY400
             failure = SandyardError("Internal error while preparing the project; see the platform's log.")
-            await self._while_away(lambda: self._failed(row.id, failure))
+            await retry_while_database_unavailable(lambda: self._failed(row.id, failure), "preparation")
             await self._clear(row.id, sandbox.id)
             raise failure from error
         self._tasks.spawn(self._clear(row.id, sandbox.id))  # in the background
         return made
-
-    async def _while_away(self, work: Callable[[], Awaitable[T]]) -> T:
-        return await self._database.retry_while_away(work, "preparation")
 
     async def _clear(self, preparation_id: str, sandbox_id: str) -> None:
         try:
@@ -316,7 +314,7 @@ class Preparing:
     async def _there(self, row: Preparation) -> bool:
         """Return whether the engine still has its snapshot."""
         engine_id = row.detail.get("engineId")
-        return engine_id is not None and row.snapshot in await self._lifecycle.engine.snapshots(engine_id)
+        return engine_id is not None and row.snapshot in await self._lifecycle.engine.list_snapshots(engine_id)
 
     async def _used(self, row: Preparation) -> Preparation:
         async with self._database.transaction() as tx:

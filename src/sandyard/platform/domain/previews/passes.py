@@ -19,7 +19,7 @@ from sandyard.kit.secret import Secret
 from sandyard.kit.vault import Vault, VaultError
 from sandyard.platform.db.database import Database
 from sandyard.platform.domain.previews.addresses import Place
-from sandyard.platform.domain.sandboxes.rows import SandboxRows
+from sandyard.platform.domain.sandboxes.repository import SandboxRepository
 from sandyard.platform.domain.users.model import Issued, Principal
 from sandyard.platform.domain.users.standing import stands
 from sandyard.platform.settings import PlatformSettings
@@ -41,7 +41,7 @@ class Passes:
         self, database: Database, tickets: Tickets, vault: Vault, settings: PlatformSettings, clock: Clock
     ) -> None:
         self._database = database
-        self._rows = SandboxRows(database)
+        self._rows = SandboxRepository(database)
         self._tickets = tickets
         self._vault = vault
         self._clock = clock

@@ -77,7 +77,7 @@ class Previews:
 
     async def ports(self, principal: Principal, sandbox_id: str) -> OpenPorts:
         """List the ports that something listens on now. Neither resumes the sandbox nor counts as use of it."""
-        row = await self._lifecycle.rows.get_for(principal, sandbox_id)
+        row = await self._lifecycle.repository.get_for(principal, sandbox_id)
         check_usable(row)
         if row.status == Status.PAUSED:
             return OpenPorts((), sleeping=True)
@@ -94,7 +94,7 @@ class Previews:
         check_port(port)
         check_path(path)
         addresses = required(self.addresses)
-        row = await self._lifecycle.rows.get_for(principal, sandbox_id)
+        row = await self._lifecycle.repository.get_for(principal, sandbox_id)
         check_usable(row)
         place = Place(row.id, port)
         ticket, expires = await self.passes.ticket(principal, place)
@@ -104,7 +104,7 @@ class Previews:
     async def shown_path(self, principal: Principal, sandbox_id: str, port: int) -> str | None:
         """Return the path that the caller last opened in a frame for this port. None if there was none since the
         platform started."""
-        row = await self._lifecycle.rows.get_for(principal, sandbox_id)
+        row = await self._lifecycle.repository.get_for(principal, sandbox_id)
         return self._shown_paths.get((Place(row.id, port), principal.user_id))
 
     def _list_listeners(self, sandbox_id: str, engine_id: str) -> asyncio.Task[list[Listener]]:
@@ -114,7 +114,7 @@ class Previews:
                 del self._looks[known]
         look = self._looks.get(sandbox_id)
         if look is None:
-            task = self._lifecycle.tasks.spawn(self._lifecycle.engine.ports.listeners(engine_id))
+            task = self._lifecycle.tasks.spawn(self._lifecycle.engine.ports.list_listeners(engine_id))
             look = self._looks[sandbox_id] = (now, task)
         return look[1]
 
@@ -143,30 +143,30 @@ class Previews:
 
         A paused sandbox is resumed, or SleepingError is raised without `wake`.
         """
-        row = await self._lifecycle.rows.get(place.sandbox_id)
+        row = await self._lifecycle.repository.get(place.sandbox_id)
         if row.status == Status.PAUSED and not wake:
             check_usable(row)
             raise SleepingError
         async with self._lifecycle.using(row) as engine_id:
             try:
-                route = await self._lifecycle.engine.ports.route(engine_id, place.port)
+                route = await self._lifecycle.engine.ports.get_route(engine_id, place.port)
             except SandboxNotRunningError:
                 await self._resume(row, wake=wake)
-                route = await self._lifecycle.engine.ports.route(engine_id, place.port)
+                route = await self._lifecycle.engine.ports.get_route(engine_id, place.port)
             except SandboxNotFoundError:
-                await self._lifecycle.lost(row.id)
+                await self._lifecycle.mark_lost(row.id)
                 raise
             yield route
 
     async def missed(self, place: Place, *, wake: bool) -> bool:
         """Find out why a route led to no sandbox. Returns True if the engine had paused it and it has been resumed."""
-        row = await self._lifecycle.rows.get(place.sandbox_id)
+        row = await self._lifecycle.repository.get(place.sandbox_id)
         check_usable(row)
         assert row.engine_id is not None
         try:
-            info = await self._lifecycle.engine.info(row.engine_id)
+            info = await self._lifecycle.engine.get_info(row.engine_id)
         except SandboxNotFoundError:
-            await self._lifecycle.lost(row.id)
+            await self._lifecycle.mark_lost(row.id)
             raise
         if info.state is EngineState.RUNNING:
             return False
@@ -174,10 +174,10 @@ class Previews:
         return True
 
     async def _resume(self, row: Sandbox, *, wake: bool) -> None:
-        row = await self._lifecycle.seen_paused(row.id)
+        row = await self._lifecycle.record_pause(row.id)
         if row.status == Status.PAUSED and not wake:
             raise SleepingError
-        await self._lifecycle.wake(row)
+        await self._lifecycle.resume(row)
 
     def note_shown(self, place: Place, user_id: str, path: str) -> None:
         """Record the path that a frame of this person shows. The oldest records are dropped."""

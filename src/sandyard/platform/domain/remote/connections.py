@@ -10,7 +10,6 @@ import hashlib
 import re
 from collections import Counter
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 from sandyard.kit.errors import InvalidInputError, SandyardError
 from sandyard.kit.logging import get_logger
@@ -29,7 +28,7 @@ from sandyard.platform.domain.users.model import Principal
 
 log = get_logger(__name__)
 
-PROGRAM = GuestProgram("ssh", (Path(__file__).parent / "guest_ssh.py").read_bytes())
+PROGRAM = GuestProgram.load("ssh")
 AT_ONCE = 20
 """Maximum number of connections into one sandbox. An editor uses two or three."""
 OPEN_S = 60.0
@@ -74,7 +73,7 @@ class Connection:
         try:
             data = await self._line.receive()
         except (SandboxNotRunningError, SandboxNotFoundError):
-            check_usable(await self._lifecycle.rows.get(self.sandbox_id))
+            check_usable(await self._lifecycle.repository.get(self.sandbox_id))
             raise AsleepError from None
         if data is not None:
             self._lifecycle.activity.touch(self.sandbox_id)
@@ -89,7 +88,7 @@ class Connection:
 
     async def check(self, caller: Principal) -> None:
         """Raise NotFoundError if the user lost access. Ends a connection into a sandbox that is paused or deleted."""
-        row = await self._lifecycle.rows.get_for(caller, self.sandbox_id)
+        row = await self._lifecycle.repository.get_for(caller, self.sandbox_id)
         try:
             check_usable(row)
         except SandyardError as error:
@@ -111,7 +110,7 @@ class SshConnections:
 
         Raises NotFoundError, InvalidInputError for an invalid key, NoSshdError and TooManyConnectionsError.
         """
-        row = await self._lifecycle.rows.get_for(caller, sandbox_id)
+        row = await self._lifecycle.repository.get_for(caller, sandbox_id)
         key = checked_key(public_key)
         if self._open[row.id] >= AT_ONCE:
             raise TooManyConnectionsError

@@ -1,6 +1,6 @@
 """A byte stream over lines between the platform and a program in a sandbox: ordered, complete, with flow control.
 
-The other end is `guest_ssh.py`, which documents the lines. The sandbox is untrusted: everything it sends is limited in size, and invalid
+The other end is `guest/ssh.py`, which documents the lines. The sandbox is untrusted: everything it sends is limited in size, and invalid
 lines end the connection.
 """
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import dataclass
-from pathlib import Path
 from urllib.parse import quote
 
 from sandyard.kit import bounded_json
@@ -13,6 +12,7 @@ from sandyard.kit.text import storable
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import Checkout, Sandbox
 from sandyard.platform.domain.remote.connections import SshConnections
+from sandyard.platform.domain.sandboxes.e2b.guest_sources import read_script
 from sandyard.platform.domain.sandboxes.lifecycle import Lifecycle
 from sandyard.platform.domain.sandboxes.model import Status
 from sandyard.platform.domain.sessions.service import Sessions
@@ -21,7 +21,7 @@ from sandyard.platform.domain.users.model import Principal
 HOME = "/home/user"
 SUFFIX = ".sandyard"
 """Suffix of the host names of sessions and sandboxes in the SSH configuration that `sandyard ssh-config` writes."""
-_EDITOR = (Path(__file__).parent / "guest_editor.py").read_text()
+_EDITOR = read_script("editor.py")
 _EDITOR_S, _LOOK_S = 60.0, 15.0
 _SAID = 64 << 10
 _LOOK = 'PATH="$PATH:/usr/local/sbin:/usr/sbin:/sbin"; for name in sshd code-server; do command -v "$name"; done'
@@ -91,11 +91,11 @@ class Remotes:
 
     async def open_editor(self, caller: Principal, sandbox_id: str) -> Editor:
         """Start code-server in the sandbox, resuming it if needed. Idempotent. Raises NoEditorError and EditorFailedError."""
-        row = await self._lifecycle.rows.get_for(caller, sandbox_id)
+        row = await self._lifecycle.repository.get_for(caller, sandbox_id)
         argv = ("python3", "-I", "-S", "-c", _EDITOR)
         ran = await self._lifecycle.call(
             row,
-            lambda engine_id: self._lifecycle.engine.run(
+            lambda engine_id: self._lifecycle.engine.programs.run(
                 engine_id, argv, timeout_s=_EDITOR_S, limit=_SAID, idempotent=True
             ),
         )
@@ -115,7 +115,7 @@ class Remotes:
         if row.status != Status.RUNNING or row.engine_id is None:
             return None, None
         try:
-            ran = await self._lifecycle.engine.run(
+            ran = await self._lifecycle.engine.programs.run(
                 row.engine_id, ("sh", "-c", _LOOK), timeout_s=_LOOK_S, limit=4096, idempotent=True
             )
         except SandyardError:

@@ -37,7 +37,7 @@ class Activity:
     def touch(self, sandbox_id: str) -> None:
         self._uses.setdefault(sandbox_id, _Use(0.0)).last = self._clock.now()
 
-    def know(self, sandbox_id: str, used_at: datetime | None) -> None:
+    def load(self, sandbox_id: str, used_at: datetime | None) -> None:
         """Record the last use according to the database, for a sandbox that this process has not seen yet."""
         if sandbox_id not in self._uses:
             moment = used_at.timestamp() if used_at else self._clock.now()
@@ -51,7 +51,7 @@ class Activity:
         use = self._uses.get(sandbox_id)
         return 0.0 if use is None or use.users else max(0.0, self._clock.now() - use.last)
 
-    def unwritten(self) -> dict[str, datetime]:
+    def take_unwritten(self) -> dict[str, datetime]:
         """Return the uses that are not in the database yet, and mark them as written."""
         now, news = self._clock.now(), {}
         for sandbox_id, use in self._uses.items():

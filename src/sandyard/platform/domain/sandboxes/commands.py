@@ -1,4 +1,4 @@
-"""Command operations for users: start, wait, read output, kill, delete. `running.py` executes the commands."""
+"""Command operations for users: start, wait, read output, kill, delete. `command_runner.py` executes them."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from sandyard.kit.errors import BusyError, InvalidInputError, NotFoundError, San
 from sandyard.kit.ids import ordered_id
 from sandyard.platform.db.database import Database, DatabaseBusyError, DatabaseUnavailableError
 from sandyard.platform.db.models import Command, Project, Sandbox
+from sandyard.platform.db.retry import retry_while_database_unavailable
 from sandyard.platform.domain.paging import Listing, PageRequest, newest_first
 from sandyard.platform.domain.projects.patterns import run_in_thread
+from sandyard.platform.domain.sandboxes.command_output import STDERR, STDOUT, OutputFiles
+from sandyard.platform.domain.sandboxes.command_policy import CommandPolicy
+from sandyard.platform.domain.sandboxes.command_runner import CommandRunner, command_not_found
 from sandyard.platform.domain.sandboxes.lifecycle import Lifecycle
 from sandyard.platform.domain.sandboxes.model import CommandStatus, NewCommand, about, check_usable, utc_now
-from sandyard.platform.domain.sandboxes.output import STDERR, STDOUT, OutputFiles
-from sandyard.platform.domain.sandboxes.policy import CommandPolicy
-from sandyard.platform.domain.sandboxes.running import Runner, no_such_command
 from sandyard.platform.domain.users.model import Principal
 
 MAX_COMMAND = 1_000_000
@@ -47,7 +48,7 @@ class Commands:
         self._lifecycle = lifecycle
         self.files = files
         self._max_timeout_s = max_timeout_s
-        self._runner = Runner(database, lifecycle, files, output_kept)
+        self._runner = CommandRunner(database, lifecycle, files, output_kept)
         self._stop: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.get = self._runner.get
         self.recover = self._runner.recover
@@ -57,7 +58,7 @@ class Commands:
     ) -> Command:
         """Start a command, which then runs on its own; use `wait` for its result. `internal`: a command of the platform
         itself."""
-        row = await self._lifecycle.rows.get_for(principal, sandbox_id, internal=internal)
+        row = await self._lifecycle.repository.get_for(principal, sandbox_id, internal=internal)
         check_usable(row)
         self._check(new)
         await self._check_policy(row, new.command)
@@ -79,10 +80,10 @@ class Commands:
         except DatabaseUnavailableError:
             # It is unknown whether an interrupted commit took effect, and a command that nobody starts would stay open
             # forever; with a full disk it did not take effect.
-            await self._database.retry_while_away(
+            await retry_while_database_unavailable(
                 lambda: self._insert(row, command, principal.name),
                 "command",
-                awaited=(DatabaseUnavailableError, DatabaseBusyError),
+                errors=(DatabaseUnavailableError, DatabaseBusyError),
             )
         self._runner.start(row, command, new)
         return command
@@ -128,12 +129,12 @@ class Commands:
         setup."""
         command = await self.get(command_id)
         try:
-            return command, await self._lifecycle.rows.get_for(principal, command.sandbox_id, internal=internal)
+            return command, await self._lifecycle.repository.get_for(principal, command.sandbox_id, internal=internal)
         except NotFoundError:
-            raise no_such_command(command_id) from None
+            raise command_not_found(command_id) from None
 
     async def page(self, principal: Principal, sandbox_id: str, page: PageRequest) -> Listing[Command]:
-        row = await self._lifecycle.rows.get_for(principal, sandbox_id)
+        row = await self._lifecycle.repository.get_for(principal, sandbox_id)
         async with self._database.reading() as session:
             return await newest_first(session, select(Command).where(Command.sandbox_id == row.id), Command.id, page)
 
@@ -163,7 +164,7 @@ class Commands:
             if not CommandStatus(command.status).over:
                 stack.enter_context(self._lifecycle.activity.using(command.sandbox_id))
                 with contextlib.suppress(SandyardError):
-                    await self._lifecycle.awake(await self._lifecycle.rows.get(command.sandbox_id))
+                    await self._lifecycle.ensure_running(await self._lifecycle.repository.get(command.sandbox_id))
             async for piece in self._follow_output(command, offsets):
                 yield piece
 
@@ -174,7 +175,7 @@ class Commands:
         last_sent = asyncio.get_running_loop().time()
         while True:
             recorder = self._runner.recorders.get(command.id)
-            news = recorder.news() if recorder else asyncio.ensure_future(asyncio.sleep(0.5))
+            news = recorder.watch() if recorder else asyncio.ensure_future(asyncio.sleep(0.5))
             command = await self.get(command.id)
             for stream, total in ((STDOUT, command.stdout_bytes), (STDERR, command.stderr_bytes)):
                 while at[stream] < total:

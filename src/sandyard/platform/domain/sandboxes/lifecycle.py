@@ -24,6 +24,7 @@ from sandyard.kit.secret import Secret
 from sandyard.kit.tasks import TaskSet
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import Project, Sandbox
+from sandyard.platform.db.retry import retry_while_database_unavailable
 from sandyard.platform.domain.projects.egress import Allowed, allowed_of
 from sandyard.platform.domain.projects.remotes import is_vouched
 from sandyard.platform.domain.sandboxes.activity import Activity
@@ -42,7 +43,7 @@ from sandyard.platform.domain.sandboxes.model import (
     check_usable,
     utc_now,
 )
-from sandyard.platform.domain.sandboxes.rows import SandboxRows, new_row
+from sandyard.platform.domain.sandboxes.repository import SandboxRepository, build_sandbox_row
 
 log = get_logger(__name__)
 T = TypeVar("T")
@@ -65,8 +66,8 @@ Hook = Callable[[Sandbox], Awaitable[None]]
 class Lifecycle:
     """Life cycle of sandboxes, one object per process.
 
-    The hooks `before_pause` run while the sandbox is still running, `before_destroy` while it still exists, `woken`
-    when it runs again, and `ended` when it is gone or has failed. A hook must not use the life cycle of the same
+    The hooks `before_pause` run while the sandbox is still running, `before_destroy` while it still exists, `after_resume`
+    when it runs again, and `after_end` when it is gone or has failed. A hook must not use the life cycle of the same
     sandbox.
     """
 
@@ -88,7 +89,7 @@ class Lifecycle:
         projects may open although no administrator owns them. None: all.
         """
         self._database = database
-        self.rows = SandboxRows(database)
+        self.repository = SandboxRepository(database)
         self.engine = engine
         self._sealer = sealer
         self.activity = activity
@@ -101,20 +102,20 @@ class Lifecycle:
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self.before_pause: list[Hook] = []
         self.before_destroy: list[Hook] = []
-        self.woken: list[Hook] = []
-        self.ended: list[Hook] = []
+        self.after_resume: list[Hook] = []
+        self.after_end: list[Hook] = []
 
     async def close(self) -> None:
         """Stop all background tasks. Sandboxes and their processes continue."""
         await self.tasks.cancel()
         with contextlib.suppress(SandyardError):
-            await self.rows.note_uses(self.activity.unwritten())
+            await self.repository.note_uses(self.activity.take_unwritten())
 
     # creation ---------------------------------------------------------------------------------------------------------
 
     def draft(self, owner_id: str, wanted: NewSandbox) -> Sandbox:
         """Return the row of a new sandbox. Add it in the caller's transaction, then call `provision`."""
-        row = new_row(
+        row = build_sandbox_row(
             owner_id,
             template=wanted.template,
             idle_seconds=wanted.idle_seconds,
@@ -149,22 +150,26 @@ class Lifecycle:
             task.add_done_callback(lambda _: self._provisioning.pop(sandbox_id, None))
         return task
 
-    async def provisioned(self, sandbox_id: str) -> Sandbox:
+    async def wait_until_provisioned(self, sandbox_id: str) -> Sandbox:
         """Wait until the sandbox is provisioned. Raises the error if that failed."""
         task = self._provisioning.get(sandbox_id)
         if task is not None:
             return await asyncio.shield(task)
-        row = await self.rows.get(sandbox_id)
-        if row.status == Status.PROVISIONING and row.doomed_at is None:
+        row = await self.repository.get(sandbox_id)
+        if row.status == Status.PROVISIONING and row.destroy_requested_at is None:
             return await asyncio.shield(self.provision(sandbox_id))
         return row
 
     async def _provision(self, sandbox_id: str) -> Sandbox:
-        row = await self._retry_while_away(lambda: self.rows.get(sandbox_id), sandbox_id)
-        if row.status != Status.PROVISIONING or row.doomed_at is not None:
+        row = await retry_while_database_unavailable(
+            lambda: self.repository.get(sandbox_id), "provisioning", sandbox=sandbox_id
+        )
+        if row.status != Status.PROVISIONING or row.destroy_requested_at is not None:
             return row
         envs = json.loads(self._sealer.open(row.envs, ENVS, row.id).reveal()) if row.envs else {}
-        allowed = await self._retry_while_away(lambda: self._allowed(row.project_id), sandbox_id)
+        allowed = await retry_while_database_unavailable(
+            lambda: self._get_allowed(row.project_id), "provisioning", sandbox=sandbox_id
+        )
         try:
             made = await self.engine.create(
                 template=row.template,
@@ -177,17 +182,16 @@ class Lifecycle:
         except SandyardError as error:
             log.warning("sandbox_not_provisioned", sandbox=row.id, code=error.code, reason=error.message)
             fail = partial(self._fail, row.id, error.message, error.code, [Status.PROVISIONING])
-            await self._retry_while_away(fail, sandbox_id)
+            await retry_while_database_unavailable(fail, "provisioning", sandbox=sandbox_id)
             raise
-        return await self._retry_while_away(lambda: self._adopt(row.id, made.id, allowed), sandbox_id)
-
-    async def _retry_while_away(self, work: Callable[[], Awaitable[T]], sandbox_id: str) -> T:
-        return await self._database.retry_while_away(work, "provisioning", sandbox=sandbox_id)
+        return await retry_while_database_unavailable(
+            lambda: self._adopt(row.id, made.id, allowed), "provisioning", sandbox=sandbox_id
+        )
 
     async def _adopt(self, sandbox_id: str, engine_id: str, allowed: Allowed) -> Sandbox:
         now = utc_now()
         try:
-            row = await self.rows.change(
+            row = await self.repository.change(
                 sandbox_id,
                 "sandbox.running",
                 when=[Status.PROVISIONING],
@@ -199,13 +203,13 @@ class Lifecycle:
                 seen_at=now,
             )
         except ConflictError:
-            row = await self.rows.get(sandbox_id)
+            row = await self.repository.get(sandbox_id)
             if row.engine_id != engine_id or row.status not in LIVE:  # it has been deleted or has failed meanwhile
                 await self.engine.kill(engine_id)
             return row  # or another platform process was faster: the same key is the same sandbox
         self.activity.touch(sandbox_id)
         log.info("sandbox_provisioned", sandbox=sandbox_id, engine_id=engine_id)
-        if row.doomed_at is not None:
+        if row.destroy_requested_at is not None:
             await self.carry_out_destroy(row)
         return row
 
@@ -222,7 +226,7 @@ class Lifecycle:
         row.status, row.engine_id = Status.RUNNING, made.id
         row.started_at = row.used_at = row.seen_at = now
         try:
-            row.network = await self._allowed(row.project_id)
+            row.network = await self._get_allowed(row.project_id)
             if row.network is not None or parent.network is not None:
                 await self.engine.set_network(made.id, row.network)
             async with self._database.transaction() as tx:
@@ -240,7 +244,7 @@ class Lifecycle:
     async def using(self, row: Sandbox) -> AsyncIterator[str]:
         """Yield the engine's id of the sandbox, which is resumed if necessary and does not count as idle meanwhile."""
         with self.activity.using(row.id):
-            yield await self.awake(row)
+            yield await self.ensure_running(row)
 
     async def call(self, row: Sandbox, verb: Callable[[str], Awaitable[T]]) -> T:
         """Run an action in the sandbox. Retries once if the engine had paused the sandbox without our doing."""
@@ -248,57 +252,57 @@ class Lifecycle:
             try:
                 return await verb(engine_id)
             except SandboxNotRunningError:
-                await self.wake(await self.seen_paused(row.id))
+                await self.resume(await self.record_pause(row.id))
                 return await verb(engine_id)
             except SandboxNotFoundError:
-                await self.lost(row.id)
+                await self.mark_lost(row.id)
                 raise
 
-    async def awake(self, row: Sandbox) -> str:
+    async def ensure_running(self, row: Sandbox) -> str:
         """Return the engine's id of the sandbox after making sure that it is running."""
-        row = await self.provisioned(row.id)
+        row = await self.wait_until_provisioned(row.id)
         check_usable(row)
         if row.status == Status.PAUSED:
-            row = await self.wake(row)
+            row = await self.resume(row)
         assert row.engine_id is not None
         return row.engine_id
 
-    async def wake(self, row: Sandbox) -> Sandbox:
+    async def resume(self, row: Sandbox) -> Sandbox:
         """Resume the sandbox. Idempotent. Its processes continue where they were."""
         async with self._lock(row.id):
-            row = await self.rows.get(row.id)
+            row = await self.repository.get(row.id)
             check_usable(row)
             if row.status != Status.PAUSED:
                 return row
-            return await self.tasks.finish(self._wake(row))  # the caller may be cancelled, but others wait for it too
+            return await self.tasks.finish(self._resume(row))  # the caller may be cancelled, but others wait for it too
 
-    async def _wake(self, row: Sandbox) -> Sandbox:
+    async def _resume(self, row: Sandbox) -> Sandbox:
         assert row.engine_id is not None
         try:
-            await self.engine.wake(row.engine_id, row.idle_seconds + self._idle_margin_s)
+            await self.engine.resume(row.engine_id, row.idle_seconds + self._idle_margin_s)
         except SandboxNotFoundError:
-            await self.lost(row.id)
+            await self.mark_lost(row.id)
             raise
         allowed = await self._update_network(row)
         now = utc_now()
         try:
-            row = await self.rows.change(
+            row = await self.repository.change(
                 row.id, "sandbox.resumed", when=[Status.PAUSED], status=Status.RUNNING, paused_at=None, used_at=now,
                 seen_at=now, network=allowed,
             )  # fmt: skip
         except ConflictError:
-            row = await self.rows.get(row.id)
+            row = await self.repository.get(row.id)
             check_usable(row)
             if row.status != Status.RUNNING:  # otherwise another platform process was faster
                 raise
         self.activity.touch(row.id)
         log.info("sandbox_resumed", sandbox=row.id)
-        await _run_hooks(self.woken, row)
+        await _run_hooks(self.after_resume, row)
         return row
 
     # network ----------------------------------------------------------------------------------------------------------
 
-    async def _allowed(self, project_id: str | None) -> Allowed:
+    async def _get_allowed(self, project_id: str | None) -> Allowed:
         """Return what a sandbox of this project may connect to."""
         async with self._database.reading() as session:
             project = await session.get(Project, project_id) if project_id is not None else None
@@ -310,7 +314,7 @@ class Lifecycle:
     async def _update_network(self, row: Sandbox) -> Allowed:
         """Apply network settings that changed while the sandbox was paused. If that fails, pause it again."""
         assert row.engine_id is not None
-        allowed = row.network if row.project_id is None else await self._allowed(row.project_id)
+        allowed = row.network if row.project_id is None else await self._get_allowed(row.project_id)
         if allowed != row.network:
             try:
                 await self.engine.set_network(row.engine_id, allowed)
@@ -320,11 +324,11 @@ class Lifecycle:
         return allowed
 
     async def apply_network(self, project_id: str) -> None:
-        """Apply the project's settings to its running sandboxes. `Upkeep` retries those that cannot be reached now."""
+        """Apply the project's settings to its running sandboxes. `SandboxMaintenance` retries those that cannot be reached now."""
         async with self._database.reading() as session:
             query = select(Sandbox).where(Sandbox.project_id == project_id, Sandbox.status == Status.RUNNING)
             rows = list((await session.execute(query)).scalars())
-        allowed = await self._allowed(project_id) if rows else None
+        allowed = await self._get_allowed(project_id) if rows else None
         for row in rows:
             if row.network == allowed:
                 continue
@@ -336,20 +340,20 @@ class Lifecycle:
     async def _apply_network(self, sandbox_id: str) -> None:
         """Read the settings under the sandbox's lock, so that the newest settings are applied last."""
         async with self._lock(sandbox_id):
-            row = await self.rows.get(sandbox_id)
-            allowed = await self._allowed(row.project_id)
+            row = await self.repository.get(sandbox_id)
+            allowed = await self._get_allowed(row.project_id)
             if row.status != Status.RUNNING or row.network == allowed or row.engine_id is None:
                 return
             await self.engine.set_network(row.engine_id, allowed)
-            await self.rows.change(row.id, None, when=[Status.RUNNING], network=allowed)
+            await self.repository.change(row.id, None, when=[Status.RUNNING], network=allowed)
         log.info("sandbox_network_set", sandbox=row.id, hosts=None if allowed is None else len(allowed))
 
     async def pause(self, row: Sandbox, *, only_if_idle_s: float | None = None) -> Sandbox:
         """Pause the sandbox: all processes stop where they are and memory is kept. Idempotent."""
         if row.status == Status.PROVISIONING:
-            row = await self.provisioned(row.id)
+            row = await self.wait_until_provisioned(row.id)
         async with self._lock(row.id):
-            row = await self.rows.get(row.id)
+            row = await self.repository.get(row.id)
             check_usable(row)
             if row.status != Status.RUNNING:
                 return row
@@ -360,29 +364,29 @@ class Lifecycle:
             try:
                 await self.engine.pause(row.engine_id)
             except SandboxNotFoundError:
-                await self.lost(row.id)
+                await self.mark_lost(row.id)
                 raise
             try:
                 row = await self._mark_paused(row)
             except ConflictError:
-                row = await self.seen_paused(row.id)  # somebody noticed it before we could, and may have resumed it
+                row = await self.record_pause(row.id)  # somebody noticed it before we could, and may have resumed it
             log.info("sandbox_paused", sandbox=row.id)
             return row
 
-    async def seen_paused(self, sandbox_id: str) -> Sandbox:
+    async def record_pause(self, sandbox_id: str) -> Sandbox:
         """Record that the sandbox is paused, if the engine still says so.
 
         Somebody may have resumed it since, and an outdated row would make others wait for that.
         """
         while True:
-            row = await self.rows.get(sandbox_id)
+            row = await self.repository.get(sandbox_id)
             if row.status != Status.RUNNING or row.engine_id is None:
                 return row
             try:
-                box = await self.engine.info(row.engine_id)
+                box = await self.engine.get_info(row.engine_id)
             except SandboxNotFoundError:
-                await self.lost(sandbox_id)
-                return await self.rows.get(sandbox_id)
+                await self.mark_lost(sandbox_id)
+                return await self.repository.get(sandbox_id)
             except EngineError:
                 return row  # unknown
             if box.state is not EngineState.PAUSED:
@@ -392,7 +396,7 @@ class Lifecycle:
 
     async def _mark_paused(self, row: Sandbox) -> Sandbox:
         """Mark the row as paused. Raises ConflictError if the row has changed since the engine was asked."""
-        return await self.rows.change(
+        return await self.repository.change(
             row.id,
             "sandbox.paused",
             when=[Status.RUNNING],
@@ -412,14 +416,16 @@ class Lifecycle:
         """
         if row.status == Status.DESTROYED:
             return
-        if row.doomed_at is None:
+        if row.destroy_requested_at is None:
             with contextlib.suppress(ConflictError):
-                row = await self.rows.change(row.id, None, when=[*LIVE, Status.ERROR], doomed_at=utc_now())
+                row = await self.repository.change(
+                    row.id, None, when=[*LIVE, Status.ERROR], destroy_requested_at=utc_now()
+                )
         task = self._provisioning.get(row.id)
         if task is not None:
             with contextlib.suppress(SandyardError):
                 await asyncio.shield(task)
-            row = await self.rows.get(row.id)
+            row = await self.repository.get(row.id)
         await self.carry_out_destroy(row, keep_work=keep_work)
 
     async def carry_out_destroy(self, row: Sandbox, *, keep_work: bool = True) -> None:
@@ -428,7 +434,7 @@ class Lifecycle:
                 await _run_hooks(self.before_destroy, row)
             await self.engine.kill(row.engine_id)
         with contextlib.suppress(ConflictError):
-            row = await self.rows.change(
+            row = await self.repository.change(
                 row.id,
                 "sandbox.destroyed",
                 when=[*LIVE, Status.ERROR],
@@ -438,25 +444,25 @@ class Lifecycle:
             )
             log.info("sandbox_destroyed", sandbox=row.id)
         self.activity.forget(row.id)
-        await _run_hooks(self.ended, row)
+        await _run_hooks(self.after_end, row)
 
-    async def lost(self, sandbox_id: str, reason: str | None = None) -> None:
+    async def mark_lost(self, sandbox_id: str, reason: str | None = None) -> None:
         """Record that the engine no longer has the sandbox. That is not a failure if it was to be deleted."""
         reason = reason or "The sandbox has ended: it no longer exists on the engine."
         with contextlib.suppress(NotFoundError):
-            if (await self.rows.get(sandbox_id)).doomed_at is None:
+            if (await self.repository.get(sandbox_id)).destroy_requested_at is None:
                 await self._fail(sandbox_id, reason, "sandbox_lost", LIVE)
 
     async def _fail(self, sandbox_id: str, reason: str, code: str, when: Iterable[Status]) -> None:
         try:
-            row = await self.rows.change(
+            row = await self.repository.change(
                 sandbox_id, "sandbox.error", when=when, status=Status.ERROR, error=reason, error_code=code
             )
         except (ConflictError, NotFoundError):
             return
         self.activity.forget(sandbox_id)
         log.warning("sandbox_failed", sandbox=sandbox_id, reason=reason)
-        await _run_hooks(self.ended, row)
+        await _run_hooks(self.after_end, row)
 
     def _lock(self, sandbox_id: str) -> asyncio.Lock:
         lock = self._locks.get(sandbox_id)

@@ -81,7 +81,7 @@ class NewCommand:
 
 def check_usable(row: Sandbox) -> None:
     """Raise an error if the sandbox can no longer be used."""
-    if row.status == Status.DESTROYED or row.doomed_at is not None:
+    if row.status == Status.DESTROYED or row.destroy_requested_at is not None:
         raise SandboxDestroyedError(f"Sandbox {row.id} was deleted.")
     if row.status == Status.ERROR:
         raise SandboxFailedError(f"Sandbox {row.id} failed: {row.error} Create a new sandbox for its session.")

@@ -18,10 +18,15 @@ from sandyard.platform.db.models import AgentSnapshot, Preparation, Project, San
 from sandyard.platform.domain.paging import Listing, PageRequest
 from sandyard.platform.domain.projects import service as projects
 from sandyard.platform.domain.projects.service import Projects
-from sandyard.platform.domain.sandboxes.e2b import Denied, FileEntry, SandboxNotFoundError, SandboxNotRunningError
+from sandyard.platform.domain.sandboxes.e2b import (
+    DeniedConnection,
+    FileEntry,
+    SandboxNotFoundError,
+    SandboxNotRunningError,
+)
 from sandyard.platform.domain.sandboxes.lifecycle import Lifecycle
 from sandyard.platform.domain.sandboxes.model import NewSandbox, Status, about, check_usable
-from sandyard.platform.domain.sandboxes.rows import sessions_visible_to
+from sandyard.platform.domain.sandboxes.repository import sessions_visible_to
 from sandyard.platform.domain.users.model import Principal
 from sandyard.platform.settings import PlatformSettings
 
@@ -82,7 +87,7 @@ class Sandboxes:
             project_id=project_id,
         )
         row = await self._lifecycle.create(principal.user_id, wanted)
-        row = await self._lifecycle.provisioned(row.id)
+        row = await self._lifecycle.wait_until_provisioned(row.id)
         check_usable(row)
         return row
 
@@ -98,12 +103,12 @@ class Sandboxes:
 
     async def get_status(self, principal: Principal, sandbox_id: str) -> Sandbox:
         """Return the sandbox from the database. Never resumes it."""
-        return await self._lifecycle.rows.get_for(principal, sandbox_id)
+        return await self._lifecycle.repository.get_for(principal, sandbox_id)
 
     async def list_sandboxes(
         self, principal: Principal, page: PageRequest, *, everybody: bool, status: Status | None, session_id: str | None
     ) -> Listing[Sandbox]:
-        return await self._lifecycle.rows.page(
+        return await self._lifecycle.repository.page(
             principal, page, everybody=everybody, status=status, session_id=session_id
         )
 
@@ -119,21 +124,21 @@ class Sandboxes:
             return {row[0]: SandboxNames(row[1], row[2]) for row in (await session.execute(query)).all()}
 
     async def pause(self, principal: Principal, sandbox_id: str) -> Sandbox:
-        return await self._lifecycle.pause(await self._lifecycle.rows.get_for(principal, sandbox_id))
+        return await self._lifecycle.pause(await self._lifecycle.repository.get_for(principal, sandbox_id))
 
     async def resume(self, principal: Principal, sandbox_id: str) -> Sandbox:
-        row = await self._lifecycle.rows.get_for(principal, sandbox_id)
-        await self._lifecycle.awake(row)
+        row = await self._lifecycle.repository.get_for(principal, sandbox_id)
+        await self._lifecycle.ensure_running(row)
         self._lifecycle.activity.touch(row.id)
-        return await self._lifecycle.rows.get(row.id)
+        return await self._lifecycle.repository.get(row.id)
 
     async def destroy_sandbox(self, principal: Principal, sandbox_id: str) -> None:
         """Delete the sandbox. Idempotent."""
-        await self._lifecycle.destroy(await self._lifecycle.rows.get_for(principal, sandbox_id))
+        await self._lifecycle.destroy(await self._lifecycle.repository.get_for(principal, sandbox_id))
 
     async def fork(self, principal: Principal, sandbox_id: str) -> Sandbox:
         """Copy the sandbox's files to a new sandbox of the caller's own."""
-        row = await self._lifecycle.rows.get_for(principal, sandbox_id)
+        row = await self._lifecycle.repository.get_for(principal, sandbox_id)
         wanted = NewSandbox(
             template=row.template,
             idle_seconds=row.idle_seconds,
@@ -145,23 +150,23 @@ class Sandboxes:
 
     async def usage(self, principal: Principal, sandbox_id: str) -> dict[str, Any] | None:
         """Return the current usage of a running sandbox, or the last sample of any other. Never resumes it."""
-        row = await self._lifecycle.rows.get_for(principal, sandbox_id)
+        row = await self._lifecycle.repository.get_for(principal, sandbox_id)
         if row.status != Status.RUNNING or row.engine_id is None:
             return row.usage
         try:
-            usage = await self._lifecycle.engine.usage(row.engine_id)
+            usage = await self._lifecycle.engine.get_usage(row.engine_id)
         except SandyardError:
             return row.usage
         return row.usage if usage is None else {**asdict(usage), "at": usage.at.isoformat()}
 
-    async def denied(self, principal: Principal, sandbox_id: str) -> Sequence[Denied] | None:
+    async def list_denied_connections(self, principal: Principal, sandbox_id: str) -> Sequence[DeniedConnection] | None:
         """Return connections that the network settings have denied. None if the engine does not report them. Never
         resumes it."""
-        row = await self._lifecycle.rows.get_for(principal, sandbox_id)
+        row = await self._lifecycle.repository.get_for(principal, sandbox_id)
         if row.engine_id is None:
             return []
         try:
-            return await self._lifecycle.engine.denied(row.engine_id)
+            return await self._lifecycle.engine.list_denied_connections(row.engine_id)
         except SandboxNotFoundError:  # it has ended, and its log is gone
             return []
 
@@ -171,7 +176,7 @@ class Sandboxes:
         self, principal: Principal, sandbox_id: str, path: str, chunks: AsyncIterator[bytes], announced: int | None
     ) -> int:
         """Upload a file and return its size. Keeps nothing of a file that is too large."""
-        row = await self._lifecycle.rows.get_for(principal, sandbox_id)
+        row = await self._lifecycle.repository.get_for(principal, sandbox_id)
         limit = self._settings.upload_limit
         if announced is not None and announced > limit:
             raise _too_large_error(limit)
@@ -181,9 +186,9 @@ class Sandboxes:
             if body.begun:
                 raise SandboxNotRunningError("The sandbox was paused and has been resumed. Send the file again.")
             try:
-                return await self._lifecycle.engine.write_file(engine_id, path, body.bounded())
+                return await self._lifecycle.engine.files.write(engine_id, path, body.bounded())
             except TooLargeError:
-                await self._lifecycle.engine.remove(engine_id, path)
+                await self._lifecycle.engine.files.remove(engine_id, path)
                 raise
 
         size = await self._lifecycle.call(row, write)
@@ -195,9 +200,9 @@ class Sandboxes:
         self, principal: Principal, sandbox_id: str, path: str
     ) -> tuple[int | None, AsyncIterator[bytes]]:
         """Return the file's size, if known, and its bytes."""
-        row = await self._lifecycle.rows.get_for(principal, sandbox_id)
+        row = await self._lifecycle.repository.get_for(principal, sandbox_id)
         size, chunks = await self._lifecycle.call(
-            row, lambda engine_id: self._lifecycle.engine.read_file(engine_id, path)
+            row, lambda engine_id: self._lifecycle.engine.files.read(engine_id, path)
         )
         return size, self._stream_in_use(row, chunks)
 
@@ -210,21 +215,21 @@ class Sandboxes:
         self, principal: Principal, sandbox_id: str, path: str, depth: int, page: PageRequest = FIRST_FILES
     ) -> Listing[FileEntry]:
         """List entries ordered by path. The cursor is the number of entries before the page."""
-        row = await self._lifecycle.rows.get_for(principal, sandbox_id)
+        row = await self._lifecycle.repository.get_for(principal, sandbox_id)
         first = int(page.cursor or 0)
         found = await self._lifecycle.call(
             row,
-            lambda engine_id: self._lifecycle.engine.list_files(engine_id, path, depth, first=first, limit=page.limit),
+            lambda engine_id: self._lifecycle.engine.files.list(engine_id, path, depth, first=first, limit=page.limit),
         )
         return Listing(found.entries, None if found.next is None else str(found.next))
 
     async def file_info(self, principal: Principal, sandbox_id: str, path: str) -> FileEntry:
-        row = await self._lifecycle.rows.get_for(principal, sandbox_id)
-        return await self._lifecycle.call(row, lambda engine_id: self._lifecycle.engine.stat(engine_id, path))
+        row = await self._lifecycle.repository.get_for(principal, sandbox_id)
+        return await self._lifecycle.call(row, lambda engine_id: self._lifecycle.engine.files.stat(engine_id, path))
 
     async def remove_file(self, principal: Principal, sandbox_id: str, path: str) -> None:
-        row = await self._lifecycle.rows.get_for(principal, sandbox_id)
-        await self._lifecycle.call(row, lambda engine_id: self._lifecycle.engine.remove(engine_id, path))
+        row = await self._lifecycle.repository.get_for(principal, sandbox_id)
+        await self._lifecycle.call(row, lambda engine_id: self._lifecycle.engine.files.remove(engine_id, path))
         async with self._database.transaction() as tx:
             tx.emit("file.removed", **about(row), path=path[:1000], by=principal.name)
 

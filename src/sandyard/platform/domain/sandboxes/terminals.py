@@ -33,7 +33,7 @@ class Viewer:
 
     pieces: asyncio.Queue[bytes | None] = field(default_factory=lambda: asyncio.Queue(BACKLOG))
 
-    def give(self, piece: bytes | None) -> None:
+    def send(self, piece: bytes | None) -> None:
         try:
             self.pieces.put_nowait(piece)
         except asyncio.QueueFull:
@@ -54,13 +54,13 @@ class Shell:
     over: bool = False
     reader: asyncio.Task[None] | None = None
 
-    def say(self, piece: bytes) -> None:
+    def add_output(self, piece: bytes) -> None:
         self.kept.append(piece)
         self.size += len(piece)
         while self.size > KEPT_BYTES and len(self.kept) > 1:
             self.size -= len(self.kept.popleft())
         for viewer in list(self.viewers):
-            viewer.give(piece)
+            viewer.send(piece)
 
 
 class Terminals:
@@ -69,13 +69,13 @@ class Terminals:
         self._lifecycle = lifecycle
         self._shells: dict[str, Shell] = {}
         self._opening = asyncio.Lock()
-        lifecycle.ended.append(self._mark_all_closed)
+        lifecycle.after_end.append(self._mark_all_closed)
 
     async def open(
         self, principal: Principal, sandbox_id: str, cols: int, rows: int, cwd: str | None = None
     ) -> Terminal:
         """Open a login shell. Without `cwd` it starts in the sandbox's checkout, if there is one."""
-        box = await self._lifecycle.rows.get_for(principal, sandbox_id)
+        box = await self._lifecycle.repository.get_for(principal, sandbox_id)
         if cwd is not None or (folder := await self._checkout(box.id)) is None:
             handle = await self._start(box, cols, rows, cwd)
         else:
@@ -102,7 +102,7 @@ class Terminals:
 
     async def list(self, principal: Principal, sandbox_id: str) -> list[Terminal]:
         """List the terminals that are open, as far as is known."""
-        box = await self._lifecycle.rows.get_for(principal, sandbox_id)
+        box = await self._lifecycle.repository.get_for(principal, sandbox_id)
         async with self._database.reading() as session:
             query = select(Terminal).where(Terminal.sandbox_id == box.id, Terminal.closed_at.is_(None))
             return list((await session.execute(query.order_by(Terminal.id))).scalars())
@@ -112,14 +112,14 @@ class Terminals:
         self, principal: Principal, sandbox_id: str, terminal_id: str
     ) -> AsyncIterator[tuple[Shell, Viewer]]:
         """View a shell: recent output first, then new output. Keeps the sandbox running meanwhile."""
-        box = await self._lifecycle.rows.get_for(principal, sandbox_id)
+        box = await self._lifecycle.repository.get_for(principal, sandbox_id)
         with self._lifecycle.activity.using(box.id):
             shell = await self._lifecycle.call(box, lambda engine_id: self._get_shell(box, engine_id, terminal_id))
             viewer = Viewer()
             if shell.kept:
-                viewer.give(b"".join(shell.kept))
+                viewer.send(b"".join(shell.kept))
             if shell.over:
-                viewer.give(None)
+                viewer.send(None)
             shell.viewers.add(viewer)
             try:
                 yield shell, viewer
@@ -135,7 +135,7 @@ class Terminals:
 
     async def close(self, principal: Principal, sandbox_id: str, terminal_id: str) -> None:
         """End the shell. Idempotent."""
-        box = await self._lifecycle.rows.get_for(principal, sandbox_id)
+        box = await self._lifecycle.repository.get_for(principal, sandbox_id)
         row = await self._get_row(box, terminal_id)
         if row.closed_at is None:
             await self._lifecycle.call(
@@ -169,7 +169,7 @@ class Terminals:
         return."""
         try:
             async for piece in shell.handle.output():
-                shell.say(piece)
+                shell.add_output(piece)
             shell.over = True
             await self._mark_closed(shell.row.id)
         except SandyardError as error:
@@ -177,7 +177,7 @@ class Terminals:
         finally:
             self._shells.pop(shell.row.id, None)
             for viewer in list(shell.viewers):
-                viewer.give(None)
+                viewer.send(None)
             await shell.handle.detach()
 
     async def _get_row(self, box: Sandbox, terminal_id: str) -> Terminal:

@@ -33,7 +33,7 @@ from sandyard.platform.domain.sandboxes.commands import Commands
 from sandyard.platform.domain.sandboxes.lifecycle import Lifecycle
 from sandyard.platform.domain.sandboxes.model import NewSandbox, Status, utc_now
 from sandyard.platform.domain.sandboxes.model import about as about_sandbox
-from sandyard.platform.domain.sandboxes.rows import sessions_visible_to
+from sandyard.platform.domain.sandboxes.repository import sessions_visible_to
 from sandyard.platform.domain.sandboxes.service import check_envs, check_template
 from sandyard.platform.domain.sessions.origins import checkout_in, first_checkout_of, moved, newer, preparation_of
 from sandyard.platform.domain.sessions.snapshots import Snapshots, about
@@ -65,7 +65,7 @@ class Sessions:
         """Called with an owner's id, an agent and a template. Returns what to create the agent's sandbox from."""
         self.before_delete: list[Callable[[str], Awaitable[None]]] = []
         """Called with the id of a session before it is deleted."""
-        lifecycle.ended.append(self._snapshots.distrust)
+        lifecycle.after_end.append(self._snapshots.distrust)
         if settings.checkpoint_on_pause:
             lifecycle.before_pause.append(self._snapshots.keep_before_pause)
 
@@ -235,7 +235,7 @@ class Sessions:
         if row.archived_at is None:
             row = await self._change(principal, session_id, "session.archived", archived_at=utc_now())
         if row.sandbox_id is not None:
-            sandbox = await self._lifecycle.rows.get(row.sandbox_id)
+            sandbox = await self._lifecycle.repository.get(row.sandbox_id)
             if sandbox.status in (Status.PROVISIONING, Status.RUNNING):
                 try:
                     await self._lifecycle.pause(sandbox)
@@ -264,7 +264,9 @@ class Sessions:
                 own = update(Sandbox).where(Sandbox.session_id == row.id)
                 await tx.session.execute(own.values(envs=None))
                 # a sandbox provisioned at this moment is orphaned: the next sync with the engine deletes it
-                await tx.session.execute(own.where(Sandbox.status != Status.DESTROYED).values(doomed_at=utc_now()))
+                await tx.session.execute(
+                    own.where(Sandbox.status != Status.DESTROYED).values(destroy_requested_at=utc_now())
+                )
                 await tx.session.delete(known)
                 tx.emit("session.deleted", **about(row))
 

@@ -47,7 +47,7 @@ class Snapshots:
             await self._keep_one(session_id, engine_id)
 
     async def _keep_one(self, session_id: str, engine_id: str) -> None:
-        snapshot = await self._lifecycle.engine.snapshot(engine_id)
+        snapshot = await self._lifecycle.engine.create_snapshot(engine_id)
         old: str | None = None
         async with self._database.transaction() as tx:
             row = await tx.session.get(Session, session_id, with_for_update=True)
@@ -69,7 +69,7 @@ class Snapshots:
             query = select(Sandbox.engine_id).where(Sandbox.session_id == session_id, Sandbox.engine_id.is_not(None))
             engine_ids = list((await session.execute(query)).scalars())
         for engine_id in engine_ids:
-            for snapshot in await self._lifecycle.engine.snapshots(engine_id or ""):
+            for snapshot in await self._lifecycle.engine.list_snapshots(engine_id or ""):
                 if snapshot != keep:
                     log.info("checkpoint_swept", session=session_id, snapshot=snapshot)
                     await self._lifecycle.engine.delete_snapshot(snapshot)

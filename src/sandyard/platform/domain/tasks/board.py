@@ -24,7 +24,7 @@ from sandyard.platform.db.models import Attempt, Project, Task
 from sandyard.platform.domain.agents.turns import allowed_words
 from sandyard.platform.domain.paging import Listing, PageRequest, read_rows
 from sandyard.platform.domain.projects.service import Projects, visible_to
-from sandyard.platform.domain.sandboxes.rows import sessions_visible_to
+from sandyard.platform.domain.sandboxes.repository import sessions_visible_to
 from sandyard.platform.domain.tasks import moving
 from sandyard.platform.domain.tasks.cards import Cards
 from sandyard.platform.domain.tasks.columns import BoardFilter, BoardPage, has_words, read_board

@@ -50,7 +50,7 @@ class Leaving:
                 if archive and session.archived_at is None:
                     session.archived_at = session.updated_at = utc_now()
                     tx.emit("session.archived", **about(session), title=session.title)
-            row = await self._lifecycle.rows.get(session.sandbox_id)
+            row = await self._lifecycle.repository.get(session.sandbox_id)
             if row.status not in LIVE:
                 return
             if project is not None and ProjectSettings.of(project).tasks.finished == "pause":
@@ -71,7 +71,7 @@ class Leaving:
         over = (AttemptStatus.CANCELLED, AttemptStatus.MERGED, AttemptStatus.ARCHIVED)
         query = select(Attempt, Sandbox).join(Session, Session.id == Attempt.session_id)
         query = query.join(Sandbox, Sandbox.id == Session.sandbox_id).where(
-            Attempt.status.in_(over), Sandbox.status.in_(LIVE), Sandbox.doomed_at.is_(None)
+            Attempt.status.in_(over), Sandbox.status.in_(LIVE), Sandbox.destroy_requested_at.is_(None)
         )
         async with self._database.reading() as session:
             found = (await session.execute(query)).all()

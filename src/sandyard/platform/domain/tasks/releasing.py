@@ -12,6 +12,7 @@ from sandyard.kit.logging import get_logger
 from sandyard.kit.tasks import TaskSet
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import Attempt, Event, Project, ProjectMember, Task, TaskNeed, User
+from sandyard.platform.db.retry import retry_while_database_unavailable
 from sandyard.platform.domain.tasks.errors import ColumnFullError
 from sandyard.platform.domain.tasks.model import OPEN_ATTEMPTS, Column
 from sandyard.platform.domain.tasks.moving import STOPS, Attempts, Moves, held
@@ -56,7 +57,7 @@ class Releases:
         if project_id not in self._due:
             self._due.add(project_id)
             # there is no second notification that something can start
-            release = self._database.retry_while_away(lambda: self.release(project_id), "release", project=project_id)
+            release = retry_while_database_unavailable(lambda: self.release(project_id), "release", project=project_id)
             self._tasks.spawn(release)
 
     async def release(self, project_id: str) -> None:

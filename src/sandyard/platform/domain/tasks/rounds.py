@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any
 
 from sqlalchemy import and_, bindparam, select
 
 from sandyard.kit.errors import ForbiddenError, NotFoundError, SandyardError
 from sandyard.kit.logging import get_logger
-from sandyard.platform.db.database import AWAY, Database, Transaction
+from sandyard.platform.db.database import Database, Transaction
 from sandyard.platform.db.models import Attempt, Project, Session, Step, Task, User
+from sandyard.platform.db.retry import TEMPORARY_ERRORS, retry_while_database_unavailable
 from sandyard.platform.domain.projects.model import ProjectSettings
 from sandyard.platform.domain.sandboxes.commands import StoppingError
 from sandyard.platform.domain.sandboxes.model import utc_now
@@ -52,7 +54,7 @@ class Rounds:
         count = 0
 
         async def step(name: str, verb: Verb, *arguments: Any) -> Result:
-            return await steps(name, self._while_away, verb, *arguments)
+            return await steps(name, retry_while_database_unavailable, partial(verb, *arguments), "step")
 
         async def do(name: StepName, verb: Verb, **arguments: Any) -> Result:
             nonlocal count
@@ -110,9 +112,6 @@ class Rounds:
 
     # common to all steps -----------------------------------------------------------------------------------------------------
 
-    async def _while_away(self, verb: Verb, *arguments: Any) -> Result:
-        return await self._database.retry_while_away(lambda: verb(*arguments), "step")
-
     async def _recorded(  # noqa: PLR0917 - called by name through the workflow
         self, attempt_id: str, number: int, count: int, name: StepName, verb: Verb, arguments: Mapping[str, Any]
     ) -> Result:
@@ -128,7 +127,7 @@ class Rounds:
             raise asyncio.CancelledError from None  # the next process runs it again
         except CancelledStep:
             result = _CANCELLED
-        except AWAY:
+        except TEMPORARY_ERRORS:
             raise  # its result could not be recorded either: it is started again
         except SandyardError as error:
             log.info("step_failed", attempt=attempt_id, step=name, code=error.code, reason=error.message)

@@ -173,12 +173,12 @@ class Steps:
         begun, pause, unfit = time.monotonic(), 2.0, 0
         while True:
             try:
-                sandbox = await self._lifecycle.provisioned(sandbox.id)
+                sandbox = await self._lifecycle.wait_until_provisioned(sandbox.id)
             except SandyardError as error:  # its row holds the error too
                 log.info("provisioning_failed", attempt=attempt.id, reason=error.message)
-                sandbox = await self._lifecycle.rows.get(sandbox.id)
+                sandbox = await self._lifecycle.repository.get(sandbox.id)
             usable = sandbox.status not in (Status.ERROR, Status.DESTROYED)
-            if usable and sandbox.doomed_at is None:
+            if usable and sandbox.destroy_requested_at is None:
                 return {"shown": {"sessionId": row.id, "sandboxId": sandbox.id}}
             failed = sandbox.status == Status.ERROR
             unfit += failed and sandbox.error_code in NO_TEMPLATE
@@ -433,8 +433,8 @@ class Steps:
                 await self._unless_cancelled(work.attempt.id, self._git.operations.wait(operation.id))
 
     async def _awake(self, sandbox_id: str) -> None:
-        row = await self._lifecycle.rows.get(sandbox_id)
-        await self._patiently(lambda: self._lifecycle.awake(row))
+        row = await self._lifecycle.repository.get(sandbox_id)
+        await self._patiently(lambda: self._lifecycle.ensure_running(row))
 
     async def push(self, work: Work, place: Place, before: Result) -> Result:
         sandbox = await self._sessions.sandbox(work.caller, work.attempt.session_id)

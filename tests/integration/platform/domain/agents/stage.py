@@ -21,9 +21,9 @@ from sandyard.platform.domain.agents.model import Install, Launch, LaunchWish, M
 from sandyard.platform.domain.agents.turns import Turns
 from sandyard.platform.domain.models.faults import Fault
 from sandyard.platform.domain.paging import PageRequest
+from sandyard.platform.domain.sandboxes.command_output import STDOUT
 from sandyard.platform.domain.sandboxes.e2b import SandboxNotRunningError
 from sandyard.platform.domain.sandboxes.model import Status
-from sandyard.platform.domain.sandboxes.output import STDOUT
 from tests.integration.platform.domain.sandboxes.yard import DEADLINE, Yard
 
 AGENT = "/home/user/.acting/agent.py"

@@ -141,7 +141,7 @@ async def test_a_person_answers_and_a_sleeping_sandbox_is_woken_for_it(stage: St
     turn = await stage.prompt(row, "ask read a file", "ask execute make", "form")
     ask = await asked(stage, row)
     assert (ask.title, ask.kind, await status(stage, turn)) == ("make", "permission", "waiting")
-    sandbox = await stage.yard.services.lifecycle.rows.get(row.sandbox_id or "")
+    sandbox = await stage.yard.services.lifecycle.repository.get(row.sandbox_id or "")
     assert stage.yard.services.lifecycle.activity.idle_for(sandbox.id) >= 0
     await stage.yard.services.lifecycle.pause(sandbox)
     await stage.cut_off()
@@ -268,7 +268,7 @@ async def test_its_model_comes_back_when_its_sandbox_wakes_under_another_platfor
     row = await asking(stage, {"permissions": {"mode": "ask"}})
     turn = await stage.prompt(row, "ask execute make")
     ask = await asked(stage, row)
-    sandbox = await stage.yard.services.lifecycle.rows.get(row.sandbox_id or "")
+    sandbox = await stage.yard.services.lifecycle.repository.get(row.sandbox_id or "")
     await stage.yard.services.lifecycle.pause(sandbox)
     await stage.cut_off()
     stage.models.attached = 0

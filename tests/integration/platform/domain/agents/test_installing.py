@@ -28,7 +28,7 @@ class Box:
     said: list[str]
 
     async def run(self, line: str) -> str:
-        ran = await self.engine.run(self.id, ["bash", "-c", line])
+        ran = await self.engine.programs.run(self.id, ["bash", "-c", line])
         assert ran.exit_code == 0, ran.stderr
         return ran.stdout.decode()
 
@@ -40,7 +40,7 @@ class Box:
 @pytest.fixture
 async def box(yard: Yard) -> AsyncIterator[Box]:
     row = await yard.sandbox()
-    yield Box(yard.services.engine, await yard.services.lifecycle.awake(row), [])
+    yield Box(yard.services.engine, await yard.services.lifecycle.ensure_running(row), [])
 
 
 def profile(script: str, check: str = "test -e ~/there", timeout_s: float = 60) -> BuiltIn:

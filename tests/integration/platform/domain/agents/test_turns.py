@@ -18,7 +18,7 @@ from sandyard.platform.domain.agents.runs import Life
 from sandyard.platform.domain.models.faults import Cause, Fault
 from sandyard.platform.domain.models.model import OverBudgetError
 from sandyard.platform.domain.paging import PageRequest
-from sandyard.platform.domain.sandboxes.output import STDOUT
+from sandyard.platform.domain.sandboxes.command_output import STDOUT
 from tests.integration.platform.domain.agents.stage import AGENT, ActingProfile, Stage
 from tests.integration.platform.domain.sandboxes.yard import DEADLINE, until
 
@@ -135,7 +135,7 @@ async def test_what_a_turn_leaves_behind_is_ended_unless_it_serves(stage: Stage)
     turn = await stage.play(row, "leave")
     assert turn.status == "completed", turn.error
     (run,) = await stage.runs(row)
-    sandbox = await stage.yard.services.lifecycle.rows.get(run.sandbox_id)
+    sandbox = await stage.yard.services.lifecycle.repository.get(run.sandbox_id)
 
     marked = f"grep -laz SANDYARD_RUN={run.id} /proc/[0-9]*/environ 2>/dev/null | cut -d/ -f3"
 
@@ -175,7 +175,7 @@ async def test_one_that_ends_while_somebody_looks_is_not_followed_again(
     monkeypatch.setattr(Conductor, "_view", late)
     await stage.play(row, "say 1")
     (run,) = await stage.runs(row)
-    sandbox = await stage.yard.services.lifecycle.rows.get(run.sandbox_id)
+    sandbox = await stage.yard.services.lifecycle.repository.get(run.sandbox_id)
     assert sandbox.engine_id
     ending.set()
     stage.turns.nudge(row.id)
@@ -308,10 +308,10 @@ async def test_it_goes_on_after_a_pause_and_while_the_engine_is_away(stage: Stag
     row = await stage.session()
     turn = await stage.prompt(row, "slow 60 0.03")
     await until(lambda: stage.parts(turn), "it says something")
-    sandbox = await stage.yard.services.lifecycle.rows.get(row.sandbox_id or "")
+    sandbox = await stage.yard.services.lifecycle.repository.get(row.sandbox_id or "")
     await stage.yard.services.lifecycle.pause(sandbox)
     await asyncio.sleep(0.3)
-    await stage.yard.services.lifecycle.wake(await stage.yard.row(sandbox))
+    await stage.yard.services.lifecycle.resume(await stage.yard.row(sandbox))
     await asyncio.sleep(0.3)
     await stage.yard.door.shut()
     await asyncio.sleep(0.5)
@@ -372,11 +372,11 @@ async def test_one_that_slept_when_it_was_ended_does_not_go_on_beside_the_next(s
     row, lifecycle = await stage.session(), stage.yard.services.lifecycle
     turn = await stage.prompt(row, "say 1", "hold")
     await until(lambda: stage.parts(turn), "it says something")
-    sandbox = await lifecycle.rows.get(row.sandbox_id or "")
+    sandbox = await lifecycle.repository.get(row.sandbox_id or "")
     await lifecycle.pause(sandbox)
     await stage.turns.end_agent(row.id)
     assert (await stage.done(turn)).status == "failed"
-    assert (await lifecycle.rows.get(sandbox.id)).status == "paused"
+    assert (await lifecycle.repository.get(sandbox.id)).status == "paused"
     assert (await stage.play(row, "say 2")).status == "completed"
     first, second = await stage.runs(row)
     assert sandbox.engine_id is not None

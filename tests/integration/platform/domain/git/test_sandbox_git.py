@@ -25,7 +25,12 @@ from sandyard.platform.domain.repositories.errors import ConflictsError, GitFail
 from sandyard.platform.domain.repositories.history import read_history
 from sandyard.platform.domain.repositories.model import Bundle, Change, StatusEntry
 from sandyard.platform.domain.repositories.status import read_stored_status
-from sandyard.platform.domain.sandboxes.e2b import NotEnoughSpaceError, Ran, SandboxEngine, SandboxNotRunningError
+from sandyard.platform.domain.sandboxes.e2b import (
+    NotEnoughSpaceError,
+    ProgramResult,
+    SandboxEngine,
+    SandboxNotRunningError,
+)
 from tests.integration.platform.domain.repositories.plain import ANN, BOB, Repository
 from tests.integration.platform.domain.sandboxes.e2b.conftest import (  # noqa: F401 - fixtures
     NewSandbox,
@@ -57,7 +62,7 @@ class Inside(SandboxGit):
         self.engine, self.id = engine, engine_id
 
     async def sh(self, script: str, *arguments: str) -> str:
-        ran = await self.engine.run(self.id, ["bash", "-ec", script, "sh", *arguments], cwd=FOLDER)
+        ran = await self.engine.programs.run(self.id, ["bash", "-ec", script, "sh", *arguments], cwd=FOLDER)
         assert ran.exit_code == 0, ran.stderr
         return os.fsdecode(ran.stdout)
 
@@ -177,7 +182,7 @@ async def test_a_whole_checkout_is_left_alone_and_half_of_one_is_not(
 
 
 async def test_what_is_in_the_folder_is_not_overwritten(empty: Inside, bundle: Bundle, upstream: Repository) -> None:
-    await empty.engine.write_file(empty.id, f"{FOLDER}/precious", pieces(b"x"))
+    await empty.engine.files.write(empty.id, f"{FOLDER}/precious", pieces(b"x"))
     with pytest.raises(GitFailedError, match="is not empty"):
         await begin(empty, bundle, upstream)
     await empty.sh("git init -q")
@@ -234,7 +239,7 @@ async def test_there_is_no_checkout_no_git_no_sandbox(empty: Inside, bundle: Bun
     for verb in (empty.status, empty.head, empty.save_work_tree, empty.abort):
         with pytest.raises(NoCheckoutError):
             await verb()
-    await empty.engine.make_dir(empty.id, FOLDER)
+    await empty.engine.files.make_dir(empty.id, FOLDER)
     await empty.sh("git init -q ..")
     for verb in (empty.status, empty.head):
         with pytest.raises(NoCheckoutError):
@@ -328,13 +333,13 @@ async def test_no_more_than_the_limit_comes_out(guest: Inside, upstream: Reposit
 async def test_whoever_stops_waiting_leaves_nothing(guest: Inside, upstream: Repository, tmp_path: Path) -> None:
     await guest.sh("head -c 20000000 /dev/urandom >large")
     await guest.commit(draft())
-    read = guest.engine.read_file
+    read = guest.engine.files.read
 
     async def slow(engine_id: str, path: str) -> tuple[int | None, AsyncIterator[bytes]]:
         task.cancel()
         return await read(engine_id, path)
 
-    guest.engine.read_file = slow  # type: ignore[method-assign]
+    guest.engine.files.read = slow  # type: ignore[method-assign]
     task = asyncio.create_task(guest.send(tmp_path / "out", have=[upstream.head]))
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -800,8 +805,8 @@ class Hostile(ProgramRunner):
     def __init__(self, told: bytes) -> None:
         self.told = told
 
-    async def run(self, *_: object, **__: object) -> Ran:  # type: ignore[override]
-        return Ran(0, self.told, "")
+    async def run(self, *_: object, **__: object) -> ProgramResult:  # type: ignore[override]
+        return ProgramResult(0, self.told, "")
 
 
 def hostile(told: bytes) -> SandboxGit:
@@ -828,7 +833,7 @@ async def test_no_more_names_than_are_told() -> None:
 def test_words_of_git_can_be_stored() -> None:
     assert extract_message("fatal: a\0b\ud800c\n\nhint: no\nend é\x1b\n") == "fatal: a\ufffdb\ufffdc\nend é\ufffd"
     assert len(extract_message("\0" * (1 << 20))) == 2000
-    assert "\0" not in str(translate_failure(Ran(1, b"", "\0\udfff")))
+    assert "\0" not in str(translate_failure(ProgramResult(1, b"", "\0\udfff")))
 
 
 async def test_words_of_a_hook_can_be_stored(guest: Inside) -> None:

@@ -91,9 +91,9 @@ class Plot:
 
     async def run(self, sandbox: Sandbox, command: str) -> str:
         services = self.yard.services
-        row = await services.lifecycle.rows.get(sandbox.id)
+        row = await services.lifecycle.repository.get(sandbox.id)
         async with services.lifecycle.using(row) as engine_id:
-            ran = await services.engine.run(engine_id, ["bash", "-c", command], cwd="/home/user/workspace")
+            ran = await services.engine.programs.run(engine_id, ["bash", "-c", command], cwd="/home/user/workspace")
         assert ran.exit_code == 0, ran.stderr
         return ran.stdout.decode()
 

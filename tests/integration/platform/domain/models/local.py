@@ -10,10 +10,10 @@ import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from sandyard.platform.domain.models import tunnel
 from sandyard.platform.domain.models.tunnel import Room, Serve, Tunnel
+from sandyard.platform.domain.sandboxes.e2b import guest
 
-PROGRAM = Path(tunnel.__file__).with_name("guest_tunnel.py")
+PROGRAM = Path(guest.__file__).with_name("tunnel.py")
 
 
 class LocalLines:

@@ -325,7 +325,7 @@ async def test_it_goes_on_after_a_break_and_a_sleep(yard: Yard, upstream: Upstre
 async def test_it_goes_on_after_a_moment_without_the_database(
     yard: Yard, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scene, rows, away = await played(yard, upstream), yard.services.lifecycle.rows, asyncio.Event()
+    scene, rows, away = await played(yard, upstream), yard.services.lifecycle.repository, asyncio.Event()
     real = rows.get
 
     async def get(sandbox_id: str) -> Sandbox:

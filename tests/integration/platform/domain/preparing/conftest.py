@@ -100,7 +100,7 @@ class Garden:
         """In the checkout; what it wrote."""
         services = self.yard.services
         async with services.lifecycle.using(await self.yard.row(sandbox)) as engine_id:
-            ran = await services.engine.run(engine_id, ["bash", "-c", command], cwd="/home/user/workspace")
+            ran = await services.engine.programs.run(engine_id, ["bash", "-c", command], cwd="/home/user/workspace")
         assert ran.exit_code == 0, ran.stderr
         return ran.stdout.decode()
 

@@ -131,7 +131,7 @@ async def test_a_sandbox_in_the_place_of_a_lost_one_is_prepared_too(garden: Gard
     await services.preparing.delete(garden.owner, made.id)
     bare, sandbox = await services.sessions.create(garden.owner, project_id=garden.project.id, preparation=made)
     with pytest.raises(Exception, match=r"."):
-        await services.lifecycle.provisioned(sandbox.id)
+        await services.lifecycle.wait_until_provisioned(sandbox.id)
     bare, third = await services.sessions.provision(garden.owner, bare.id)
     await garden.checked_out(third)
     assert third.template == "base"
@@ -200,14 +200,14 @@ async def test_nobody_enters_the_sandbox_in_which_an_agent_is_installed(garden: 
     assert row is not None and row.owner_id == member.user_id
     await until(heard, "who waits sees what it says")
     for everybody in (True, False):
-        page = await services.lifecycle.rows.page(member, PageRequest(), everybody=everybody)
+        page = await services.lifecycle.repository.page(member, PageRequest(), everybody=everybody)
         assert row.id not in [one.id for one in page.items]
     with pytest.raises(NotFoundError):
-        await services.lifecycle.rows.get_for(member, row.id)
+        await services.lifecycle.repository.get_for(member, row.id)
     with pytest.raises(NotFoundError):
         await services.commands.execute(member, row.id, NewCommand("touch /tmp/go", 10))
     async with services.lifecycle.using(row) as engine_id:
-        await services.engine.run(engine_id, ["touch", "/tmp/go"])
+        await services.engine.programs.run(engine_id, ["touch", "/tmp/go"])
     assert await making != "base"
 
 
@@ -226,7 +226,7 @@ async def test_nobody_enters_the_sandbox_in_which_a_project_is_prepared(garden: 
     assert row is not None and row.sandbox_id is not None
     command_id = row.detail["commands"][0]["commandId"]
     for forbidden in (
-        services.lifecycle.rows.get_for(member, row.sandbox_id),
+        services.lifecycle.repository.get_for(member, row.sandbox_id),
         services.commands.execute(member, row.sandbox_id, NewCommand("touch /tmp/go", 10)),
         services.commands.kill(member, command_id),
     ):
@@ -234,8 +234,8 @@ async def test_nobody_enters_the_sandbox_in_which_a_project_is_prepared(garden: 
             await forbidden
     command, _ = await services.commands.get_for(member, command_id)
     assert "/tmp/go" in command.command, "its output can be read"
-    async with services.lifecycle.using(await services.lifecycle.rows.get(row.sandbox_id)) as engine_id:
-        await services.engine.run(engine_id, ["touch", "/tmp/go"])
+    async with services.lifecycle.using(await services.lifecycle.repository.get(row.sandbox_id)) as engine_id:
+        await services.engine.programs.run(engine_id, ["touch", "/tmp/go"])
     assert (await making).status == "ready"
 
 
@@ -329,14 +329,14 @@ async def test_unused_and_lost_snapshots(garden: Garden) -> None:
     await services.preparing.tidy(timedelta(seconds=-1))
     with pytest.raises(NotFoundError):
         await services.preparing.get(garden.owner, made.id)
-    assert not await services.engine.snapshots(engine_id)
+    assert not await services.engine.list_snapshots(engine_id)
 
     last = await garden.prepare()
     await builder_is_gone(garden, last)
     await services.projects.delete(garden.owner, garden.project.id)
-    assert await services.engine.snapshots(last.detail["engineId"])
+    assert await services.engine.list_snapshots(last.detail["engineId"])
     await services.preparing.tidy(timedelta(days=1))
-    assert not await services.engine.snapshots(last.detail["engineId"])
+    assert not await services.engine.list_snapshots(last.detail["engineId"])
 
 
 async def test_a_platform_that_ends_in_the_middle(
@@ -363,7 +363,7 @@ async def test_a_platform_that_ends_in_the_middle(
 
         async def cleared() -> Sandbox | None:
             found = await next_.get(garden.owner, row.id)
-            box = await second.services.lifecycle.rows.get(row.sandbox_id or "")
+            box = await second.services.lifecycle.repository.get(row.sandbox_id or "")
             done = found.sandbox_id is None and box.status == "destroyed"
             assert found.error_code == "interrupted"
             return box if done else None
@@ -394,14 +394,14 @@ async def test_a_snapshot_that_nobody_wrote_down_goes(garden: Garden, monkeypatc
     await until(is_taken, "the snapshot is taken")
     (flight,) = preparing._flights.values()
     engine_id = (await garden.yard.row(flight.sandbox)).engine_id or ""
-    assert list(await services.engine.snapshots(engine_id)) == taken
+    assert list(await services.engine.list_snapshots(engine_id)) == taken
     flight.task.cancel()
     with pytest.raises(StoppingError):
         await waiting
     await preparing.recover()
 
     async def gone() -> bool:
-        return not await services.engine.snapshots(engine_id) and not await garden.yard.there()
+        return not await services.engine.list_snapshots(engine_id) and not await garden.yard.there()
 
     await until(gone, "all of it goes")
     monkeypatch.undo()

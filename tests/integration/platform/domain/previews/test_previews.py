@@ -43,14 +43,14 @@ async def test_ports_are_looked_for_without_using_the_sandbox(yard: Yard, monkey
     assert one.url == f"http://3000-{row.id.removeprefix('sbx_')}.localhost:8700/"
 
     looks = 0
-    look = lifecycle.engine.ports.listeners
+    look = lifecycle.engine.ports.list_listeners
 
     async def counted(engine_id: str) -> object:
         nonlocal looks
         looks += 1
         return await look(engine_id)
 
-    monkeypatch.setattr(lifecycle.engine.ports, "listeners", counted)
+    monkeypatch.setattr(lifecycle.engine.ports, "list_listeners", counted)
     yard.clock.advance(FRESH_S)
     found = await asyncio.gather(*(previews.ports(yard.owner, row.id) for _ in range(10)))
     assert looks == 1
@@ -66,7 +66,7 @@ async def test_ports_are_looked_for_without_using_the_sandbox(yard: Yard, monkey
     await lifecycle.engine.pause(row.engine_id or "")  # behind our back
     yard.clock.advance(FRESH_S)
     assert (await previews.ports(yard.owner, row.id)).sleeping
-    await lifecycle.seen_paused(row.id)
+    await lifecycle.record_pause(row.id)
     assert (await previews.ports(yard.owner, row.id)).sleeping
     assert await yard.state(row) == "paused"
     await yard.services.sandboxes.destroy_sandbox(yard.owner, row.id)

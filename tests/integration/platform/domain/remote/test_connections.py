@@ -84,12 +84,12 @@ async def test_only_bytes_that_move_keep_it_awake(yard: Yard) -> None:
         await banner(connection)
         yard.clock.advance(100)
         await connection.send(b"SSH-2.0-Test\r\n")
-        await yard.services.upkeep.pause_idle()
+        await yard.services.maintenance.pause_idle()
         assert (await yard.row(row)).status == "running"
         while len(await connection.receive() or b"") < 100:  # what sshd answers
             pass
         yard.clock.advance(100)
-        await yard.services.upkeep.pause_idle()
+        await yard.services.maintenance.pause_idle()
         assert (await yard.row(row)).status == "paused"
         await connection.check(yard.owner)
         with pytest.raises(AsleepError):
@@ -124,7 +124,7 @@ exec python3 -m http.server "${2##*:}" --bind "${2%%:*}"
 async def test_code_server_is_started_once(yard: Yard) -> None:
     remotes, lifecycle = yard.services.remotes, yard.services.lifecycle
     session, row = await yard.services.sessions.create(yard.owner, title="work")
-    row = await lifecycle.provisioned(row.id)
+    row = await lifecycle.wait_until_provisioned(row.id)
     with pytest.raises(NoEditorError):
         await remotes.open_editor(yard.owner, row.id)
     found = await remotes.of_session(yard.owner, session.id)
@@ -153,7 +153,7 @@ async def test_code_server_is_started_once(yard: Yard) -> None:
 
 async def test_a_session_is_found_without_waking_it(yard: Yard) -> None:
     session, row = await yard.services.sessions.create(yard.owner, title="work")
-    await yard.services.lifecycle.provisioned(row.id)
+    await yard.services.lifecycle.wait_until_provisioned(row.id)
     project = await yard.project(yard.owner)
     now = utc_now()
     where = {"branch": "b", "base_branch": "main", "base_commit": "1" * 40, "head": "1" * 40}

@@ -13,12 +13,11 @@ from sandyard.kit.errors import InvalidInputError, NotFoundError
 from sandyard.platform.db.database import Database, DatabaseUnavailableError
 from sandyard.platform.db.models import Command, Sandbox
 from sandyard.platform.domain.paging import PageRequest
-from sandyard.platform.domain.sandboxes import running as module
+from sandyard.platform.domain.sandboxes import command_runner as module
+from sandyard.platform.domain.sandboxes.command_output import INLINE_BYTES, STDERR, STDOUT
+from sandyard.platform.domain.sandboxes.command_policy import CommandPolicy
 from sandyard.platform.domain.sandboxes.commands import MAX_COMMAND
 from sandyard.platform.domain.sandboxes.model import CommandRefusedError, NewCommand, NewSandbox
-from sandyard.platform.domain.sandboxes.output import STDERR, STDOUT
-from sandyard.platform.domain.sandboxes.policy import CommandPolicy
-from sandyard.platform.domain.sandboxes.recorder import INLINE_BYTES
 from tests.integration.platform.domain.sandboxes.yard import DEADLINE, Yard, cleared, opened, until
 from tests.protocol.engine import Engine
 
@@ -144,17 +143,17 @@ async def test_kill_ends_it_and_all_its_children(yard: Yard) -> None:
 async def test_kill_before_it_has_started_keeps_it_from_starting(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
     row = await yard.sandbox()
     await yard.run(row, "true")  # the relay is there
-    go_on, real = asyncio.Event(), yard.services.lifecycle.awake
+    go_on, real = asyncio.Event(), yard.services.lifecycle.ensure_running
 
     async def late(box: Sandbox) -> str:
         engine_id = await real(box)
         task = asyncio.current_task()
         # the command's own, not the kill's
-        if task is not None and getattr(task.get_coro(), "__name__", "") == "_persist":
+        if task is not None and getattr(task.get_coro(), "__name__", "") == "_run_through_outages":
             await go_on.wait()
         return engine_id
 
-    monkeypatch.setattr(yard.services.lifecycle, "awake", late)
+    monkeypatch.setattr(yard.services.lifecycle, "ensure_running", late)
     command = await yard.start(row, "touch /tmp/started; sleep 1000")
     killing = asyncio.ensure_future(yard.services.commands.kill(yard.owner, command.id))
     await until(lambda: knows(yard, row, command), "the kill has come first")
@@ -167,7 +166,7 @@ async def test_kill_before_it_has_started_keeps_it_from_starting(yard: Yard, mon
 
 async def knows(yard: Yard, row: Sandbox, command: Command) -> bool:
     assert row.engine_id
-    entries = (await yard.services.engine.list_files(row.engine_id, "/tmp/.sandyard/commands", 1)).entries
+    entries = (await yard.services.engine.files.list(row.engine_id, "/tmp/.sandyard/commands", 1)).entries
     return command.id in {entry.name for entry in entries}
 
 
@@ -258,7 +257,7 @@ async def test_a_sandbox_that_dies_takes_its_commands_along(yard: Yard) -> None:
 async def test_nobody_waits_for_one_that_has_ended_to_wake(yard: Yard) -> None:
     """It may have done so between somebody's look and their waiting."""
     row = await yard.sandbox()
-    await yard.services.lifecycle.lost(row.id)
+    await yard.services.lifecycle.mark_lost(row.id)
     async with asyncio.timeout(10):  # else it is looked at again after 30 s
         await yard.services.commands._runner._until_awake(row.id)
 
@@ -344,7 +343,7 @@ async def test_a_database_that_is_away_for_a_moment_loses_no_command(
         raise DatabaseUnavailableError
 
     assert row.engine_id
-    await yard.services.engine.run(row.engine_id, ["touch", "/tmp/go"])
+    await yard.services.engine.programs.run(row.engine_id, ["touch", "/tmp/go"])
     with monkeypatch.context() as gone:
         gone.setattr(Database, "engine", property(lambda _: away()))
         gone.setattr(database, "reading", away)
@@ -358,13 +357,13 @@ async def test_a_database_that_is_away_for_a_moment_loses_no_command(
 
 
 async def test_one_whose_watch_finds_no_database_is_not_lost(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
-    row, rows = await yard.sandbox(), yard.services.lifecycle.rows
+    row, rows = await yard.sandbox(), yard.services.lifecycle.repository
     real, asked = rows.get, 0
 
     async def away(sandbox_id: str) -> Sandbox:
         nonlocal asked
         task = asyncio.current_task()
-        if task is not None and getattr(task.get_coro(), "__name__", "") == "_overdue":
+        if task is not None and getattr(task.get_coro(), "__name__", "") == "_wait_until_overdue":
             asked += 1
             if asked == 1:
                 raise DatabaseUnavailableError
@@ -412,7 +411,7 @@ async def test_journals_are_forgotten(yard: Yard, monkeypatch: pytest.MonkeyPatc
 
     async def forgotten() -> bool:
         assert row.engine_id
-        entries = (await yard.services.engine.list_files(row.engine_id, "/tmp/.sandyard/commands", 1)).entries
+        entries = (await yard.services.engine.files.list(row.engine_id, "/tmp/.sandyard/commands", 1)).entries
         return not ids & {entry.name for entry in entries}
 
     await until(forgotten, "forgotten")

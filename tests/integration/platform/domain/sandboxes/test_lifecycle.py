@@ -73,7 +73,7 @@ async def test_a_sandbox_is_provisioned_with_its_variables(yard: Yard) -> None:
 async def test_what_the_engine_refuses_is_an_error_with_its_code(yard: Yard) -> None:
     with pytest.raises(EngineInvalidError):
         await yard.sandbox(template="no-such-template")
-    (row,) = await yard.services.lifecycle.rows.with_status(Status.ERROR)
+    (row,) = await yard.services.lifecycle.repository.list_with_status(Status.ERROR)
     assert row.error_code == "engine_invalid" and row.error and row.engine_id is None
     with pytest.raises(SandboxFailedError):
         await yard.services.sandboxes.resume(yard.owner, row.id)
@@ -86,7 +86,7 @@ async def test_an_engine_that_is_away_is_an_error_with_its_code(yard: Yard) -> N
     await yard.door.shut()
     with pytest.raises(EngineUnreachableError):
         await yard.sandbox()
-    (row,) = await yard.services.lifecycle.rows.with_status(Status.ERROR)
+    (row,) = await yard.services.lifecycle.repository.list_with_status(Status.ERROR)
     assert row.error_code == "engine_unreachable"
 
 
@@ -96,7 +96,7 @@ async def test_destroyed_while_it_is_provisioned(yard: Yard, monkeypatch: pytest
     await asyncio.wait_for(made.wait(), 30)
     assert len(await yard.there()) == 1
     destroying = asyncio.ensure_future(yard.services.sandboxes.destroy_sandbox(yard.owner, row.id))
-    await until(lambda: doomed(yard, row), "doomed")
+    await until(lambda: destroy_requested(yard, row), "the request is stored")
     go_on.set()
     await destroying
     assert (await yard.row(row)).status == "destroyed"
@@ -105,8 +105,8 @@ async def test_destroyed_while_it_is_provisioned(yard: Yard, monkeypatch: pytest
         await yard.start(row, "true")
 
 
-async def doomed(yard: Yard, row: Sandbox) -> bool:
-    return (await yard.row(row)).doomed_at is not None
+async def destroy_requested(yard: Yard, row: Sandbox) -> bool:
+    return (await yard.row(row)).destroy_requested_at is not None
 
 
 async def test_destroyed_by_another_process_while_it_is_provisioned(
@@ -118,15 +118,15 @@ async def test_destroyed_by_another_process_while_it_is_provisioned(
     await yard.second().destroy(await yard.row(row))
     assert (await yard.row(row)).status == "destroyed"
     go_on.set()
-    assert (await yard.services.lifecycle.provisioned(row.id)).status == "destroyed"
+    assert (await yard.services.lifecycle.wait_until_provisioned(row.id)).status == "destroyed"
     assert await yard.there() == set(), "what came too late is ended"
 
 
 async def test_after_a_crash_the_very_same_sandbox_is_adopted(yard: Yard) -> None:
     row = await added(yard)
     engine_id = await asked(yard, row)
-    await yard.services.upkeep.reconcile()
-    found = await yard.services.lifecycle.provisioned(row.id)
+    await yard.services.maintenance.reconcile()
+    found = await yard.services.lifecycle.wait_until_provisioned(row.id)
     assert (found.status, found.engine_id) == ("running", engine_id)
     assert await yard.there() == {engine_id}
 
@@ -140,7 +140,7 @@ async def test_a_second_process_provisions_the_same_sandbox(yard: Yard, monkeypa
     other = await yard.second().provision(row.id)
     assert other.status == "running"
     go_on.set()
-    ours = await yard.services.lifecycle.provisioned(row.id)
+    ours = await yard.services.lifecycle.wait_until_provisioned(row.id)
     assert (ours.status, ours.engine_id) == ("running", other.engine_id)
     assert await yard.state(ours) == "running"
     assert (await yard.kinds(row)).count("sandbox.running") == 1
@@ -176,7 +176,7 @@ async def test_a_fork_is_a_copy_of_its_own(yard: Yard) -> None:
     assert await yard.run(copy, "cat /tmp/file") == "one\ntwo\n"
     assert await yard.run(parent, "cat /tmp/file") == "one\n"
     for _ in range(2):
-        await yard.services.upkeep.reconcile()
+        await yard.services.maintenance.reconcile()
     assert await yard.state(copy) == "running", "it has the metadata of its parent, and a row"
     await yard.services.sandboxes.destroy_sandbox(yard.owner, parent.id)
     assert await yard.state(copy) == "running"
@@ -214,15 +214,15 @@ async def test_many_wakes_and_pauses_at_once_end_in_one_state(yard: Yard) -> Non
 async def test_a_pause_that_is_over_is_not_written_down(yard: Yard) -> None:
     """Whoever was told that a sandbox sleeps may come to say so when somebody has woken it."""
     lifecycle = yard.services.lifecycle
-    row = await lifecycle.provisioned((await yard.sandbox()).id)
+    row = await lifecycle.wait_until_provisioned((await yard.sandbox()).id)
     assert row.engine_id is not None
-    await lifecycle.wake(await lifecycle.pause(row))
-    assert (await lifecycle.seen_paused(row.id)).status == Status.RUNNING
+    await lifecycle.resume(await lifecycle.pause(row))
+    assert (await lifecycle.record_pause(row.id)).status == Status.RUNNING
     await lifecycle.engine.pause(row.engine_id)
     await yard.door.shut()
-    assert (await lifecycle.seen_paused(row.id)).status == Status.RUNNING, "nobody can say"
+    assert (await lifecycle.record_pause(row.id)).status == Status.RUNNING, "nobody can say"
     await yard.back()
-    assert (await lifecycle.seen_paused(row.id)).status == Status.PAUSED
+    assert (await lifecycle.record_pause(row.id)).status == Status.PAUSED
     assert (await yard.kinds(row)).count("sandbox.paused") == 2
 
 
@@ -261,7 +261,7 @@ async def test_a_pause_that_another_process_has_ended_is_not_written_down(
     pausing = asyncio.ensure_future(yard.services.sandboxes.pause(yard.owner, row.id))
     async with asyncio.timeout(DEADLINE):
         await done.wait()
-    await other.wake(await other.seen_paused(row.id))
+    await other.resume(await other.record_pause(row.id))
     go_on.set()
     assert (await pausing).status == "running"
     assert ((await yard.row(row)).status, await yard.state(row)) == ("running", "running")
@@ -270,12 +270,12 @@ async def test_a_pause_that_another_process_has_ended_is_not_written_down(
 async def test_two_processes_wake_it_at_once(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
     row, other = await yard.sandbox(), yard.second()
     await yard.services.sandboxes.pause(yard.owner, row.id)
-    done, go_on = await hold(monkeypatch, yard.services.engine, "wake")
+    done, go_on = await hold(monkeypatch, yard.services.engine, "resume")
     waking = asyncio.ensure_future(yard.services.sandboxes.resume(yard.owner, row.id))
     async with asyncio.timeout(DEADLINE):
         await done.wait()
     monkeypatch.undo()
-    await other.wake(await yard.row(row))
+    await other.resume(await yard.row(row))
     go_on.set()
     assert (await waking).status == "running"
     assert (await yard.kinds(row)).count("sandbox.resumed") == 1
@@ -287,9 +287,9 @@ async def test_whoever_wakes_it_and_leaves_has_woken_it_for_others(yard: Yard, m
     async def woken(_: Sandbox) -> None:
         told.set()
 
-    yard.services.lifecycle.woken.append(woken)
+    yard.services.lifecycle.after_resume.append(woken)
     await yard.services.sandboxes.pause(yard.owner, row.id)
-    done, go_on = await hold(monkeypatch, yard.services.engine, "wake")
+    done, go_on = await hold(monkeypatch, yard.services.engine, "resume")
     waking = asyncio.ensure_future(yard.services.sandboxes.resume(yard.owner, row.id))
     async with asyncio.timeout(DEADLINE):
         await done.wait()
@@ -345,7 +345,7 @@ async def test_destroy_is_carried_out_when_the_engine_is_back(yard: Yard) -> Non
         await yard.start(row, "true")
     await yard.back()
     assert await yard.state(row) == "running"
-    await yard.services.upkeep.reconcile()
+    await yard.services.maintenance.reconcile()
     assert (await yard.row(row)).status == "destroyed"
     assert await yard.state(row) == "gone"
 
@@ -377,7 +377,7 @@ async def said_something(yard: Yard, command_id: str) -> bool:
 async def test_usage_of_a_paused_sandbox_is_its_last_sample(yard: Yard) -> None:
     row, sandboxes = await yard.sandbox(), yard.services.sandboxes
     await until(lambda: sandboxes.usage(yard.owner, row.id), "a sample")
-    await yard.services.upkeep.check_health()
+    await yard.services.maintenance.check_health()
     kept = (await yard.row(row)).usage
     assert kept and kept["memory_bytes"] > 0
     await sandboxes.pause(yard.owner, row.id)

@@ -15,13 +15,13 @@ ALL = "0.0.0.0/0"
 async def made(yard: Yard, project_id: str | None) -> Sandbox:
     wanted = NewSandbox(template="base", idle_seconds=300, project_id=project_id)
     row = await yard.services.lifecycle.create(yard.owner.user_id, wanted)
-    return await yard.services.lifecycle.provisioned(row.id)
+    return await yard.services.lifecycle.wait_until_provisioned(row.id)
 
 
 async def policy(yard: Yard, row: Sandbox) -> tuple[bool | None, list[str], list[str]]:
     """Internet, what is allowed, what is denied: as the engine says."""
     assert row.engine_id is not None
-    detail = (await yard.services.engine._gate.detail(row.engine_id)).to_dict()
+    detail = (await yard.services.engine.transport.get_detail(row.engine_id)).to_dict()
     network = detail.get("network") or {}
     return detail.get("allowInternetAccess"), network.get("allowOut") or [], network.get("denyOut") or []
 
@@ -52,7 +52,7 @@ async def test_a_change_holds_for_running_sandboxes_and_for_paused_ones_when_the
     await until(applied, "the running one is told")
     assert (await policy(yard, running))[1:] == (["example.org"], [ALL])
     assert (await policy(yard, paused))[1:] == ([], [])
-    woken = await yard.services.lifecycle.wake(await yard.row(paused))
+    woken = await yard.services.lifecycle.resume(await yard.row(paused))
     assert (await policy(yard, woken))[1:] == (["example.org"], [ALL])
     copy = await yard.services.sandboxes.fork(yard.owner, running.id)
     assert (await policy(yard, copy))[1:] == (["example.org"], [ALL])
@@ -73,12 +73,12 @@ async def test_what_could_not_be_told_is_told_later(yard: Yard) -> None:
     await yard.services.lifecycle.apply_network(project)
     assert (await yard.row(row)).network is None
     await yard.back()
-    await yard.services.upkeep.reconcile()
+    await yard.services.maintenance.reconcile()
     assert ((await yard.row(row)).network, (await policy(yard, row))[0]) == ([], False)
 
 
 async def test_what_was_refused_is_shown_where_the_engine_tells(yard: Yard) -> None:
     row = await made(yard, await yard.project(yard.owner, network={"mode": "none"}))
     await yard.wait(await yard.start(row, "getent hosts evil.test; true"))
-    found = await yard.services.sandboxes.denied(yard.owner, row.id)
+    found = await yard.services.sandboxes.list_denied_connections(yard.owner, row.id)
     assert found is None or "evil.test" in {one.host for one in found}, "None: an engine without a network of its own"

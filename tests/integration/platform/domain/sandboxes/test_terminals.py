@@ -53,10 +53,10 @@ async def test_a_viewer_keeps_its_sandbox_awake(yard: Yard) -> None:
     shell_row = await terminals.open(yard.owner, row.id, 80, 24)
     async with terminals.view(yard.owner, row.id, shell_row.id):
         yard.clock.advance(100)
-        await yard.services.upkeep.pause_idle()
+        await yard.services.maintenance.pause_idle()
         assert (await yard.row(row)).status == "running"
     yard.clock.advance(100)
-    await yard.services.upkeep.pause_idle()
+    await yard.services.maintenance.pause_idle()
     assert (await yard.row(row)).status == "paused"
 
 
@@ -163,6 +163,6 @@ async def test_nobody_reaches_a_shell_by_way_of_another_sandbox(yard: Yard) -> N
 async def test_a_viewer_that_is_too_far_behind_is_sent_away() -> None:
     viewer = Viewer(asyncio.Queue(3))
     for number in range(4):
-        viewer.give(b"%d" % number)
+        viewer.send(b"%d" % number)
     assert viewer.pieces.get_nowait() is None
     assert viewer.pieces.empty()

@@ -18,10 +18,10 @@ from sandyard.platform.db.models import Command, Event, Sandbox
 from sandyard.platform.domain.paging import PageRequest
 from sandyard.platform.domain.projects.model import ProjectSettings
 from sandyard.platform.domain.sandboxes.activity import Activity
+from sandyard.platform.domain.sandboxes.command_output import STDERR, STDOUT
 from sandyard.platform.domain.sandboxes.e2b import SandboxNotFoundError
 from sandyard.platform.domain.sandboxes.lifecycle import INSTANCE, Lifecycle
 from sandyard.platform.domain.sandboxes.model import NewCommand
-from sandyard.platform.domain.sandboxes.output import STDERR, STDOUT
 from sandyard.platform.domain.services import Services
 from sandyard.platform.domain.users.model import Principal
 from sandyard.platform.settings import PlatformSettings
@@ -30,7 +30,7 @@ from tests.unit.platform.world import ROOT
 
 DEADLINE = 90
 ROUNDS_S = 4.0
-"""Longer sleeps are those between two rounds of upkeep: they never end, so that a round is there when a test asks for it."""
+"""Longer sleeps are those between two rounds of maintenance: they never end, so that a round is there when a test asks for it."""
 
 
 class MovableClock:
@@ -114,7 +114,7 @@ class Yard:
         return await self.services.sandboxes.create_sandbox(self.owner, **wanted)
 
     async def row(self, row: Sandbox) -> Sandbox:
-        return await self.services.lifecycle.rows.get(row.id)
+        return await self.services.lifecycle.repository.get(row.id)
 
     async def start(self, row: Sandbox, command: str, *, background: bool = False, **options: Any) -> Command:
         new = NewCommand(command=command, timeout_s=60, background=background, **options)
@@ -147,7 +147,7 @@ class Yard:
         """As the engine says."""
         assert row.engine_id is not None
         try:
-            return (await self.services.engine.info(row.engine_id)).state
+            return (await self.services.engine.get_info(row.engine_id)).state
         except SandboxNotFoundError:
             return "gone"
 
@@ -204,7 +204,7 @@ async def opened(
     try:
         async with wiring.opened(configured) as services:
             async with asyncio.timeout(DEADLINE):
-                await services.upkeep.reconciled.wait()
+                await services.maintenance.reconciled.wait()
             yard = Yard(services, clock, door, ROOT)
             users = (await services.users.list(ROOT, PageRequest())).items
             owner = next((user for user in users if user.name == "owner"), None)

@@ -19,7 +19,7 @@ from tests.protocol.engine import Engine
 
 async def created(yard: Yard, owner: Principal | None = None, **wanted: object) -> tuple[Session, Sandbox]:
     session, row = await yard.services.sessions.create(owner or yard.owner, **wanted)  # type: ignore[arg-type]
-    return session, await yard.services.lifecycle.provisioned(row.id)
+    return session, await yard.services.lifecycle.wait_until_provisioned(row.id)
 
 
 def snapshots(engine: Engine) -> set[str]:
@@ -109,11 +109,11 @@ async def test_a_lost_sandbox_is_replaced_from_the_last_checkpoint(yard: Yard) -
     await yard.run(row, "echo later > /home/user/file")
     assert row.engine_id
     await yard.services.engine.kill(row.engine_id)
-    await yard.services.upkeep.reconcile()
+    await yard.services.maintenance.reconcile()
     await sessions.archive(yard.owner, session.id)
     found, fresh = await sessions.provision(yard.owner, session.id)
     assert found.sandbox_id == fresh.id != row.id and found.archived_at is None
-    fresh = await yard.services.lifecycle.provisioned(fresh.id)
+    fresh = await yard.services.lifecycle.wait_until_provisioned(fresh.id)
     assert await yard.run(fresh, 'cat /home/user/file; printf "$WORD"') == "kept\ncarried over"
     with pytest.raises(ConflictError):
         await sessions.provision(yard.owner, session.id)
@@ -133,9 +133,9 @@ async def test_many_who_do_the_same_at_once_get_one(
         attempts = [yard.services.sessions.provision(yard.owner, session.id) for _ in range(6)]
         answers = await asyncio.gather(*attempts, return_exceptions=True)
         assert sum(isinstance(answer, ConflictError) for answer in answers) == 5
-        assert len(await yard.services.lifecycle.rows.with_status(Status.PROVISIONING, Status.RUNNING)) == 1
+        assert len(await yard.services.lifecycle.repository.list_with_status(Status.PROVISIONING, Status.RUNNING)) == 1
         current = await yard.services.sessions.sandbox(yard.owner, session.id)
-        await yard.services.lifecycle.provisioned(current.id)
+        await yard.services.lifecycle.wait_until_provisioned(current.id)
         before = snapshots(engine_process)
         checkpoints = [yard.services.sessions.checkpoint(yard.owner, session.id) for _ in range(3)]
         await asyncio.gather(*checkpoints)
@@ -152,7 +152,7 @@ async def test_an_owner_who_has_left_the_project_keeps_the_session(yard: Yard) -
     await yard.services.projects.remove_member(boss, project, yard.owner.user_id)
     await yard.services.sandboxes.destroy_sandbox(yard.owner, row.id)
     _, fresh = await yard.services.sessions.provision(yard.owner, session.id)
-    assert (await yard.services.lifecycle.provisioned(fresh.id)).status == "running"
+    assert (await yard.services.lifecycle.wait_until_provisioned(fresh.id)).status == "running"
     assert fresh.idle_seconds == 88
 
 
@@ -212,9 +212,9 @@ async def test_who_may_see_a_session(yard: Yard) -> None:
         assert (await services.sandboxes.get_status(caller, row.id)).id == row.id
     ids = {
         caller.name: {
-            item.id for item in (await services.lifecycle.rows.page(caller, PageRequest(), everybody=True)).items
+            item.id for item in (await services.lifecycle.repository.page(caller, PageRequest(), everybody=True)).items
         }
         for caller in (yard.owner, member, stranger, admin)
     }
     assert ids == {"owner": {row.id, own.id}, "member": {row.id}, "stranger": set(), "boss": {row.id, own.id}}
-    assert (await services.lifecycle.rows.page(member, PageRequest())).items == [], "their own only"
+    assert (await services.lifecycle.repository.page(member, PageRequest())).items == [], "their own only"

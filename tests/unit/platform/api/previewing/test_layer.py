@@ -23,7 +23,7 @@ from sandyard.platform.domain.previews.service import Previews
 from sandyard.platform.domain.sandboxes.activity import Activity
 from sandyard.platform.domain.sandboxes.e2b import Route
 from sandyard.platform.domain.sandboxes.lifecycle import Lifecycle
-from sandyard.platform.domain.sandboxes.rows import new_row
+from sandyard.platform.domain.sandboxes.repository import build_sandbox_row
 from tests.unit.platform.api.sockets import connect
 from tests.unit.platform.world import Person, World, client, opened
 
@@ -86,7 +86,7 @@ async def scene_in(folder: Path, monkeypatch: pytest.MonkeyPatch, **settings: An
     server.port = listener.sockets[0].getsockname()[1]
     async with opened(folder, **settings) as world:
         owner = await world.person("owner")
-        box = new_row(owner.principal.user_id, template="base", idle_seconds=300)
+        box = build_sandbox_row(owner.principal.user_id, template="base", idle_seconds=300)
         box.status, box.engine_id = "running", "i1"
         async with world.database.transaction() as tx:
             tx.add(box)

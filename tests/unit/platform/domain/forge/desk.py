@@ -53,7 +53,7 @@ from sandyard.platform.domain.projects.model import ProjectSettings
 from sandyard.platform.domain.repositories.git_process import Git
 from sandyard.platform.domain.repositories.mirror import Mirrors
 from sandyard.platform.domain.repositories.remote import parse
-from sandyard.platform.domain.sandboxes.rows import SandboxRows, new_row
+from sandyard.platform.domain.sandboxes.repository import SandboxRepository, build_sandbox_row
 from sandyard.platform.domain.users.model import Principal
 from sandyard.platform.domain.users.tokens import instant
 from tests.unit.platform.world import ROOT, World
@@ -207,7 +207,7 @@ class Pushes:
         self.branch_merges = BranchMerges(Repositories(mirrors), RepositoryQueue())  # type: ignore[arg-type]
 
     async def get_checkout(self, caller: Principal, sandbox_id: str) -> Checkout:
-        await SandboxRows(self._world.database).get_for(caller, sandbox_id)
+        await SandboxRepository(self._world.database).get_for(caller, sandbox_id)
         async with self._world.database.reading() as session:
             row = await session.get(Checkout, sandbox_id)
         if row is None:
@@ -384,7 +384,7 @@ async def _checkout(
     world: World, who: Principal, project_id: str, session_id: str | None, branch: str, base: str
 ) -> str:
     now = instant(world.clock)
-    sandbox: Sandbox = new_row(
+    sandbox: Sandbox = build_sandbox_row(
         who.user_id, project_id=project_id, session_id=session_id, template="base", idle_seconds=300
     )
     async with world.database.transaction() as tx:

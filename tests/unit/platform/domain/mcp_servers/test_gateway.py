@@ -21,11 +21,11 @@ from sandyard.platform.domain.mcp_servers.error_messages import refusal_of_answe
 from sandyard.platform.domain.mcp_servers.gateway import McpGateway
 from sandyard.platform.domain.mcp_servers.model import SERVER_FAILED, McpServerInfo, McpTestFailedError
 from sandyard.platform.domain.mcp_servers.service import ID, McpServerDraft, McpServers
-from sandyard.platform.domain.models import guest_tunnel
 from sandyard.platform.domain.models.capability import Capabilities
 from sandyard.platform.domain.models.gateway import Place
 from sandyard.platform.domain.models.redaction import redactor_of_headers
 from sandyard.platform.domain.models.tunnel import Asking
+from sandyard.platform.domain.sandboxes.e2b.guest import tunnel
 from sandyard.platform.domain.sandboxes.model import utc_now
 from tests.unit.platform.domain.models.upstream import Handler, Reply, Seen, Upstream
 from tests.unit.platform.world import ROOT, World
@@ -229,7 +229,7 @@ async def test_other_methods(desk: Desk) -> None:
 
 def test_tunnel_recognizes_mcp_requests(desk: Desk) -> None:
     """It recognizes them by the prefix of their ids and repeats none of them."""
-    assert f"/{ID}" == guest_tunnel.ONCE
+    assert f"/{ID}" == tunnel.ONCE
     assert desk.server.id.startswith(ID)
     assert desk.gateway.handles(f"/{desk.server.id}")
     assert not desk.gateway.handles("/mdl_1/v1/messages")

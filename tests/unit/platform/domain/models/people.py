@@ -90,7 +90,7 @@ async def played(yard: Yard, upstream: Upstream, **project: Any) -> Scene:
     services = yard.services
     project_id = await yard.project(yard.owner, **project) if project else None
     session, sandbox = await services.sessions.create(yard.owner, project_id=project_id)
-    sandbox = await services.lifecycle.provisioned(sandbox.id)
+    sandbox = await services.lifecycle.wait_until_provisioned(sandbox.id)
     provider = await services.models.providers.create(
         ROOT,
         name="scripted",

@@ -27,23 +27,23 @@ async def test_idle_since_last_use() -> None:
 async def test_stored_time_counts_until_next_use() -> None:
     clock = ManualClock()
     activity = Activity(clock)
-    activity.know("a", datetime.fromtimestamp(clock.now() - 500, UTC))
+    activity.load("a", datetime.fromtimestamp(clock.now() - 500, UTC))
     assert activity.idle_for("a") == 500
     activity.touch("a")
-    activity.know("a", datetime.fromtimestamp(clock.now() - 500, UTC))
+    activity.load("a", datetime.fromtimestamp(clock.now() - 500, UTC))
     assert activity.idle_for("a") == 0
     activity.forget("a")
-    assert activity.unwritten() == {}
+    assert activity.take_unwritten() == {}
 
 
 async def test_returns_unwritten_uses_once() -> None:
     clock = ManualClock()
     activity = Activity(clock)
     activity.touch("a")
-    assert activity.unwritten() == {"a": datetime.fromtimestamp(clock.now(), UTC)}
-    assert activity.unwritten() == {}
+    assert activity.take_unwritten() == {"a": datetime.fromtimestamp(clock.now(), UTC)}
+    assert activity.take_unwritten() == {}
     with activity.using("a"):
         await clock.advance(5)
-        assert activity.unwritten() == {"a": datetime.fromtimestamp(clock.now(), UTC)}, (
+        assert activity.take_unwritten() == {"a": datetime.fromtimestamp(clock.now(), UTC)}, (
             "a sandbox in use counts as used now"
         )

@@ -20,10 +20,10 @@ from sandyard.platform.db.database import (
     Transaction,
 )
 from sandyard.platform.db.models import Command, Sandbox, User
+from sandyard.platform.domain.sandboxes.command_output import OutputFiles
 from sandyard.platform.domain.sandboxes.commands import Commands
 from sandyard.platform.domain.sandboxes.model import NewCommand, utc_now
-from sandyard.platform.domain.sandboxes.output import OutputFiles
-from sandyard.platform.domain.sandboxes.rows import SandboxRows
+from sandyard.platform.domain.sandboxes.repository import SandboxRepository
 from sandyard.platform.domain.users.model import Principal
 
 ANN = Principal("u", "ann", "member", "test")
@@ -39,8 +39,10 @@ class Shelf:
         self.after: list[SandyardError] = []
         self._real = database.transaction
         monkeypatch.setattr(database, "transaction", self._transaction)
-        monkeypatch.setattr("sandyard.platform.db.database.AWAY_S", 0)
-        lifecycle: Any = SimpleNamespace(rows=SandboxRows(database), before_pause=[], woken=[], ended=[])
+        monkeypatch.setattr("sandyard.platform.db.retry.RETRY_S", 0)
+        lifecycle: Any = SimpleNamespace(
+            repository=SandboxRepository(database), before_pause=[], after_resume=[], after_end=[]
+        )
         files = OutputFiles(folder)
         self.commands = Commands(database, lifecycle, files, max_timeout_s=100, output_kept=1 << 20)
         monkeypatch.setattr(self.commands._runner, "start", lambda row, command, new: self.begun.append(command.id))

@@ -48,7 +48,7 @@ class Place:
     async def sandbox(self) -> Sandbox:
         wanted = NewSandbox(template="base", idle_seconds=300, project_id=self.project_id)
         row = await self.lifecycle.create(self.owner.principal.user_id, wanted)
-        return await self.lifecycle.provisioned(row.id)
+        return await self.lifecycle.wait_until_provisioned(row.id)
 
 
 @pytest.fixture
@@ -59,15 +59,15 @@ async def place(world: World) -> Place:
 
 
 async def test_short_database_outage_does_not_fail_sandbox(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sandyard.platform.db.database.AWAY_S", 0)
-    real, errors = place.lifecycle._allowed, [DatabaseUnavailableError()]
+    monkeypatch.setattr("sandyard.platform.db.retry.RETRY_S", 0)
+    real, errors = place.lifecycle._get_allowed, [DatabaseUnavailableError()]
 
     async def shaky(project_id: str | None) -> Allowed:
         if errors:
             raise errors.pop()
         return await real(project_id)
 
-    monkeypatch.setattr(place.lifecycle, "_allowed", shaky)
+    monkeypatch.setattr(place.lifecycle, "_get_allowed", shaky)
     assert (await place.sandbox()).status == "running"
 
 
@@ -94,9 +94,9 @@ async def test_applies_changes_made_while_waiting_for_lock(place: Place, status:
         applying = asyncio.create_task(place.lifecycle.apply_network(place.project_id))
         await lock.wanted.wait()
         await place.allow("two.example.org")
-        await place.lifecycle.rows.note(row.id, status=status)
+        await place.lifecycle.repository.note(row.id, status=status)
     await applying
     expected: list[Allowed] = [["two.example.org"]] if status == "running" else []
     assert place.engine.allowed[1:] == expected
-    known = await place.lifecycle.rows.get(row.id)
+    known = await place.lifecycle.repository.get(row.id)
     assert known.network == (expected[0] if expected else None)

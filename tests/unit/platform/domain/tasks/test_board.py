@@ -351,7 +351,7 @@ async def test_starts_when_last_need_is_done(desk: Desk) -> None:
 
 
 async def test_starts_after_database_outage(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sandyard.platform.db.database.AWAY_S", 0.01)
+    monkeypatch.setattr("sandyard.platform.db.retry.RETRY_S", 0.01)
     first = await desk.card()
     second = await desk.card(needs=[first], start=True)
     await desk.settle()

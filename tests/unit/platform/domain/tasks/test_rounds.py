@@ -53,7 +53,7 @@ async def running(board: Board) -> tuple[Task, Attempt]:
 
 
 async def test_runs_all_steps_despite_database_outage(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sandyard.platform.db.database.AWAY_S", 0.01)
+    monkeypatch.setattr("sandyard.platform.db.retry.RETRY_S", 0.01)
     task, attempt = await running(board)
     steps = Steps()
     steps.errors["agent"] = DatabaseUnavailableError()

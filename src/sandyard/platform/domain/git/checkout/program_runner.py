@@ -17,8 +17,8 @@ from sandyard.platform.domain.repositories.model import Identity
 from sandyard.platform.domain.sandboxes.e2b import (
     DirectoryMissingError,
     NotEnoughSpaceError,
+    ProgramResult,
     ProgramTimeoutError,
-    Ran,
     SandboxEngine,
 )
 from sandyard.platform.domain.sandboxes.e2b.errors import ProcessesFullError, says_processes_full
@@ -99,7 +99,7 @@ class ProgramRunner:
         reads: bool = False,
         timeout_s: float = TIMEOUT_S,
         limit: int = LIMIT,
-    ) -> Ran:
+    ) -> ProgramResult:
         """Run a program that `load_program` returned. Exit codes that are not in `ok` are raised as errors.
 
         `reads`: the program changes nothing, takes no locks, and may be repeated if the connection breaks.
@@ -126,13 +126,13 @@ class ProgramRunner:
         timeout_s: float,
         limit: int,
         cwd: str | None,
-    ) -> Ran:
+    ) -> ProgramResult:
         parent = self.folder.rpartition("/")[0] or "/"
         variables = {**_ENVIRONMENT, "GIT_CEILING_DIRECTORIES": parent, **envs}
         if reads:
             variables["GIT_OPTIONAL_LOCKS"] = "0"
         try:
-            ran = await self.engine.run(
+            ran = await self.engine.programs.run(
                 self.engine_id,
                 argv,
                 cwd=cwd,
@@ -152,7 +152,7 @@ class ProgramRunner:
         raise translate_failure(ran)
 
 
-def translate_failure(ran: Ran) -> Exception:
+def translate_failure(ran: ProgramResult) -> Exception:
     """Return the error that git's exit code and messages stand for."""
     said = extract_message(ran.stderr)
     if "No space left on device" in said or "Disk quota exceeded" in said:

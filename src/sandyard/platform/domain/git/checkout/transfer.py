@@ -19,7 +19,7 @@ async def upload(runner: ProgramRunner, file: str, offset: int = 0) -> str:
     occupied."""
     path = f"/tmp/.sandyard-bundle-{random_id()}"  # noqa: S108 - in the sandbox
     try:
-        await runner.engine.write_file(runner.engine_id, path, _read_chunks(Path(file), offset))
+        await runner.engine.files.write(runner.engine_id, path, _read_chunks(Path(file), offset))
     except BaseException:
         await remove_in_sandbox(runner, path)
         raise
@@ -28,7 +28,7 @@ async def upload(runner: ProgramRunner, file: str, offset: int = 0) -> str:
 
 async def download(runner: ProgramRunner, path: str, into: Path, limit: int) -> None:
     """Download at most `limit` bytes, whatever size the sandbox reports. Leaves no file if it fails."""
-    _, chunks = await runner.engine.read_file(runner.engine_id, path)
+    _, chunks = await runner.engine.files.read(runner.engine_id, path)
     taken = 0
     try:
         file = await asyncio.to_thread(into.open, "wb")
@@ -50,7 +50,7 @@ async def download(runner: ProgramRunner, path: str, into: Path, limit: int) -> 
 async def remove_in_sandbox(runner: ProgramRunner, path: str) -> None:
     """Remove a file in the sandbox, even if the caller is cancelled. If the sandbox is gone, so is the file."""
     with contextlib.suppress(Exception):
-        await asyncio.shield(asyncio.ensure_future(runner.engine.remove(runner.engine_id, path)))
+        await asyncio.shield(asyncio.ensure_future(runner.engine.files.remove(runner.engine_id, path)))
 
 
 async def _read_chunks(path: Path, offset: int) -> AsyncIterator[bytes]:

@@ -56,7 +56,7 @@ class Checkpoints:
         if reason in (Reason.PAUSE, Reason.DESTROY):
             assert job.sandbox.engine_id is not None
             if reason == Reason.DESTROY and job.sandbox.status == Status.PAUSED:
-                await self._context.lifecycle.engine.wake(job.sandbox.engine_id, SAVE_TIMEOUT_S * 2)
+                await self._context.lifecycle.engine.resume(job.sandbox.engine_id, SAVE_TIMEOUT_S * 2)
             kept = await self.save(
                 row, job.sandbox, self._context.create_git(job.sandbox.engine_id, row.folder), reason
             )

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 from weakref import WeakValueDictionary
 
 from sqlalchemy import delete, select
@@ -25,6 +25,7 @@ from sandyard.kit.tasks import TaskSet
 from sandyard.kit.text import storable, storable_json
 from sandyard.platform.db.database import Database, Transaction
 from sandyard.platform.db.models import GitOperation, Sandbox
+from sandyard.platform.db.retry import retry_while_database_unavailable
 from sandyard.platform.domain.git.model import OperationKind, OperationStatus
 from sandyard.platform.domain.git.repository_queue import RepositoryQueue
 from sandyard.platform.domain.repositories.errors import GitTimeoutError
@@ -33,7 +34,6 @@ from sandyard.platform.domain.sandboxes.e2b import EngineError, SandboxNotRunnin
 from sandyard.platform.domain.sandboxes.model import about, utc_now
 
 log = get_logger(__name__)
-T = TypeVar("T")
 OPEN_STATUSES = (OperationStatus.QUEUED, OperationStatus.RUNNING)
 MAX_ATTEMPTS = 100
 RETRY_PAUSES = (0.2, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)
@@ -234,7 +234,9 @@ class OperationRunner:
 
     async def _run(self, operation_id: str, sandbox_id: str, lock: asyncio.Lock) -> None:
         async with lock:
-            begun = await self._retry_while_away(operation_id, lambda: self._mark_running(operation_id, sandbox_id))
+            begun = await retry_while_database_unavailable(
+                lambda: self._mark_running(operation_id, sandbox_id), "git operation", operation=operation_id
+            )
             if begun is not None:
                 await self.carry_out(*begun)
 
@@ -249,9 +251,6 @@ class OperationRunner:
             row.started_at = row.started_at or utc_now()
             tx.emit("git.started", **_about(row, sandbox))
         return row, sandbox
-
-    async def _retry_while_away(self, operation_id: str, work: Callable[[], Awaitable[T]]) -> T:
-        return await self._database.retry_while_away(work, "git operation", operation=operation_id)
 
     async def carry_out(self, row: GitOperation, sandbox: Sandbox, timeout_s: float | None = None) -> None:
         """Run the operation's handler and store the result."""
@@ -284,7 +283,9 @@ class OperationRunner:
         known = self._handlers[OperationKind(job.operation.kind)]
 
         async def handler(job: Job) -> Detail:
-            return await self._retry_while_away(job.operation.id, lambda: known(job))
+            return await retry_while_database_unavailable(
+                lambda: known(job), "git operation", operation=job.operation.id
+            )
 
         for pause in pauses:
             try:
@@ -304,7 +305,7 @@ class OperationRunner:
         self, job: Job, status: OperationStatus, *, detail: Detail | None = None, error: SandyardError | None = None
     ) -> None:
         """Store the result. If that fails, store a failure, so that the operation always ends."""
-        write = partial(self._retry_while_away, job.operation.id)
+        write = partial(retry_while_database_unavailable, what="git operation", operation=job.operation.id)
         try:
             await write(lambda: self._write_end(job, status, detail or {}, error))
         except SandyardError:

@@ -6,12 +6,17 @@ async for event in engine.commands.start(sandbox.id, CommandSpec(id="cmd_1", com
     ...
 """
 
-from sandyard.platform.domain.sandboxes.e2b.breaker import Breaker, BreakerState
 from sandyard.platform.domain.sandboxes.e2b.commands import Commands
-from sandyard.platform.domain.sandboxes.e2b.config import Denied, EngineConfig, EngineSandbox, EngineState, Usage
-from sandyard.platform.domain.sandboxes.e2b.engine import SandboxEngine
+from sandyard.platform.domain.sandboxes.e2b.directory_pages import FileEntry
+from sandyard.platform.domain.sandboxes.e2b.engine import (
+    DeniedConnection,
+    EngineSandbox,
+    EngineState,
+    SandboxEngine,
+    Usage,
+)
 from sandyard.platform.domain.sandboxes.e2b.errors import (
-    BreakerOpenError,
+    CircuitOpenError,
     EngineAuthError,
     EngineBusyError,
     EngineError,
@@ -28,24 +33,33 @@ from sandyard.platform.domain.sandboxes.e2b.errors import (
     SandboxUnreachableError,
     TerminalNotFoundError,
 )
-from sandyard.platform.domain.sandboxes.e2b.listing import FileEntry
 from sandyard.platform.domain.sandboxes.e2b.ports import AGENT_PORT, Listener, Ports, Route
-from sandyard.platform.domain.sandboxes.e2b.programs import DirectoryMissingError, ProgramTimeoutError, Ran
-from sandyard.platform.domain.sandboxes.e2b.relay import CommandSpec, Ended, EndReason, Output, Started, Stream
+from sandyard.platform.domain.sandboxes.e2b.programs import DirectoryMissingError, ProgramResult, ProgramTimeoutError
+from sandyard.platform.domain.sandboxes.e2b.relay import (
+    CommandEnded,
+    CommandOutput,
+    CommandSpec,
+    CommandStarted,
+    EndReason,
+    Stream,
+)
 from sandyard.platform.domain.sandboxes.e2b.streams import GuestProgram, LineStream, NoPythonError
-from sandyard.platform.domain.sandboxes.e2b.terminal import Terminal, Terminals
+from sandyard.platform.domain.sandboxes.e2b.terminals import Terminal, Terminals
+from sandyard.platform.domain.sandboxes.e2b.transport import CircuitBreaker, CircuitState, EngineConfig
 
 __all__ = [
     "AGENT_PORT",
-    "Breaker",
-    "BreakerOpenError",
-    "BreakerState",
+    "CircuitBreaker",
+    "CircuitOpenError",
+    "CircuitState",
+    "CommandEnded",
+    "CommandOutput",
     "CommandSpec",
+    "CommandStarted",
     "Commands",
-    "Denied",
+    "DeniedConnection",
     "DirectoryMissingError",
     "EndReason",
-    "Ended",
     "EngineAuthError",
     "EngineBusyError",
     "EngineConfig",
@@ -64,17 +78,15 @@ __all__ = [
     "Listener",
     "NoPythonError",
     "NotEnoughSpaceError",
-    "Output",
     "Ports",
     "ProcessesFullError",
+    "ProgramResult",
     "ProgramTimeoutError",
-    "Ran",
     "Route",
     "SandboxEngine",
     "SandboxNotFoundError",
     "SandboxNotRunningError",
     "SandboxUnreachableError",
-    "Started",
     "Stream",
     "Terminal",
     "TerminalNotFoundError",

@@ -23,24 +23,24 @@ from sandyard.platform.domain.sandboxes.e2b.errors import (
     SandboxNotRunningError,
     SandboxUnreachableError,
 )
-from sandyard.platform.domain.sandboxes.e2b.gate import Gate, Handle
-from sandyard.platform.domain.sandboxes.e2b.journals import read_from
+from sandyard.platform.domain.sandboxes.e2b.files import Files
 from sandyard.platform.domain.sandboxes.e2b.relay import (
     SILENCE_S,
     SPEC_INLINE,
+    CommandEnded,
+    CommandOutput,
     CommandSpec,
-    Ended,
+    CommandStarted,
     EndReason,
     Frame,
-    Output,
     RelayStream,
-    Started,
     Stream,
-    bounded,
     journal_path,
+    parse_number,
     spec_path,
     sweep_paths,
 )
+from sandyard.platform.domain.sandboxes.e2b.transport import EngineTransport, SandboxHandle
 
 log = get_logger(__name__)
 
@@ -60,7 +60,7 @@ _ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _UNLIMITED = sys.maxsize
 _OWNER = "root"  # may read, end and remove what any user of the sandbox has started
 
-Event = Started | Output | Ended
+Event = CommandStarted | CommandOutput | CommandEnded
 
 
 class Commands:
@@ -71,8 +71,16 @@ class Commands:
     paused they wait without resuming it. Raises SandboxNotFoundError if the sandbox is gone, and the command with it.
     """
 
-    def __init__(self, gate: Gate, *, patience_s: float = PATIENCE_S, silence_s: float = SILENCE_S) -> None:
-        self._gate = gate
+    def __init__(
+        self,
+        transport: EngineTransport,
+        files: Files,
+        *,
+        patience_s: float = PATIENCE_S,
+        silence_s: float = SILENCE_S,
+    ) -> None:
+        self._transport = transport
+        self._files = files
         self._patience = patience_s
         self._silence = silence_s
         self._closing: set[asyncio.Task[None]] = set()
@@ -80,9 +88,9 @@ class Commands:
     def start(self, engine_id: str, spec: CommandSpec, *, most: int = _UNLIMITED) -> AsyncIterator[Event]:
         """Run a command at most once for its id. If it was started before, follow it from its beginning.
 
-        Yields Started (unless it could not start), then Output, then Ended. The command keeps running if the caller
-        stops reading. Output of a stream beyond `most` bytes may be incomplete, which spares callers that store no
-        more.
+        Yields CommandStarted (unless it could not start), then CommandOutput, then CommandEnded. The command keeps
+        running if the caller stops reading. Output of a stream beyond `most` bytes may be incomplete, which spares
+        callers that store no more.
         """
         _check_spec(spec)
         return self._events(engine_id, _ReadState(spec.id, spec, most=most))
@@ -95,11 +103,11 @@ class Commands:
         stderr_offset: int = 0,
         *,
         most: int = _UNLIMITED,
-    ) -> AsyncIterator[Output | Ended]:
+    ) -> AsyncIterator[CommandOutput | CommandEnded]:
         """Yield output from these offsets on until the command has ended, also if it ended long ago.
 
-        Yields Ended(NOT_STARTED) if the sandbox does not know the command; it may then still be started, unless it was
-        claimed.
+        Yields CommandEnded(NOT_STARTED) if the sandbox does not know the command; it may then still be started, unless
+        it was claimed.
         """
         _check_id(command_id)
         return self._follow(engine_id, _ReadState(command_id, None, stdout_offset, stderr_offset, most=most))
@@ -124,7 +132,7 @@ class Commands:
         wish, answer_path = sweep_paths(command_id)
         token = random_id()
 
-        async def ask(handle: Handle) -> int | None:
+        async def ask(handle: SandboxHandle) -> int | None:
             if not handle.python:
                 return None  # its relay is a shell script, which cannot do this
             files = handle.sandbox.files
@@ -137,7 +145,7 @@ class Commands:
                         return int(count)
             return None
 
-        return await self._gate.inside("end_leftovers", engine_id, ask, idempotent=True, attempts=1)
+        return await self._transport.call_sandbox("end_leftovers", engine_id, ask, idempotent=True, attempts=1)
 
     async def forget(self, engine_id: str, *command_ids: str) -> None:
         """Remove the journals of these commands. Idempotent. Afterwards the ids could be started again."""
@@ -146,11 +154,11 @@ class Commands:
     async def close(self) -> None:
         await end_tasks(*self._closing)
 
-    async def _follow(self, engine_id: str, state: _ReadState) -> AsyncIterator[Output | Ended]:
+    async def _follow(self, engine_id: str, state: _ReadState) -> AsyncIterator[CommandOutput | CommandEnded]:
         events = self._events(engine_id, state)
         try:
             async for event in events:
-                if not isinstance(event, Started):
+                if not isinstance(event, CommandStarted):
                     yield event
         finally:
             await events.aclose()  # type: ignore[attr-defined] # it is a generator
@@ -159,7 +167,7 @@ class Commands:
         now = asyncio.get_running_loop().time
         contact, failures = now(), 0
         while not state.ended:
-            stream = RelayStream(self._gate.config.api_key, self._silence)
+            stream = RelayStream(self._transport, self._silence)
             try:
                 await self._open(engine_id, state, stream)
                 async for frame in stream.frames():
@@ -184,7 +192,7 @@ class Commands:
             finally:
                 self._finish(stream, patience_s=1.0 if state.ended else 0.0)
             if failures:
-                await self._gate.clock.sleep(_PAUSES[min(failures, len(_PAUSES)) - 1])
+                await self._transport.clock.sleep(_PAUSES[min(failures, len(_PAUSES)) - 1])
 
     async def _interpret(self, engine_id: str, state: _ReadState, frame: Frame) -> AsyncGenerator[Event, None]:
         """Yield the events of a line, with the output to fetch for it.
@@ -212,7 +220,7 @@ class Commands:
             return
         path = journal_path(state.id, number, folder)
         async with contextlib.aclosing(
-            read_from(self._gate, engine_id, path, begin, silence_s=self._silence)
+            self._files.read_from(engine_id, path, begin, silence_s=self._silence)
         ) as pieces:
             async for data in pieces:
                 for event in state.add(number, state.offsets[number], data):
@@ -225,7 +233,7 @@ class Commands:
             raise SandboxUnreachableError("The sandbox sent less of a journal than it reported.")
 
     async def _open(self, engine_id: str, state: _ReadState, stream: RelayStream) -> None:
-        async def begin(handle: Handle) -> None:
+        async def begin(handle: SandboxHandle) -> None:
             if state.spec is None or state.begun:
                 arguments = f"follow {state.id} {state.offsets['1']} {state.offsets['2']}"
                 await stream.open(handle, arguments, user=_OWNER, envs={}, disposable=True)
@@ -233,9 +241,9 @@ class Commands:
                 await self._begin(handle, stream, state.spec)
 
         verb = "follow_command" if state.begun else "start_command"
-        await self._gate.inside(verb, engine_id, begin, idempotent=True, attempts=1)
+        await self._transport.call_sandbox(verb, engine_id, begin, idempotent=True, attempts=1)
 
-    async def _begin(self, handle: Handle, stream: RelayStream, spec: CommandSpec) -> None:
+    async def _begin(self, handle: SandboxHandle, stream: RelayStream, spec: CommandSpec) -> None:
         path = spec_path(spec.id)
         if not handle.python:
             await handle.sandbox.files.write(path, spec.command, user=spec.user)
@@ -255,7 +263,7 @@ class Commands:
 
         stream: RelayStream | None = None
 
-        async def ask(handle: Handle) -> bool:
+        async def ask(handle: SandboxHandle) -> bool:
             try:
                 async with asyncio.timeout(ASK_S):
                     return await answer(handle)
@@ -264,10 +272,10 @@ class Commands:
                     ProcessesFullError() if stream is not None and stream.lacks_processes else SandboxUnreachableError()
                 ) from None
 
-        async def answer(handle: Handle) -> bool:
+        async def answer(handle: SandboxHandle) -> bool:
             nonlocal stream
             for _ in range(3):  # it may have no python3, or no relay any more
-                stream = RelayStream(self._gate.config.api_key, self._silence)
+                stream = RelayStream(self._transport, self._silence)
                 await stream.open(handle, f"{verb} {' '.join(command_ids)}", user=_OWNER, envs={})
                 try:
                     async for frame in stream.frames():
@@ -277,10 +285,10 @@ class Commands:
                     self._finish(stream, patience_s=1.0)
             raise EngineError(_NO_RELAY)
 
-        return await self._gate.inside(f"{verb}_command", engine_id, ask, idempotent=True, attempts=2)
+        return await self._transport.call_sandbox(f"{verb}_command", engine_id, ask, idempotent=True, attempts=2)
 
     def _finish(self, stream: RelayStream, *, patience_s: float) -> None:
-        task = asyncio.get_running_loop().create_task(stream.finish(patience_s))
+        task = asyncio.get_running_loop().create_task(stream.close(patience_s=patience_s))
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
 
@@ -301,7 +309,7 @@ class _ReadState:
 
     def finish_lost(self) -> list[Event]:
         self.begun = self.ended = True
-        return [*self._announce(None), Ended(EndReason.LOST)]
+        return [*self._announce(None), CommandEnded(EndReason.LOST)]
 
     def add(self, number: str, offset: int, data: bytes) -> list[Event]:
         """Add output of a stream, parts of which may be known already."""
@@ -310,7 +318,7 @@ class _ReadState:
         if not fresh:
             return []
         self.offsets[number] = offset + len(data)
-        return [*self._announce(None), Output(_STREAMS[number], max(known, offset), fresh)]
+        return [*self._announce(None), CommandOutput(_STREAMS[number], max(known, offset), fresh)]
 
     def has_enough(self, number: str) -> bool:
         """Return whether the reader wants no more of this stream."""
@@ -321,13 +329,13 @@ class _ReadState:
         found: list[Event] = []
         if frame.kind == "s":
             self.begun = True
-            found += self._announce(bounded(frame.rest))
+            found += self._announce(parse_number(frame.rest))
         elif frame.kind == "x":
             self.begun = True
         elif frame.kind in _STREAMS:
             found += self.add(frame.kind, *frame.chunk)
         elif frame.kind == "e":
-            ended = Ended.parse(frame.rest)
+            ended = CommandEnded.parse(frame.rest)
             if ended.reason is not EndReason.NOT_STARTED:
                 found += self._announce(None)
             found.append(ended)
@@ -354,7 +362,7 @@ class _ReadState:
         if self._announced:
             return []
         self._announced = True
-        return [Started(pid)]
+        return [CommandStarted(pid)]
 
     def _refusal(self, word: str, said: str) -> Exception:
         if word == "full":

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from enum import StrEnum
 
 from e2b import (
     ALL_TRAFFIC,
@@ -31,23 +32,20 @@ from tenacity.wait import wait_base
 
 from sandyard.kit.clock import Clock, SystemClock
 from sandyard.kit.errors import InvalidInputError
-from sandyard.platform.domain.sandboxes.e2b.breaker import Breaker
 from sandyard.platform.domain.sandboxes.e2b.commands import Commands
-from sandyard.platform.domain.sandboxes.e2b.config import Denied, EngineConfig, EngineSandbox, EngineState, Usage
-from sandyard.platform.domain.sandboxes.e2b.errors import (
-    EngineError,
-    EngineTimeoutError,
-    SandboxNotFoundError,
-    translate,
-)
+from sandyard.platform.domain.sandboxes.e2b.errors import SandboxNotFoundError
 from sandyard.platform.domain.sandboxes.e2b.files import Files
-from sandyard.platform.domain.sandboxes.e2b.gate import Gate, require_id
-from sandyard.platform.domain.sandboxes.e2b.listing import FileEntry, FilePage
 from sandyard.platform.domain.sandboxes.e2b.ports import Ports
-from sandyard.platform.domain.sandboxes.e2b.programs import LIMIT, NO_ENVS, TIMEOUT_S, Programs, Ran
-from sandyard.platform.domain.sandboxes.e2b.retry import BACKOFF
+from sandyard.platform.domain.sandboxes.e2b.programs import Programs
 from sandyard.platform.domain.sandboxes.e2b.streams import Streams
-from sandyard.platform.domain.sandboxes.e2b.terminal import Terminals
+from sandyard.platform.domain.sandboxes.e2b.terminals import Terminals
+from sandyard.platform.domain.sandboxes.e2b.transport import (
+    BACKOFF,
+    CircuitBreaker,
+    EngineConfig,
+    EngineTransport,
+    require_id,
+)
 
 PAGE = 100
 DENIED, DENIED_SHOWN, DENIED_HEADER = "Blocked by the network policy:", 300, "x-sandyard-egress-denied"
@@ -57,10 +55,50 @@ SAMPLES_S = 120
 """How far back to ask for usage samples. The newest one counts."""
 
 
+class EngineState(StrEnum):
+    RUNNING = "running"
+    PAUSED = "paused"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSandbox:
+    """A sandbox as the engine reports it. `template` is its name if it has one, else its id. Times are in UTC."""
+
+    id: str
+    state: EngineState
+    template: str
+    started_at: datetime
+    ends_at: datetime
+    metadata: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """The engine's latest sample. `cpu_percent` is the sum over all cores: 200 means two fully used cores."""
+
+    cpu_percent: float
+    cpu_count: int
+    memory_bytes: int
+    memory_total_bytes: int
+    disk_bytes: int
+    disk_total_bytes: int
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class DeniedConnection:
+    """A connection of a sandbox that was denied. `protocol` dns: the name was not resolved."""
+
+    host: str
+    protocol: str
+    port: int | None
+    at: datetime
+
+
 class SandboxEngine:
     """One engine endpoint. Methods take the engine's id of a sandbox.
 
-    Only `wake` resumes a sandbox. Every method that works inside a sandbox raises SandboxNotRunningError if it is
+    Only `resume` resumes a sandbox. Every method that works inside a sandbox raises SandboxNotRunningError if it is
     paused and SandboxNotFoundError if it is gone.
     """
 
@@ -70,18 +108,18 @@ class SandboxEngine:
         clock: Clock | None = None,
         *,
         backoff: wait_base = BACKOFF,
-        breaker: Breaker | None = None,
+        breaker: CircuitBreaker | None = None,
     ) -> None:
         clock = clock or SystemClock()
         self.config = config
-        self.breaker = breaker or Breaker(clock)
-        self._gate = Gate(config, self.breaker, clock, backoff)
-        self._files = Files(self._gate)
-        self._programs = Programs(self._gate)
-        self.commands = Commands(self._gate)
-        self.terminals = Terminals(self._gate)
-        self.streams = Streams(self._gate)
-        self.ports = Ports(self._gate, self._programs)
+        self.breaker = breaker or CircuitBreaker(clock)
+        self.transport = EngineTransport(config, self.breaker, clock, backoff)
+        self.files = Files(self.transport)
+        self.programs = Programs(self.transport)
+        self.commands = Commands(self.transport, self.files)
+        self.terminals = Terminals(self.transport)
+        self.streams = Streams(self.transport)
+        self.ports = Ports(self.transport, self.programs)
 
     @property
     def configured(self) -> bool:
@@ -102,7 +140,7 @@ class SandboxEngine:
     ) -> EngineSandbox:
         """Create a sandbox and return it when it is running, within `create_timeout_s` including retries.
 
-        The same key returns the same sandbox. When its time is over it is paused with its memory, and only `wake`
+        The same key returns the same sandbox. When its time is over it is paused with its memory, and only `resume`
         resumes it. If the endpoint supports it, its ports require the traffic token, because the platform decides who
         has access. `allowed` lists the only names and addresses it may connect to. None: all.
         """
@@ -110,43 +148,34 @@ class SandboxEngine:
         network: SandboxNetworkOpts = {"allow_public_traffic": False}
         if allowed:
             network |= {"allow_out": list(allowed), "deny_out": [ALL_TRAFFIC]}
-        last: list[EngineError] = []
 
         async def create() -> EngineSandbox:
-            try:
-                sandbox = await AsyncSandbox.create(
-                    template=template,
-                    timeout=max(1, round(timeout_s)),
-                    metadata=dict(metadata),
-                    envs=dict(envs),
-                    allow_internet_access=allowed is None or len(allowed) > 0,
-                    network=network,
-                    lifecycle={"on_timeout": {"action": "pause", "mode": "full"}, "auto_resume": False},
-                    idempotency_key=key,
-                    **self.config.options,
-                )
-                self._gate.remember(sandbox)
-                return _from_info(await AsyncSandbox.get_info(sandbox.sandbox_id, **self.config.options))
-            except Exception as error:
-                ours = translate(error, self.config.api_key)
-                if isinstance(ours, EngineError):
-                    last[:] = [ours]
-                raise
+            sandbox = await AsyncSandbox.create(
+                template=template,
+                timeout=max(1, round(timeout_s)),
+                metadata=dict(metadata),
+                envs=dict(envs),
+                allow_internet_access=allowed is None or len(allowed) > 0,
+                network=network,
+                lifecycle={"on_timeout": {"action": "pause", "mode": "full"}, "auto_resume": False},
+                idempotency_key=key,
+                **self.config.options,
+            )
+            self.transport.remember(sandbox)
+            return _from_info(await AsyncSandbox.get_info(sandbox.sandbox_id, **self.config.options))
 
-        try:
-            async with asyncio.timeout(self.config.create_timeout_s):
-                return await self._gate.control("create", create)
-        except TimeoutError:
-            if last:
-                raise last[0] from None
-            raise EngineTimeoutError(
-                f"The sandbox was not created within {self.config.create_timeout_s:g} s. Try again; if it keeps failing, check "
-                "whether the engine is overloaded."
-            ) from None
+        limit = self.config.create_timeout_s
+        return await self.transport.call_api(
+            "create",
+            create,
+            within_s=limit,
+            too_slow=f"The sandbox was not created within {limit:g} s. Try again; if it keeps failing, check whether the engine "
+            "is overloaded.",
+        )
 
-    async def info(self, engine_id: str) -> EngineSandbox:
+    async def get_info(self, engine_id: str) -> EngineSandbox:
         """Return the sandbox's state without resuming it. Raises SandboxNotFoundError."""
-        return _from_detail(await self._gate.detail(engine_id))
+        return _from_detail(await self.transport.get_detail(engine_id))
 
     async def list(self, metadata: Mapping[str, str] | None = None) -> list[EngineSandbox]:
         """List the running and paused sandboxes of this key that have at least this metadata."""
@@ -161,29 +190,31 @@ class SandboxEngine:
                 found |= {item.sandbox_id: _from_info(item) for item in await pages.next_items()}
             return [*found.values()]
 
-        return await self._gate.control("list", collect)
+        return await self.transport.call_api("list", collect)
 
     async def pause(self, engine_id: str) -> None:
         """Pause the sandbox with its memory. Idempotent."""
         require_id(engine_id)
-        self._gate.drop(engine_id)
-        await self._gate.control("pause", lambda: AsyncSandbox.pause(engine_id, mode="full", **self.config.options))
-        self._gate.drop(engine_id)
+        self.transport.drop(engine_id)
+        await self.transport.call_api(
+            "pause", lambda: AsyncSandbox.pause(engine_id, mode="full", **self.config.options)
+        )
+        self.transport.drop(engine_id)
 
-    async def wake(self, engine_id: str, timeout_s: float) -> None:
+    async def resume(self, engine_id: str, timeout_s: float) -> None:
         """Resume the sandbox for at least that long. Idempotent."""
         require_id(engine_id)
         timeout = max(1, round(timeout_s))
-        sandbox = await self._gate.control(
+        sandbox = await self.transport.call_api(
             "wake", lambda: AsyncSandbox.connect(engine_id, timeout=timeout, **self.config.options)
         )
-        self._gate.remember(sandbox)
+        self.transport.remember(sandbox)
 
     async def extend(self, engine_id: str, timeout_s: float) -> None:
         """Let the sandbox run for that long from now. Idempotent; never resumes it."""
         require_id(engine_id)
         timeout = max(1, round(timeout_s))
-        await self._gate.control(
+        await self.transport.call_api(
             "extend", lambda: AsyncSandbox.set_timeout(engine_id, timeout=timeout, **self.config.options)
         )
 
@@ -193,18 +224,18 @@ class SandboxEngine:
         update: SandboxNetworkUpdate = {"allow_internet_access": allowed is None or len(allowed) > 0}
         if allowed:
             update |= {"allow_out": list(allowed), "deny_out": [ALL_TRAFFIC]}
-        await self._gate.control(
+        await self.transport.call_api(
             "set_network", lambda: AsyncSandbox.update_network(engine_id, network=update, **self.config.options)
         )
 
-    async def denied(self, engine_id: str) -> Sequence[Denied] | None:
+    async def list_denied_connections(self, engine_id: str) -> Sequence[DeniedConnection] | None:
         """Return the connections that the sandbox's network settings have denied, oldest first.
 
         None if the endpoint does not report them, as E2B Cloud. Never resumes the sandbox.
         """
         require_id(engine_id)
 
-        async def read() -> Sequence[Denied] | None:
+        async def read() -> Sequence[DeniedConnection] | None:
             client = client_async.get_api_client(ConnectionConfig(**self.config.options))
             answer = await get_v_2_sandboxes_sandbox_id_logs.asyncio_detailed(
                 engine_id, client=client, search=DENIED, limit=DENIED_SHOWN
@@ -217,25 +248,25 @@ class SandboxEngine:
                 return None
             return [_to_denied(entry) for entry in answer.parsed.logs if entry.fields.to_dict().get("host")]
 
-        return await self._gate.control("denied", read)
+        return await self.transport.call_api("denied", read)
 
     async def kill(self, engine_id: str) -> bool:
         """Delete the sandbox, paused or not. Returns False if it was gone already. Idempotent."""
-        self._gate.drop(engine_id)
+        self.transport.drop(engine_id)
         try:
             require_id(engine_id)
-            return await self._gate.control("kill", lambda: AsyncSandbox.kill(engine_id, **self.config.options))
+            return await self.transport.call_api("kill", lambda: AsyncSandbox.kill(engine_id, **self.config.options))
         except SandboxNotFoundError:
             return False
         finally:
-            self._gate.drop(engine_id)
+            self.transport.drop(engine_id)
 
-    async def usage(self, engine_id: str) -> Usage | None:
+    async def get_usage(self, engine_id: str) -> Usage | None:
         """Return the usage. None if there is no sample of the last two minutes, as for a paused sandbox. Never resumes
         it."""
         require_id(engine_id)
-        since = datetime.fromtimestamp(self._gate.clock.now(), UTC) - timedelta(seconds=SAMPLES_S)
-        samples = await self._gate.control(
+        since = datetime.fromtimestamp(self.transport.clock.now(), UTC) - timedelta(seconds=SAMPLES_S)
+        samples = await self.transport.call_api(
             "usage", lambda: AsyncSandbox.get_metrics(engine_id, start=since, **self.config.options)
         )
         if not samples:
@@ -253,17 +284,17 @@ class SandboxEngine:
 
     # snapshots and copies ---------------------------------------------------------------------------------------------
 
-    async def snapshot(self, engine_id: str, name: str | None = None) -> str:
+    async def create_snapshot(self, engine_id: str, name: str | None = None) -> str:
         """Take a snapshot and return its id, which can be used as a template. Not idempotent: each call creates one."""
         require_id(engine_id)
-        made = await self._gate.control(
+        made = await self.transport.call_api(
             "snapshot",
             lambda: AsyncSandbox.create_snapshot(engine_id, name=name, **self.config.options),
             idempotent=False,
         )
         return made.snapshot_id
 
-    async def snapshots(self, engine_id: str) -> Sequence[str]:
+    async def list_snapshots(self, engine_id: str) -> Sequence[str]:
         """Return the ids of this sandbox's snapshots, also if the sandbox is gone."""
         require_id(engine_id)
 
@@ -274,9 +305,9 @@ class SandboxEngine:
                 found |= {item.snapshot_id: None for item in await pages.next_items()}
             return tuple(found)
 
-        return await self._gate.control("snapshots", collect)
+        return await self.transport.call_api("snapshots", collect)
 
-    async def template_build(self, template: str) -> str | None:
+    async def find_template_build(self, template: str) -> str | None:
         """Return the id of the build that new sandboxes of this template use.
 
         None if the endpoint does not say, as E2B Cloud for templates of others.
@@ -292,11 +323,11 @@ class SandboxEngine:
             ready = (build for build in answer.parsed.builds if build.status == TemplateBuildStatus.READY)
             return next((str(build.build_id) for build in ready), None)
 
-        return await self._gate.control("template_build", read)
+        return await self.transport.call_api("template_build", read)
 
     async def delete_snapshot(self, snapshot_id: str) -> None:
         """Delete a snapshot. Idempotent."""
-        await self._gate.control(
+        await self.transport.call_api(
             "delete_snapshot", lambda: AsyncSandbox.delete_snapshot(snapshot_id, **self.config.options)
         )
 
@@ -316,67 +347,20 @@ class SandboxEngine:
                 raise copies[0]
             return copies[0]
 
-        sandbox = await self._gate.control("fork", fork, idempotent=False)
-        self._gate.remember(sandbox)
-        return await self.info(sandbox.sandbox_id)
-
-    # programs ---------------------------------------------------------------------------------------------------------
-
-    async def run(
-        self,
-        engine_id: str,
-        argv: Sequence[str],
-        *,
-        cwd: str | None = None,
-        envs: Mapping[str, str] = NO_ENVS,
-        timeout_s: float = TIMEOUT_S,
-        limit: int = LIMIT,
-        idempotent: bool = False,
-    ) -> Ran:
-        """Run a short program of the platform itself as the sandbox's default user. Users' commands go through
-        `commands`."""
-        return await self._programs.run(
-            engine_id, argv, cwd=cwd, envs=envs, timeout_s=timeout_s, limit=limit, idempotent=idempotent
-        )
-
-    # files ------------------------------------------------------------------------------------------------------------
-
-    async def read_file(self, engine_id: str, path: str) -> tuple[int | None, AsyncIterator[bytes]]:
-        return await self._files.read(engine_id, path)
-
-    async def write_file(self, engine_id: str, path: str, chunks: AsyncIterator[bytes]) -> int:
-        return await self._files.write(engine_id, path, chunks)
-
-    async def list_files(
-        self,
-        engine_id: str,
-        path: str,
-        depth: int = 1,
-        *,
-        first: int = 0,
-        limit: int = 1000,
-    ) -> FilePage:
-        return await self._files.list(engine_id, path, depth, first, limit)
-
-    async def stat(self, engine_id: str, path: str) -> FileEntry:
-        return await self._files.stat(engine_id, path)
-
-    async def remove(self, engine_id: str, path: str) -> None:
-        await self._files.remove(engine_id, path)
-
-    async def make_dir(self, engine_id: str, path: str) -> bool:
-        return await self._files.make_dir(engine_id, path)
+        sandbox = await self.transport.call_api("fork", fork, idempotent=False)
+        self.transport.remember(sandbox)
+        return await self.get_info(sandbox.sandbox_id)
 
     async def close(self) -> None:
         """Close streams and handles. Sandboxes and their processes continue."""
         await self.commands.close()
-        self._gate.drop_all()
+        self.transport.drop_all()
 
 
-def _to_denied(entry: SandboxLogEntry) -> Denied:
+def _to_denied(entry: SandboxLogEntry) -> DeniedConnection:
     fields = entry.fields.to_dict()
     port = str(fields.get("port", ""))
-    return Denied(
+    return DeniedConnection(
         host=str(fields["host"])[:253],
         protocol=str(fields.get("protocol", ""))[:20],
         port=int(port) if port.isdigit() else None,

@@ -108,7 +108,7 @@ class EngineUnreachableError(EngineError):
     transient = True
 
 
-class BreakerOpenError(EngineUnreachableError):
+class CircuitOpenError(EngineUnreachableError):
     """The engine failed repeatedly and is retried in a moment. Try again shortly."""
 
 

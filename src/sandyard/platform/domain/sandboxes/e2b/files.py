@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import TypeVar
 
+import httpx
 from e2b import AsyncSandbox, EntryInfo, FileType
+from e2b.api import client_async
+from e2b.envd.api import ENVD_API_FILE_DOWNLOAD_HTTP_VERSION, ENVD_API_FILES_ROUTE, ahandle_envd_api_exception
 
 from sandyard.kit.errors import InvalidInputError
+from sandyard.platform.domain.sandboxes.e2b.directory_pages import FileEntry, FilePage, read_page
 from sandyard.platform.domain.sandboxes.e2b.errors import (
+    EngineError,
     EngineInvalidError,
     FileMissingError,
-    translate,
+    SandboxUnreachableError,
 )
-from sandyard.platform.domain.sandboxes.e2b.gate import Gate
-from sandyard.platform.domain.sandboxes.e2b.listing import FileEntry, FilePage, read_page
+from sandyard.platform.domain.sandboxes.e2b.transport import EngineTransport, SandboxHandle
 
 LISTINGS_AT_ONCE = 16
-"""Each may hold `listing.MOST_BYTES`. The number exceeds what one person may run at once, so that nobody can use them
+"""Each may hold `directory_pages.MOST_BYTES`. The number exceeds what one person may run at once, so that nobody can use them
 all."""
+PIECE = 1 << 20
+"""Size of the pieces that `read_from` yields."""
+_MISSING_STATUSES = (400, 404, 416)
+"""There is no such file, it is not a regular file, or it is shorter."""
 
 T = TypeVar("T")
 
@@ -27,8 +35,8 @@ T = TypeVar("T")
 class Files:
     """Files of sandboxes. FileMissingError and InvalidInputError name the path."""
 
-    def __init__(self, gate: Gate) -> None:
-        self._gate = gate
+    def __init__(self, transport: EngineTransport) -> None:
+        self._transport = transport
         self._listings = asyncio.Semaphore(LISTINGS_AT_ONCE)
 
     async def read(self, engine_id: str, path: str) -> tuple[int | None, AsyncIterator[bytes]]:
@@ -45,14 +53,48 @@ class Files:
 
         async def chunks() -> AsyncIterator[bytes]:
             try:
-                async for chunk in reader:
-                    yield chunk
-            except Exception as error:
-                raise translate(error, self._gate.config.api_key) from error
+                with self._transport.translate_errors():
+                    async for chunk in reader:
+                        yield chunk
             finally:
                 await reader.aclose()
 
         return size, chunks()
+
+    async def read_from(
+        self, engine_id: str, path: str, offset: int, *, silence_s: float
+    ) -> AsyncGenerator[bytes, None]:
+        """Yield the file's content from this offset to its current end, as root. Read it to the end or close it.
+
+        Raises FileMissingError if there is nothing, and SandboxUnreachableError if the sandbox is silent for
+        `silence_s`.
+        """
+        response = await self._transport.call_sandbox(
+            "read_journal",
+            engine_id,
+            lambda handle: _request_from(handle, path, offset, silence_s),
+            idempotent=True,
+            attempts=1,
+        )
+        try:
+            skip = _bytes_before(response, offset)
+            pieces, size = list[bytes](), 0
+            chunks = response.aiter_bytes()
+            while True:
+                with self._transport.translate_errors():
+                    chunk = await _next_chunk(chunks, silence_s)
+                if chunk is not None and skip:
+                    chunk, skip = chunk[skip:], max(0, skip - len(chunk))
+                if chunk is not None:
+                    pieces.append(chunk)
+                    size += len(chunk)
+                if size and (chunk is None or size >= PIECE):
+                    yield b"".join(pieces) if len(pieces) > 1 else pieces[0]
+                    pieces, size = [], 0
+                if chunk is None:
+                    return
+        finally:
+            await response.aclose()
 
     async def write(self, engine_id: str, path: str, chunks: AsyncIterator[bytes]) -> int:
         """Write a file and return the number of bytes.
@@ -89,7 +131,7 @@ class Files:
             raise
         return written
 
-    async def list(self, engine_id: str, path: str, depth: int, first: int, limit: int) -> FilePage:
+    async def list(self, engine_id: str, path: str, depth: int = 1, *, first: int = 0, limit: int = 1000) -> FilePage:
         """Return at most `limit` entries starting at number `first`."""
         async with self._listings:
             return await self._call(
@@ -134,7 +176,7 @@ class Files:
         if not path or "\0" in path:
             raise InvalidInputError("The path is invalid: it is empty or contains a NUL character.")
         try:
-            return await self._gate.inside(
+            return await self._transport.call_sandbox(
                 verb, engine_id, lambda handle: call(handle.sandbox), idempotent=idempotent, attempts=attempts
             )
         except FileMissingError:
@@ -160,3 +202,46 @@ def _to_entry(found: EntryInfo) -> FileEntry:
         modified_at=found.modified_time,
         symlink_target=found.symlink_target,
     )
+
+
+async def _next_chunk(chunks: AsyncIterator[bytes], silence_s: float) -> bytes | None:
+    try:
+        async with asyncio.timeout(silence_s):
+            return await anext(chunks, None)
+    except TimeoutError:
+        raise SandboxUnreachableError("The sandbox did not respond in time.") from None
+
+
+def _bytes_before(response: httpx.Response, offset: int) -> int:
+    """Return how many bytes to skip: all before the offset, if a server on the way does not support ranges."""
+    if response.status_code != httpx.codes.PARTIAL_CONTENT:
+        return offset
+    if not response.headers.get("content-range", "").startswith(f"bytes {offset}-"):
+        raise EngineError("The sandbox sent another part of a file than requested.")
+    return 0
+
+
+async def _request_from(handle: SandboxHandle, path: str, offset: int, silence_s: float) -> httpx.Response:
+    sandbox = handle.sandbox
+    client = client_async.get_envd_api(
+        sandbox.connection_config,
+        sandbox.envd_api_url,
+        for_streaming=True,
+        http_version=ENVD_API_FILE_DOWNLOAD_HTTP_VERSION,
+    )
+    request = client.build_request(
+        "GET",
+        ENVD_API_FILES_ROUTE,
+        params={"path": path, "username": "root"},
+        headers={"Range": f"bytes={offset}-", "Accept-Encoding": "identity"},
+        timeout=None,
+    )
+    async with asyncio.timeout(silence_s):
+        response = await client.send(request, stream=True)
+    if response.status_code in _MISSING_STATUSES:
+        await response.aclose()
+        raise FileMissingError
+    if error := await ahandle_envd_api_exception(response):
+        await response.aclose()
+        raise error
+    return response

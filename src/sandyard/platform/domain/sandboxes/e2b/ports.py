@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 
 from e2b import ConnectionConfig
 
-from sandyard.platform.domain.sandboxes.e2b.gate import Gate
+from sandyard.platform.domain.sandboxes.e2b.guest_sources import read_script
 from sandyard.platform.domain.sandboxes.e2b.programs import Programs, storable
+from sandyard.platform.domain.sandboxes.e2b.transport import EngineTransport
 
 AGENT_PORT: int = ConnectionConfig.envd_port
 """Port of envd, which has its own access."""
@@ -21,16 +22,7 @@ _NAME_LENGTH = 60
 _PLATFORM_PATH = b"/tmp/.sandyard/"  # in the sandbox: folder of the platform's own programs
 _FILES, _LINES = b"::files", b"::lines"
 
-# Reads the kernel's tables with programs that every template has. The owner of a socket is known only for processes of
-# the same user, and unknown if `ls` or `head` is missing; ports are listed anyway.
-_LIST_SCRIPT = f"""exec 2>/dev/null
-grep -h ' 0A ' /proc/net/tcp /proc/net/tcp6
-echo {_FILES.decode()}
-ls -l /proc/[0-9]*/fd | grep -e '^/proc/' -e 'socket:'
-echo {_LINES.decode()}
-head -v -c 400 /proc/[0-9]*/cmdline
-exit 0
-"""
+_LIST_PORTS = read_script("list_ports.sh")
 _DIRECTORY = re.compile(rb"/proc/(\d{1,10})/fd:")
 _SOCKET = re.compile(rb"socket:\[(\d{1,20})\]\s*$")
 _HEADING = re.compile(rb"==> /proc/(\d{1,10})/cmdline <==\n")
@@ -60,33 +52,33 @@ class Route:
 
 
 class Ports:
-    def __init__(self, gate: Gate, programs: Programs) -> None:
-        self._gate = gate
+    def __init__(self, transport: EngineTransport, programs: Programs) -> None:
+        self._transport = transport
         self._programs = programs
 
-    async def listeners(self, engine_id: str) -> list[Listener]:
+    async def list_listeners(self, engine_id: str) -> list[Listener]:
         """List one entry per port, by number, without those of the platform and envd. The sandbox's information may be
         false."""
-        argv = ("/bin/sh", "-c", _LIST_SCRIPT)
+        argv = ("/bin/sh", "-c", _LIST_PORTS)
         ran = await self._programs.run(engine_id, argv, timeout_s=_TIMEOUT_S, limit=_LIMIT, idempotent=True)
         return parse(ran.stdout)
 
-    async def route(self, engine_id: str, port: int) -> Route:
+    async def get_route(self, engine_id: str, port: int) -> Route:
         """Return the route without resuming the sandbox. Raises SandboxNotRunningError and SandboxNotFoundError."""
-        sandbox = await self._gate.with_token(engine_id)
+        sandbox = await self._transport.get_sandbox_with_token(engine_id)
         headers = {}
         if sandbox.traffic_access_token:
             headers["e2b-traffic-access-token"] = sandbox.traffic_access_token
-        if self._gate.config.sandbox_url is None:
+        if self._transport.config.sandbox_url is None:
             return Route(f"https://{sandbox.get_host(port)}", headers, keeps_host=False)
-        url = self._gate.config.sandbox_url.rstrip("/")
+        url = self._transport.config.sandbox_url.rstrip("/")
         headers |= {"E2b-Sandbox-Id": sandbox.sandbox_id, "E2b-Sandbox-Port": str(port)}
         # behind https there may be a proxy that finds the engine by its name
         return Route(url, headers, keeps_host=url.startswith("http:"))
 
 
 def parse(said: bytes) -> list[Listener]:
-    """Parse the output of `_LIST_SCRIPT`. It may be malformed in any way."""
+    """Parse the output of `guest/list_ports.sh`. It may be malformed in any way."""
     table, _, rest = said.partition(_FILES + b"\n")
     files, _, lines = rest.partition(_LINES + b"\n")
     owners = dict(_parse_owners(files))

@@ -20,8 +20,6 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NoReturn
 
-from e2b import AsyncCommandHandle, CommandExitException
-
 from sandyard.kit.errors import InvalidInputError
 from sandyard.kit.ids import random_id
 from sandyard.platform.domain.sandboxes.e2b.errors import (
@@ -30,7 +28,9 @@ from sandyard.platform.domain.sandboxes.e2b.errors import (
     ProcessesFullError,
     says_processes_full,
 )
-from sandyard.platform.domain.sandboxes.e2b.gate import Gate, Handle
+from sandyard.platform.domain.sandboxes.e2b.guest_sources import read_script
+from sandyard.platform.domain.sandboxes.e2b.processes import GuestProcess
+from sandyard.platform.domain.sandboxes.e2b.transport import EngineTransport, SandboxHandle
 
 TIMEOUT_S = 60.0
 LIMIT = 8 << 20
@@ -53,35 +53,12 @@ _TIMED_OUT = (124, 137)
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _UNSTORABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
 
-# $SANDYARD_MARK marks the start and end of the program's output, because a login shell's profile may print something
-# before it. The argv is a list of fields that end with NUL: directory, seconds, bytes, number of variables, the
-# variables, the words. The variables are passed this way because a profile could change those that the SDK sets.
-_PROGRAM = r"""set +eu
-m=$SANDYARD_MARK
-no() { printf '\n:%s !%s\n' "$m" "$1"; exit 0; }
-((BASH_VERSINFO[0] * 100 + BASH_VERSINFO[1] >= 404)) || no bash
-for p in base64 head; do type -P "$p" >/dev/null || no "$p"; done
-if [ -n "$SANDYARD_FILE" ]; then mapfile -d '' -t a <"$SANDYARD_FILE"; rm -f -- "$SANDYARD_FILE"
-else mapfile -d '' -t a < <(printf %s "$SANDYARD_ARGV" | base64 -d); fi
-unset SANDYARD_MARK SANDYARD_FILE SANDYARD_ARGV
-((${#a[@]} >= 5 + a[3])) || no argv
-[ -z "${a[0]}" ] || cd -- "${a[0]}" 2>/dev/null || no cwd
-((a[3])) && export "${a[@]:4:a[3]}"
-c=("${a[@]:4+a[3]}")
-type -P timeout >/dev/null && c=(timeout -k 3 "${a[1]}" "${c[@]}")
-printf '\n:%s\n' "$m" >&2
-printf '\n:%s\n' "$m"
-"${c[@]}" </dev/null | head -c "${a[2]}" | base64
-printf '\n:%s %s\n' "$m" "${PIPESTATUS[0]}"
-"""
-# `timeout` has its own process group with everything it started
-_KILL_CHILDREN = r"""read -r -a c <"/proc/$SANDYARD_PID/task/$SANDYARD_PID/children"
-for p in "${c[@]}"; do kill -- "-$p" || kill "$p"; done 2>/dev/null
-"""
+_RUN_PROGRAM = read_script("run_program.sh")
+_KILL_CHILDREN = read_script("kill_children.sh")
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
+class ProgramResult:
     """Result of a program.
 
     `truncated`: it wrote more than the limit and the rest is lost; unless it had finished, it was ended by that
@@ -105,8 +82,8 @@ class DirectoryMissingError(InvalidInputError):
 
 
 class Programs:
-    def __init__(self, gate: Gate) -> None:
-        self._gate = gate
+    def __init__(self, transport: EngineTransport) -> None:
+        self._transport = transport
 
     async def run(
         self,
@@ -118,7 +95,7 @@ class Programs:
         timeout_s: float = TIMEOUT_S,
         limit: int = LIMIT,
         idempotent: bool = False,
-    ) -> Ran:
+    ) -> ProgramResult:
         """Run a program as the sandbox's default user, without standard input, and wait for it to exit.
 
         Words may contain any bytes except NUL (as os.fsdecode returns them). Runs at most once unless `idempotent`.
@@ -129,10 +106,10 @@ class Programs:
         """
         blob = _encode(argv, cwd, envs, timeout_s, limit)
 
-        async def attempt(handle: Handle) -> Ran | None:
-            return await _Run(limit).execute(handle, blob, timeout_s)
+        async def attempt(handle: SandboxHandle) -> ProgramResult | None:
+            return await _Run(self._transport, limit).execute(handle, blob, timeout_s)
 
-        ran = await self._gate.inside("run_program", engine_id, attempt, idempotent=idempotent)
+        ran = await self._transport.call_sandbox("run_program", engine_id, attempt, idempotent=idempotent)
         if ran is None:
             raise ProgramTimeoutError(
                 f"The program {argv[0]!r} did not finish within {timeout_s:g} s in the sandbox and was killed."
@@ -143,7 +120,8 @@ class Programs:
 class _Run:
     """One run of a program and its output."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, transport: EngineTransport, limit: int) -> None:
+        self._process = GuestProcess(transport)
         self._limit = limit
         self._max_encoded = (limit + 1) * 3 // 2 + 1024  # base64 with line breaks
         self._mark = random_id()
@@ -158,7 +136,7 @@ class _Run:
         self._pieces = 0
         self._abort_reason: str | None = None
 
-    async def execute(self, handle: Handle, blob: bytes, timeout_s: float) -> Ran | None:
+    async def execute(self, handle: SandboxHandle, blob: bytes, timeout_s: float) -> ProgramResult | None:
         """Run the program and return its result. None if it timed out."""
         envs = {"SANDYARD_MARK": self._mark}
         encoded = base64.b64encode(blob).decode()
@@ -169,24 +147,14 @@ class _Run:
             path = envs["SANDYARD_FILE"] = f"/tmp/.sandyard-argv-{random_id()}"  # noqa: S108 - in the sandbox
             await handle.sandbox.files.write(path, blob)
         now = asyncio.get_running_loop().time
-        began, ended = now(), False
-        running: AsyncCommandHandle[None] | None = None
+        began = now()
         try:
             async with asyncio.timeout(timeout_s + _GRACE_S):
-                running = await handle.sandbox.commands.run(
-                    _PROGRAM,
-                    background=True,
-                    timeout=0,
-                    envs=envs,
-                    on_stdout=self._on_stdout,
-                    on_stderr=self._on_stderr,
-                    retain_output=False,
-                )
-                with contextlib.suppress(CommandExitException):  # the shell could not even start, and printed nothing
-                    await running.wait()
-                ended = True
+                await self._process.start(handle, _RUN_PROGRAM, envs=envs, on_stderr=self._add_stderr)
+                while (text := await self._process.read()) is not None:
+                    self._add_stdout(text)
         except TimeoutError:
-            if running is None or now() - began < timeout_s:
+            if self._process.pid is None or now() - began < timeout_s:
                 raise
             return None
         except Exception:
@@ -194,12 +162,25 @@ class _Run:
                 raise EngineError(self._abort_reason) from None
             raise
         finally:
-            if running is not None and not ended:
-                await _end_program(handle, running, with_children=self._abort_reason is not None)
-        ran = await asyncio.to_thread(self._result) if self._size > _THREAD_THRESHOLD else self._result()
-        return None if ran.exit_code in _TIMED_OUT and now() - began >= timeout_s else ran
+            if not self._process.ended:
+                await self._end(handle)
+        result = await asyncio.to_thread(self._result) if self._size > _THREAD_THRESHOLD else self._result()
+        return None if result.exit_code in _TIMED_OUT and now() - began >= timeout_s else result
 
-    def _on_stdout(self, text: str) -> None:
+    async def _end(self, handle: SandboxHandle) -> None:
+        """End the shell, even if the caller was cancelled.
+
+        After an abort, also end the program itself, which otherwise may finish its work.
+        """
+        await self._process.disconnect()
+        if self._process.pid is not None and self._abort_reason is not None:
+            with contextlib.suppress(Exception):
+                async with asyncio.timeout(_KILL_S):
+                    envs = {"SANDYARD_PID": str(self._process.pid)}
+                    await handle.sandbox.commands.run(_KILL_CHILDREN, timeout=_KILL_S, envs=envs, retain_output=False)
+        await self._process.kill()
+
+    def _add_stdout(self, text: str) -> None:
         self._count_piece()
         if not self._begun:
             self._noise += len(text)
@@ -215,7 +196,7 @@ class _Run:
             self._abort(_CANNOT_RUN)
         self._parts.append(text)
 
-    def _on_stderr(self, text: str) -> None:
+    def _add_stderr(self, text: str) -> None:
         self._count_piece()
         self._stderr_size += len(text)
         if self._stderr_size > STDERR_MOST:
@@ -229,12 +210,12 @@ class _Run:
             self._abort(_TOO_MUCH_STDERR)
 
     def _abort(self, why: str) -> NoReturn:
-        """Abort the run. The SDK stops waiting when this is raised, but replaces the message."""
+        """Abort the run. If this is raised in a callback of the SDK, the SDK replaces the message."""
         self._abort_reason = self._abort_reason or why
         self._parts.clear()
         raise EngineError(self._abort_reason)
 
-    def _result(self) -> Ran:
+    def _result(self) -> ProgramResult:
         body, found, last = "".join(self._parts).rpartition(self._token)
         self._parts.clear()
         last = last.strip()
@@ -246,7 +227,7 @@ class _Run:
             data = binascii.a2b_base64(body)
         except ValueError:
             raise EngineError(_CANNOT_RUN) from None
-        return Ran(int(last), data[: self._limit], storable(self._stderr), truncated=len(data) > self._limit)
+        return ProgramResult(int(last), data[: self._limit], storable(self._stderr), truncated=len(data) > self._limit)
 
 
 _CANNOT_RUN = "The sandbox could not run the platform's program. Check that /bin/bash, base64 and head work in it and its disk is not full."
@@ -273,24 +254,6 @@ def _to_error(word: str) -> Exception:
             f"The program {word!r}, which the platform needs, is not installed in the sandbox. Install it in the template."
         )
     return EngineError(_CANNOT_RUN)
-
-
-async def _end_program(handle: Handle, running: AsyncCommandHandle[None], *, with_children: bool) -> None:
-    """End the shell, even if the caller was cancelled.
-
-    `with_children`: also end the program itself, which otherwise may finish its work.
-    """
-    with contextlib.suppress(Exception):
-        async with asyncio.timeout(_KILL_S):
-            await running.disconnect()
-    if with_children:
-        with contextlib.suppress(Exception):
-            async with asyncio.timeout(_KILL_S):
-                envs = {"SANDYARD_PID": str(running.pid)}
-                await handle.sandbox.commands.run(_KILL_CHILDREN, timeout=_KILL_S, envs=envs, retain_output=False)
-    with contextlib.suppress(Exception):
-        async with asyncio.timeout(_KILL_S):
-            await running.kill()
 
 
 def _encode(argv: Sequence[str], cwd: str | None, envs: Mapping[str, str], timeout_s: float, limit: int) -> bytes:

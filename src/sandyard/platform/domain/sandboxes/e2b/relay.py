@@ -1,7 +1,7 @@
 """Communication with the relay in a sandbox: the shell line that runs it, the specification it gets, and the lines it
 answers with.
 
-The relay itself is `guest_relay.py`, or `guest_relay.sh` if there is no python3.
+The relay itself is the package `guest/relay`, or `guest/relay.sh` if there is no python3.
 """
 
 from __future__ import annotations
@@ -9,55 +9,28 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-import contextlib
 import hashlib
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from pathlib import Path
 from typing import Any
-
-from e2b import AsyncCommandHandle, CommandExitException
 
 from sandyard.kit import bounded_json
 from sandyard.kit.ids import random_id
-from sandyard.kit.secret import Secret
-from sandyard.kit.tasks import end_tasks
-from sandyard.platform.domain.sandboxes.e2b.errors import (
-    ProcessesFullError,
-    SandboxUnreachableError,
-    says_processes_full,
-    translate,
-)
-from sandyard.platform.domain.sandboxes.e2b.gate import Handle
+from sandyard.platform.domain.sandboxes.e2b.errors import ProcessesFullError, says_processes_full
+from sandyard.platform.domain.sandboxes.e2b.guest_sources import join_relay_modules, read_script
+from sandyard.platform.domain.sandboxes.e2b.processes import GuestProcess
+from sandyard.platform.domain.sandboxes.e2b.transport import EngineTransport, SandboxHandle
 
-_HERE = Path(__file__).parent
-_PYTHON = (_HERE / "guest_relay.py").read_bytes()
-_SHELL = (_HERE / "guest_relay.sh").read_text()
-_FOLDERS = ("/tmp/.sandyard", "/dev/shm/.sandyard")  # noqa: S108 - in the sandbox; same as BASES of guest_relay.py
+_PYTHON = join_relay_modules()
+_SHELL = read_script("relay.sh")
+_FOLDERS = ("/tmp/.sandyard", "/dev/shm/.sandyard")  # noqa: S108 - in the sandbox; BASES of guest/relay/journal.py
 _FOLDER = _FOLDERS[0]
 _PROGRAM = f"{_FOLDER}/relay-{hashlib.sha256(_PYTHON).hexdigest()[:16]}"
-_INSTALL = """
-import binascii, os, sys
-source, path = binascii.a2b_base64(os.environ["SANDYARD_RELAY"]), sys.argv.pop(1)
-main = b"import os, sys\\nsys.path.insert(0, os.path.dirname(__file__))\\nimport sandyard_relay as relay\\n"
-main += b"relay.main(sys.argv[1:])\\nos._exit(0)\\n"
-try:
-    new = path + "." + str(os.getpid())
-    os.makedirs(new)
-    if os.stat(os.path.dirname(path)).st_uid == os.geteuid(): os.chmod(os.path.dirname(path), 0o1777)
-    for name, text in (("sandyard_relay.py", source), ("main.py", main)):
-        with open(new + "/" + name, "wb") as file: file.write(text)
-    os.rename(new, path)
-except OSError: pass
-exec(compile(source, path, "exec"))
-"""
-_LINE = f"""command -v python3 >/dev/null 2>&1 || {{ printf '\\n:: MARK\\n:n\\n'; exit 0; }}
-R={_PROGRAM}-$EUID
-[ -O $R/main.py ] && exec python3 -I -S $R/main.py MARK ARGUMENTS
-[ -n "$SANDYARD_RELAY" ] && exec python3 -I -S -c '{_INSTALL}' $R MARK ARGUMENTS
-printf '\\n:: MARK\\n:i\\n'"""
-_SHELL_LINE = "exec /bin/bash -c 'eval \"$SANDYARD_RELAY\"' relay MARK ARGUMENTS"
+_LINE = (
+    read_script("start_relay.sh").replace("@PROGRAM@", _PROGRAM).replace("@INSTALL@", read_script("install_relay.py"))
+)
+_SHELL_LINE = "exec /bin/bash -c 'eval \"$SANDYARD_RELAY\"' relay @MARK@ @ARGUMENTS@"
 
 SPEC_INLINE = 96 << 10
 _MAX_RESULT = 4096
@@ -65,7 +38,6 @@ _MAX_RESULT = 4096
 passed in a file."""
 SILENCE_S = 30.0
 """The relay writes something every 10 s. A stream that is silent for longer is considered dead."""
-_QUEUE = 32
 _MAX_LINE = 1 << 20
 _MAX_STDERR = 4 << 10
 """Limits of a line and of stderr. The relay never exceeds them. A tenant may replace the relay, but only in their own
@@ -113,14 +85,14 @@ class EndReason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
+class CommandStarted:
     """The command has started. `pid` is its process id in the sandbox, None if it was started before."""
 
     pid: int | None
 
 
 @dataclass(frozen=True, slots=True)
-class Output:
+class CommandOutput:
     """Output of the command. `offset` is the position of `data` in the stream."""
 
     stream: Stream
@@ -129,7 +101,7 @@ class Output:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class CommandEnded:
     """The command has ended, with `code` or `signal`; neither for LOST and NOT_STARTED.
 
     `stdout_bytes` and `stderr_bytes` count everything it wrote. Less may be available if the disk was full and nobody
@@ -144,18 +116,18 @@ class Ended:
     stderr_bytes: int | None = None
 
     @classmethod
-    def parse(cls, text: str) -> Ended:
+    def parse(cls, text: str) -> CommandEnded:
         """Parse a result. Anything invalid, because somebody wrote to the journal, counts as LOST."""
         try:
             result: dict[str, Any] = bounded_json.parse(text, largest=_MAX_RESULT, values=100)
             ms = result.get("ms")
             return cls(
                 reason=EndReason(result["reason"]),
-                code=_optional_number(result.get("code")),
-                signal=_optional_number(result.get("signal")),
-                duration_s=None if ms is None else bounded(ms) / 1000,
-                stdout_bytes=_optional_number(result.get("out")),
-                stderr_bytes=_optional_number(result.get("err")),
+                code=_parse_optional_number(result.get("code")),
+                signal=_parse_optional_number(result.get("signal")),
+                duration_s=None if ms is None else parse_number(ms) / 1000,
+                stdout_bytes=_parse_optional_number(result.get("out")),
+                stderr_bytes=_parse_optional_number(result.get("err")),
             )
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
             return cls(EndReason.LOST)
@@ -179,7 +151,7 @@ class Frame:
     def chunk(self) -> tuple[int, bytes]:
         """Return the offset and the bytes of an output line."""
         offset, _, body = self.rest.partition(" ")
-        return bounded(offset), binascii.a2b_base64(body)
+        return parse_number(offset), binascii.a2b_base64(body)
 
     @property
     def grown(self) -> tuple[str, int, int]:
@@ -187,7 +159,7 @@ class Frame:
         stream, end, folder = self.rest.split(" ")
         if stream not in ("1", "2") or folder not in ("0", "1"):
             raise ValueError("not a valid journal")
-        return stream, bounded(end), int(folder)
+        return stream, parse_number(end), int(folder)
 
     @property
     def refusal(self) -> tuple[str, str]:
@@ -199,18 +171,13 @@ class Frame:
 class RelayStream:
     """The output of one run of the relay. Closing it never ends a command."""
 
-    def __init__(self, key: Secret | None, silence_s: float) -> None:
-        self._key = key
+    def __init__(self, transport: EngineTransport, silence_s: float) -> None:
+        self.process = GuestProcess(transport)
         self._silence = silence_s
-        self._queue: asyncio.Queue[str | None] = asyncio.Queue(_QUEUE)
-        self._handle: AsyncCommandHandle[None] | None = None
-        self._where: Handle | None = None
+        self._handle: SandboxHandle | None = None
         self._user = ""
         self._disposable = False
         self._mark = random_id()
-        self._watch: asyncio.Task[None] | None = None
-        self._error: BaseException | None = None
-        self._complete = False
         self._stderr = ""
 
     @property
@@ -222,40 +189,30 @@ class RelayStream:
         self._stderr = (self._stderr + text)[-_MAX_STDERR:]
 
     async def open(
-        self, handle: Handle, arguments: str, *, user: str | None, envs: Mapping[str, str], disposable: bool = False
+        self,
+        handle: SandboxHandle,
+        arguments: str,
+        *,
+        user: str | None,
+        envs: Mapping[str, str],
+        disposable: bool = False,
     ) -> None:
         """Run the relay. `disposable`: this run serves nobody else and ends with the stream."""
         self._disposable = disposable
-        self._where, self._user = handle, user or ""
+        self._handle, self._user = handle, user or ""
         variables = dict(envs)
         if not handle.python:
             variables["SANDYARD_RELAY"] = _SHELL
         elif self._user not in handle.relays:
             variables["SANDYARD_RELAY"] = base64.b64encode(_PYTHON).decode()
-        line = (_LINE if handle.python else _SHELL_LINE).replace("ARGUMENTS", arguments).replace("MARK", self._mark)
-        self._handle = await handle.sandbox.commands.run(
-            line,
-            background=True,
-            timeout=0,
-            user=user,
-            envs=variables,
-            on_stdout=self._queue.put,
-            on_stderr=self._add_stderr,
-            retain_output=False,
-        )
-        self._watch = asyncio.create_task(self._wait(self._handle))
+        line = _LINE if handle.python else _SHELL_LINE
+        line = line.replace("@ARGUMENTS@", arguments).replace("@MARK@", self._mark)
+        await self.process.start(handle, line, user=user, envs=variables, on_stderr=self._add_stderr)
 
     async def frames(self) -> AsyncIterator[Frame]:
-        """Yield frames until the stream ends. Raises EngineUnreachableError, or the translated SDK error, if it breaks."""
+        """Yield frames until the stream ends. Raises EngineError if it breaks."""
         rest, heard, empty = "", False, 0
-        while True:
-            try:
-                async with asyncio.timeout(self._silence):
-                    chunk = await self._queue.get()
-            except TimeoutError:
-                raise SandboxUnreachableError("The sandbox did not respond in time.") from None
-            if chunk is None:
-                break
+        while (chunk := await self.process.read(self._silence)) is not None:
             *lines, rest = (rest + chunk).split("\n")
             if len(rest) > _MAX_LINE:
                 yield Frame("e", "")  # an end without a result: LOST
@@ -272,54 +229,32 @@ class RelayStream:
                 if frame is not None:
                     self._note_capabilities(frame)
                     yield frame
-        if self._error is not None:
-            raise translate(self._error, self._key) from self._error
         if not heard and self.lacks_processes:
             raise ProcessesFullError(unsent=True)
 
-    async def finish(self, patience_s: float) -> None:
-        """Let the stream end by itself, so that its connection can be reused; close it after `patience_s`."""
-        if self._watch is not None:
-            await asyncio.wait([self._watch], timeout=patience_s)
-        await self.close()
-
-    async def close(self) -> None:
-        if self._watch is not None:
-            await end_tasks(self._watch)
-        if self._handle is not None:
-            with contextlib.suppress(Exception):
-                await self._handle.disconnect()
-                if self._disposable and not self._complete:
-                    await self._handle.kill()
+    async def close(self, *, patience_s: float) -> None:
+        """Disconnect, after waiting `patience_s` for the end, so that the connection can be reused."""
+        await self.process.disconnect(patience_s=patience_s)
+        if self._disposable:
+            await self.process.kill()
 
     def _note_capabilities(self, frame: Frame) -> None:
         """Note what a line shows about the sandbox: whether it has python3 and the relay."""
-        if self._where is None:
+        if self._handle is None:
             return
         if frame.kind == "n":
-            self._where.python = False
+            self._handle.python = False
         elif frame.kind == "i":
-            self._where.relays.discard(self._user)
-        elif self._where.python:
-            self._where.relays.add(self._user)
-
-    async def _wait(self, handle: AsyncCommandHandle[None]) -> None:
-        try:
-            await handle.wait()
-        except CommandExitException:
-            pass  # the shell could not even run the relay, which is visible from its silence
-        except Exception as error:
-            self._error = error
-        else:
-            self._complete = True
-        await self._queue.put(None)
+            self._handle.relays.discard(self._user)
+        elif self._handle.python:
+            self._handle.relays.add(self._user)
 
 
-def _optional_number(value: Any) -> int | None:
-    return None if value is None else bounded(value)
+def _parse_optional_number(value: Any) -> int | None:
+    return None if value is None else parse_number(value)
 
 
-def bounded(value: Any) -> int:
+def parse_number(value: Any) -> int:
     """Parse a number from a sandbox. Raises ValueError if it is invalid or unrealistically large."""
     text = str(value)
     if len(text) > 16 or not 0 <= int(text) <= _MOST:

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import contextlib
 import hashlib
 from collections import deque
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
-from e2b import AsyncCommandHandle, CommandExitException
-
 from sandyard.kit.ids import random_id
 from sandyard.kit.tasks import end_tasks
-from sandyard.platform.domain.sandboxes.e2b.errors import EngineError, SandboxUnreachableError, translate
-from sandyard.platform.domain.sandboxes.e2b.gate import Gate, Handle
+from sandyard.platform.domain.sandboxes.e2b.errors import EngineError
+from sandyard.platform.domain.sandboxes.e2b.guest_sources import read_script
+from sandyard.platform.domain.sandboxes.e2b.processes import GuestProcess
+from sandyard.platform.domain.sandboxes.e2b.transport import EngineTransport, SandboxHandle
 
 SILENCE_S = 30.0
 """The program writes something every 10 s. A stream that is silent for longer is considered dead."""
@@ -27,26 +26,9 @@ UNSENT = 48 << 20
 """Maximum number of unsent characters. A program that never reads its input is given up."""
 LINES_AT_ONCE = 100
 _BATCH_SIZE = 256 << 10
-_SEND_S, _KILL_S = 30.0, 5.0
-_QUEUE = 32
+_SEND_S = 30.0
 _MAX_NOISE = 4 << 20
-_INSTALL = """
-import binascii, os, sys
-source, path = binascii.a2b_base64(os.environ.pop("SANDYARD_PROGRAM")), sys.argv[1]
-try:
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    if os.stat(os.path.dirname(path)).st_uid == os.geteuid(): os.chmod(os.path.dirname(path), 0o1777)
-    if not (os.path.isfile(path) and os.stat(path).st_uid == os.geteuid() and open(path, "rb").read() == source):
-        new = path + "." + str(os.getpid())
-        with open(new, "wb") as file: file.write(source)
-        os.rename(new, path)
-    os.execv(sys.executable, [sys.executable, "-I", "-S", path] + sys.argv[2:])
-except OSError: pass
-sys.argv = sys.argv[1:]
-exec(compile(source, path, "exec"), {"__name__": "__main__"})
-"""
-_COMMAND_LINE = f"""command -v python3 >/dev/null 2>&1 || {{ printf '\\n:: MARK\\n:n\\n'; exit 0; }}
-exec python3 -I -S -c '{_INSTALL}' PATH MARK ARGUMENTS"""
+_LINE = read_script("start_program.sh").replace("@INSTALL@", read_script("install_program.py"))
 
 
 class NoPythonError(EngineError):
@@ -65,6 +47,11 @@ class GuestProgram:
     name: str
     source: bytes
 
+    @classmethod
+    def load(cls, name: str) -> GuestProgram:
+        """Return the program `guest/NAME.py`."""
+        return cls(name, read_script(f"{name}.py").encode())
+
     @property
     def path(self) -> str:
         digest = hashlib.sha256(self.source).hexdigest()[:16]
@@ -74,31 +61,19 @@ class GuestProgram:
 class LineStream:
     """One run of a program. Closing the stream ends the process."""
 
-    def __init__(self, gate: Gate) -> None:
-        self._gate = gate
+    def __init__(self, transport: EngineTransport) -> None:
+        self.process = GuestProcess(transport)
         self._mark = random_id()
-        self._queue: asyncio.Queue[str | None] = asyncio.Queue(_QUEUE)
         self._unsent: deque[str] = deque()
         self._waiting = 0
         self._to_send = asyncio.Event()
-        self._process: AsyncCommandHandle[None] | None = None
-        self._tasks: list[asyncio.Task[None]] = []
-        self._error: BaseException | None = None
-        self._ended = False
+        self._sender: asyncio.Task[None] | None = None
 
-    async def begin(self, handle: Handle, program: GuestProgram, arguments: str) -> None:
-        line = _COMMAND_LINE.replace("PATH", program.path).replace("ARGUMENTS", arguments).replace("MARK", self._mark)
-        self._process = await handle.sandbox.commands.run(
-            line,
-            background=True,
-            stdin=True,
-            timeout=0,
-            envs={"SANDYARD_PROGRAM": base64.b64encode(program.source).decode()},
-            on_stdout=self._queue.put,
-            retain_output=False,
-        )
-        loop = asyncio.get_running_loop()
-        self._tasks = [loop.create_task(self._wait(self._process)), loop.create_task(self._send(self._process))]
+    async def start(self, handle: SandboxHandle, program: GuestProgram, arguments: str) -> None:
+        line = _LINE.replace("@PATH@", program.path).replace("@ARGUMENTS@", arguments).replace("@MARK@", self._mark)
+        source = base64.b64encode(program.source).decode()
+        await self.process.start(handle, line, stdin=True, envs={"SANDYARD_PROGRAM": source})
+        self._sender = asyncio.get_running_loop().create_task(self._send())
 
     async def lines(self) -> AsyncIterator[str]:
         """Yield the program's lines until it ends.
@@ -108,7 +83,7 @@ class LineStream:
         """
         rest, heard, noise = "", False, 0
         now = asyncio.get_running_loop().time
-        while (chunk := await self._next_chunk()) is not None:
+        while (chunk := await self.process.read(SILENCE_S)) is not None:
             if self._waiting > UNSENT:
                 raise EngineError("A program in the sandbox does not read its input.")
             *lines, rest = (rest + chunk).split("\n")
@@ -127,8 +102,6 @@ class LineStream:
             noise += 0 if heard else len(chunk)
             if noise > _MAX_NOISE:
                 raise EngineError("The sandbox's login shell writes too much output.")
-        if self._error is not None:
-            raise translate(self._error, self._gate.config.api_key) from self._error
 
     def say(self, line: str) -> None:
         """Send a line soon, in the order of the calls. If that fails, `lines` ends."""
@@ -138,35 +111,24 @@ class LineStream:
         self._to_send.set()
 
     async def close(self) -> None:
-        await end_tasks(*self._tasks)
-        if self._process is not None:
-            with contextlib.suppress(Exception):
-                await self._process.disconnect()
-                if not self._ended:
-                    async with asyncio.timeout(_KILL_S):
-                        await self._process.kill()
+        if self._sender is not None:
+            await end_tasks(self._sender)
+        await self.process.disconnect()
+        await self.process.kill()
 
-    async def _next_chunk(self) -> str | None:
-        try:
-            async with asyncio.timeout(SILENCE_S):
-                return await self._queue.get()
-        except TimeoutError:
-            raise SandboxUnreachableError("The sandbox did not respond in time.") from None
-
-    async def _send(self, process: AsyncCommandHandle[None]) -> None:
+    async def _send(self) -> None:
         """Send queued lines. Never retried: a partial line must not be followed by the whole one."""
         now = asyncio.get_running_loop().time
         try:
             while True:
                 await self._to_send.wait()
                 begun = now()
-                await process.send_stdin(self._packed(), request_timeout=_SEND_S)
+                await self.process.write(self._take_batch(), _SEND_S)
                 await asyncio.sleep(max(0.0, PACE_S - (now() - begun)))
         except Exception as error:
-            self._error = self._error or error
-            await self._queue.put(None)
+            await self.process.fail(error)
 
-    def _packed(self) -> str:
+    def _take_batch(self) -> str:
         parts, size = [], 0
         while self._unsent and size < _BATCH_SIZE:
             parts.append(self._unsent.popleft() + "\n")
@@ -176,33 +138,22 @@ class LineStream:
             self._to_send.clear()
         return "".join(parts)
 
-    async def _wait(self, process: AsyncCommandHandle[None]) -> None:
-        try:
-            await process.wait()
-        except CommandExitException:
-            self._ended = True
-        except Exception as error:
-            self._error = self._error or error
-        else:
-            self._ended = True
-        await self._queue.put(None)
-
 
 class Streams:
-    def __init__(self, gate: Gate) -> None:
-        self._gate = gate
+    def __init__(self, transport: EngineTransport) -> None:
+        self._transport = transport
 
     async def open(self, engine_id: str, program: GuestProgram, *arguments: str) -> LineStream:
         """Run the program as the sandbox's default user. Tried once. Raises SandboxNotRunningError if it is paused,
         without resuming it."""
         assert all(word.isalnum() for word in arguments), "they become part of a line of shell"
-        stream = LineStream(self._gate)
+        stream = LineStream(self._transport)
 
-        async def begin(handle: Handle) -> None:
-            await stream.begin(handle, program, " ".join(arguments))
+        async def start(handle: SandboxHandle) -> None:
+            await stream.start(handle, program, " ".join(arguments))
 
         try:
-            await self._gate.inside("open_stream", engine_id, begin, idempotent=True, attempts=1)
+            await self._transport.call_sandbox("open_stream", engine_id, start, idempotent=True, attempts=1)
         except BaseException:
             await stream.close()
             raise

@@ -10,7 +10,7 @@ from tenacity import wait_none
 
 from sandyard.kit.ids import random_id
 from sandyard.kit.secret import Secret
-from sandyard.platform.domain.sandboxes.e2b import Breaker, EngineConfig, EngineSandbox, SandboxEngine
+from sandyard.platform.domain.sandboxes.e2b import CircuitBreaker, EngineConfig, EngineSandbox, SandboxEngine
 from tests.protocol.engine import Engine
 
 NewSandbox = Callable[..., Awaitable[EngineSandbox]]
@@ -24,7 +24,7 @@ def config(engine_process: Engine) -> EngineConfig:
 
 @pytest.fixture
 async def engine(config: EngineConfig) -> AsyncIterator[SandboxEngine]:
-    engine = SandboxEngine(config, backoff=wait_none(), breaker=Breaker(cooldown_s=1))
+    engine = SandboxEngine(config, backoff=wait_none(), breaker=CircuitBreaker(cooldown_s=1))
     yield engine
     await engine.close()
 

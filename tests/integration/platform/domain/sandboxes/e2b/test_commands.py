@@ -13,23 +13,23 @@ import pytest
 
 from sandyard.kit.errors import InvalidInputError
 from sandyard.platform.domain.sandboxes.e2b import (
+    CommandEnded,
+    CommandOutput,
     Commands,
     CommandSpec,
-    Ended,
+    CommandStarted,
     EndReason,
     EngineConfig,
     EngineInvalidError,
     EngineSandbox,
-    Output,
     SandboxEngine,
     SandboxNotFoundError,
-    Started,
     Stream,
-    guest_relay,
 )
+from sandyard.platform.domain.sandboxes.e2b.guest.relay.output import CHUNK
 from tests.integration.platform.domain.sandboxes.e2b.conftest import NewSandbox
 from tests.protocol.engine import Engine
-from tests.unit.platform.domain.sandboxes.e2b.reading import Seen, run, spec, until
+from tests.unit.platform.domain.sandboxes.e2b.command_reader import Seen, run, spec, until
 
 LINES = 40
 COUNTING = f"for i in $(seq {LINES}); do echo line $i; echo error $i >&2; sleep 0.05; done; exit 7"
@@ -149,7 +149,7 @@ async def test_kill(engine: SandboxEngine, sandbox: EngineSandbox) -> None:
     seen = Seen()
     async for event in engine.commands.start(sandbox.id, given):
         seen.add(event)
-        if isinstance(event, Output) and event.data == b"begun\n":
+        if isinstance(event, CommandOutput) and event.data == b"begun\n":
             assert await engine.commands.kill(sandbox.id, given.id) is True
     assert seen.stdout == b"begun\ncleaned\n"
     assert seen.ended is not None
@@ -217,7 +217,7 @@ async def test_what_was_claimed_never_starts(engine: SandboxEngine, sandbox: Eng
     for user in (None, "root"):
         seen = await run(engine, sandbox.id, CommandSpec(given.id, given.command, user=user))
         assert seen.started is None
-        assert seen.ended == Ended(EndReason.NOT_STARTED)
+        assert seen.ended == CommandEnded(EndReason.NOT_STARTED)
     assert (await run(engine, sandbox.id, "cat /tmp/runs")).stdout == b""
     started = spec("true")
     await run(engine, sandbox.id, started)
@@ -227,20 +227,22 @@ async def test_what_was_claimed_never_starts(engine: SandboxEngine, sandbox: Eng
 async def test_what_the_sandbox_knows_nothing_of_and_what_was_forgotten(
     engine: SandboxEngine, sandbox: EngineSandbox
 ) -> None:
-    assert (await follow(engine, sandbox.id, "cmd_unknown")).ended == Ended(EndReason.NOT_STARTED)
+    assert (await follow(engine, sandbox.id, "cmd_unknown")).ended == CommandEnded(EndReason.NOT_STARTED)
     given = spec("echo x")
     await run(engine, sandbox.id, given)
     assert (await follow(engine, sandbox.id, given.id)).stdout == b"x\n"
     await engine.commands.forget(sandbox.id, given.id)
     await engine.commands.forget(sandbox.id, given.id)
-    assert (await follow(engine, sandbox.id, given.id)).ended == Ended(EndReason.NOT_STARTED)
+    assert (await follow(engine, sandbox.id, given.id)).ended == CommandEnded(EndReason.NOT_STARTED)
     assert (await run(engine, sandbox.id, "ls /tmp/.sandyard/commands | wc -l")).stdout == b"1\n", "only this very one"
 
 
 # crashes, cuts and pauses -------------------------------------------------------------------------------------------
 
 
-async def dropped_after(events: AsyncIterator[Started | Output | Ended], seen: Seen, size: int) -> None:
+async def dropped_after(
+    events: AsyncIterator[CommandStarted | CommandOutput | CommandEnded], seen: Seen, size: int
+) -> None:
     """Read until there is that much output, then leave as a platform that dies: without a word."""
     async for event in events:
         seen.add(event)
@@ -271,8 +273,8 @@ async def test_any_offset_of_a_finished_command(engine: SandboxEngine, sandbox: 
     content = bytes((await run(engine, sandbox.id, given)).stdout)
     for offset in (0, 1, 49151, 49152, 199999, 200000):
         events = [event async for event in engine.commands.follow(sandbox.id, given.id, offset, 0)]
-        assert b"".join(event.data for event in events if isinstance(event, Output)) == content[offset:]
-        assert isinstance(events[-1], Ended)
+        assert b"".join(event.data for event in events if isinstance(event, CommandOutput)) == content[offset:]
+        assert isinstance(events[-1], CommandEnded)
 
 
 async def test_the_engine_is_killed_and_restarted_in_the_middle(
@@ -293,10 +295,10 @@ async def test_paused_and_resumed_in_the_middle(engine: SandboxEngine, sandbox: 
     await engine.pause(sandbox.id)
     before = len(seen.stdout)
     await asyncio.sleep(1)  # whoever would wake it has the time to
-    assert (await engine.info(sandbox.id)).state == "paused"
+    assert (await engine.get_info(sandbox.id)).state == "paused"
     assert not task.done()
     assert len(seen.stdout) - before < len(COUNTED)
-    await engine.wake(sandbox.id, 300)
+    await engine.resume(sandbox.id, 300)
     counted(await asyncio.wait_for(task, 60))
 
 
@@ -308,7 +310,7 @@ async def test_the_time_of_a_pause_does_not_count(engine: SandboxEngine, sandbox
     await until(lambda: seen.stdout == b"begun\n")
     await engine.pause(sandbox.id)
     await asyncio.sleep(7)
-    await engine.wake(sandbox.id, 300)
+    await engine.resume(sandbox.id, 300)
     await asyncio.wait_for(task, 60)
     assert seen.ended is not None
     assert (seen.ended.reason, seen.ended.code) == (EndReason.EXITED, 0)
@@ -334,11 +336,11 @@ async def test_a_relay_that_was_killed_leaves_an_unknown_end(engine: SandboxEngi
     await until(lambda: seen.stdout == b"begun\n")
     await run(engine, sandbox.id, f"kill -9 $(cat /tmp/.sandyard/commands/{given.id}/lock)")
     await asyncio.wait_for(task, 30)
-    assert seen.ended == Ended(EndReason.LOST)
+    assert seen.ended == CommandEnded(EndReason.LOST)
 
 
 async def test_a_stream_that_falls_silent_is_replaced(engine: SandboxEngine, sandbox: EngineSandbox) -> None:
-    impatient = Commands(engine._gate, silence_s=0.5)
+    impatient = Commands(engine.transport, engine.files, silence_s=0.5)
     seen = await Seen().read(impatient.start(sandbox.id, spec("echo one; sleep 1.2; echo two; sleep 0.8; echo three")))
     await impatient.close()
     assert seen.stdout == b"one\ntwo\nthree\n"
@@ -354,9 +356,9 @@ async def test_a_stream_that_falls_silent_is_replaced(engine: SandboxEngine, san
 async def test_an_access_token_that_no_longer_fits_is_asked_for_again(
     engine: SandboxEngine, sandbox: EngineSandbox
 ) -> None:
-    detail = await engine._gate.detail(sandbox.id)
+    detail = await engine.transport.get_detail(sandbox.id)
     detail.envd_access_token = "stale"
-    engine._gate.remember(engine._gate._build(detail))
+    engine.transport.remember(engine.transport._build(detail))
     assert (await run(engine, sandbox.id, "echo fine")).stdout == b"fine\n"
 
 
@@ -365,7 +367,7 @@ async def test_a_slow_reader_holds_up_nothing_and_gets_everything(
 ) -> None:
     given = spec("head -c 20000000 /dev/zero | tr '\\0' x; touch /tmp/finished; echo end >&2")
     events = engine.commands.start(sandbox.id, given)
-    assert isinstance(await anext(events), Started)
+    assert isinstance(await anext(events), CommandStarted)
 
     async def finished() -> bool:
         return b"finished" in (await run(engine, sandbox.id, "ls /tmp/")).stdout
@@ -373,7 +375,7 @@ async def test_a_slow_reader_holds_up_nothing_and_gets_everything(
     await until(finished)
     total = 0
     async for event in events:
-        if isinstance(event, Output) and event.stream == "stdout":
+        if isinstance(event, CommandOutput) and event.stream == "stdout":
             assert event.offset == total
             total += len(event.data)
     assert total == 20000000
@@ -393,17 +395,17 @@ class Measured:
     err: Any = field(default_factory=hashlib.sha256)
     sizes: dict[Stream, int] = field(default_factory=lambda: dict.fromkeys(Stream, 0))
     fetched: int = 0
-    ended: Ended | None = None
+    ended: CommandEnded | None = None
 
-    def add(self, event: Started | Output | Ended) -> None:
+    def add(self, event: CommandStarted | CommandOutput | CommandEnded) -> None:
         assert self.ended is None
-        if isinstance(event, Output):
+        if isinstance(event, CommandOutput):
             assert event.offset == self.sizes[event.stream], "nothing is lost, nothing comes twice"
             self.sizes[event.stream] += len(event.data)
             (self.out if event.stream is Stream.STDOUT else self.err).update(event.data)
-            if len(event.data) > guest_relay.CHUNK:
+            if len(event.data) > CHUNK:
                 self.fetched += len(event.data)
-        elif isinstance(event, Ended):
+        elif isinstance(event, CommandEnded):
             self.ended = event
 
     async def check(self, engine: SandboxEngine, sandbox_id: str) -> None:
@@ -460,7 +462,7 @@ async def test_paused_and_resumed_in_the_middle_of_fetching(engine: SandboxEngin
             if seen.fetched and not paused:
                 paused = True
                 await engine.pause(sandbox.id)
-                await engine.wake(sandbox.id, 300)
+                await engine.resume(sandbox.id, 300)
     assert paused
     await seen.check(engine, sandbox.id)
 
@@ -512,9 +514,9 @@ async def test_a_hostile_relay_that_lies_about_its_journal(
     size = 0
     async with asyncio.timeout(20):
         async for event in engine.commands.start(sandbox.id, given, most=most):
-            if isinstance(event, Output):
+            if isinstance(event, CommandOutput):
                 size += len(event.data)
-            elif isinstance(event, Ended):
+            elif isinstance(event, CommandEnded):
                 assert event.reason in reasons
     assert size <= most + (2 << 20)
 
@@ -525,7 +527,7 @@ async def test_a_hostile_relay_that_lies_about_its_journal(
 async def test_without_python3(engine: SandboxEngine, sandbox: EngineSandbox) -> None:
     hide = "for p in $(type -ap python3); do mv $p $p.hidden; done; command -v python3 || echo none"
     assert b"none\n" in (await run(engine, sandbox.id, hide, user="root")).stdout
-    engine._gate.drop(sandbox.id)
+    engine.transport.drop(sandbox.id)
 
     seen = await run(
         engine, sandbox.id, 'echo "$ODD"; pwd; echo e >&2; exit 3', cwd="/var/tmp", envs={"ODD": "a 'b' é"}
@@ -540,7 +542,7 @@ async def test_without_python3(engine: SandboxEngine, sandbox: EngineSandbox) ->
     assert hashlib.md5(seen.stdout).hexdigest() == seen.stderr.decode().split()[0]
     assert (await run(engine, sandbox.id, given)).stdout == seen.stdout, "started twice it runs once"
     tail = [event async for event in engine.commands.follow(sandbox.id, given.id, 299990, 0)]
-    assert isinstance(tail[0], Output)
+    assert isinstance(tail[0], CommandOutput)
     assert tail[0].data == seen.stdout[299990:]
 
     late = await run(engine, sandbox.id, "echo begun; sleep 983 & sleep 983", timeout_s=0.5)
@@ -560,13 +562,13 @@ async def test_without_python3(engine: SandboxEngine, sandbox: EngineSandbox) ->
 
     claimed = spec("true")
     assert await engine.commands.claim(sandbox.id, claimed.id) is True
-    assert (await run(engine, sandbox.id, claimed)).ended == Ended(EndReason.NOT_STARTED)
+    assert (await run(engine, sandbox.id, claimed)).ended == CommandEnded(EndReason.NOT_STARTED)
     with pytest.raises(InvalidInputError, match="'/no/where'"):
         await run(engine, sandbox.id, "true", cwd="/no/where")
     long = await run(engine, sandbox.id, "cat <<'END' | wc -c\n" + "x" * 1_000_000 + "\nEND")
     assert long.stdout.strip() == b"1000001"
     await engine.commands.forget(sandbox.id, given.id)
-    assert (await follow(engine, sandbox.id, given.id)).ended == Ended(EndReason.NOT_STARTED)
+    assert (await follow(engine, sandbox.id, given.id)).ended == CommandEnded(EndReason.NOT_STARTED)
 
 
 async def test_the_relay_is_put_back_when_somebody_removed_it(engine: SandboxEngine, sandbox: EngineSandbox) -> None:

@@ -13,7 +13,7 @@ from e2b import AsyncSandbox
 from sandyard.kit.ids import random_id
 from sandyard.kit.secret import Secret
 from sandyard.platform.domain.sandboxes.e2b import (
-    BreakerState,
+    CircuitState,
     EngineAuthError,
     EngineConfig,
     EngineInvalidError,
@@ -26,7 +26,7 @@ from sandyard.platform.domain.sandboxes.e2b import (
 )
 from tests.integration.platform.domain.sandboxes.e2b.conftest import NewSandbox
 from tests.protocol.engine import Engine
-from tests.unit.platform.domain.sandboxes.e2b.reading import run, until
+from tests.unit.platform.domain.sandboxes.e2b.command_reader import run, until
 
 
 async def test_create_tells_what_the_engine_has_made(engine: SandboxEngine, new_sandbox: NewSandbox) -> None:
@@ -35,7 +35,7 @@ async def test_create_tells_what_the_engine_has_made(engine: SandboxEngine, new_
     assert made.template == "base"
     assert made.metadata == {"session": "ses_1"}
     assert 110 <= (made.ends_at - made.started_at).total_seconds() <= 130
-    assert await engine.info(made.id) == made
+    assert await engine.get_info(made.id) == made
     assert (await run(engine, made.id, "echo $GREETING")).stdout == b"hello\n"
 
 
@@ -45,10 +45,10 @@ async def test_its_time_over_it_pauses_with_memory_and_traffic_does_not_wake_it(
     made = await new_sandbox(timeout_s=1)
     known = await AsyncSandbox.get_info(made.id, **config.options)
     assert known.lifecycle == {"on_timeout": "pause", "auto_resume": False}
-    handle = (await engine._gate.handle(made.id)).sandbox
+    handle = (await engine.transport.get_handle(made.id)).sandbox
 
     async def paused() -> bool:
-        return (await engine.info(made.id)).state is EngineState.PAUSED
+        return (await engine.get_info(made.id)).state is EngineState.PAUSED
 
     await until(paused)
     with pytest.raises(Exception, match="not found"):
@@ -86,21 +86,21 @@ async def test_pause_and_wake_keep_memory_and_nothing_else_wakes(engine: Sandbox
     await engine.pause(sandbox.id)
 
     for _ in range(2):
-        assert (await engine.info(sandbox.id)).state is EngineState.PAUSED
-        await engine.usage(sandbox.id)
+        assert (await engine.get_info(sandbox.id)).state is EngineState.PAUSED
+        await engine.get_usage(sandbox.id)
         for attempt in (
             run(engine, sandbox.id, "true"),
-            engine.read_file(sandbox.id, "/etc/hostname"),
-            engine.list_files(sandbox.id, "/"),
+            engine.files.read(sandbox.id, "/etc/hostname"),
+            engine.files.list(sandbox.id, "/"),
             engine.commands.claim(sandbox.id, "cmd_x"),
             engine.terminals.open(sandbox.id, 80, 24),
         ):
             with pytest.raises(SandboxNotRunningError):
                 await attempt
-    assert (await engine.info(sandbox.id)).state is EngineState.PAUSED
+    assert (await engine.get_info(sandbox.id)).state is EngineState.PAUSED
 
-    await engine.wake(sandbox.id, 300)
-    await engine.wake(sandbox.id, 300)
+    await engine.resume(sandbox.id, 300)
+    await engine.resume(sandbox.id, 300)
     assert (await run(engine, sandbox.id, "kill -0 $(cat /tmp/pid) && echo same")).stdout == b"same\n"
 
 
@@ -114,13 +114,13 @@ async def test_a_platform_that_was_restarted_finds_its_way_without_waking(
         await run(SandboxEngine(config), sandbox.id, "echo here")
     with pytest.raises(SandboxNotRunningError):
         await run(later, sandbox.id, "echo here")
-    assert (await engine.info(sandbox.id)).state is EngineState.PAUSED
+    assert (await engine.get_info(sandbox.id)).state is EngineState.PAUSED
     await later.close()
 
 
 async def test_extend(engine: SandboxEngine, sandbox: EngineSandbox) -> None:
     await engine.extend(sandbox.id, 3000)
-    left = (await engine.info(sandbox.id)).ends_at.timestamp() - time.time()
+    left = (await engine.get_info(sandbox.id)).ends_at.timestamp() - time.time()
     assert 2900 < left < 3100
 
 
@@ -131,14 +131,14 @@ async def test_kill_is_final_and_may_be_repeated(engine: SandboxEngine, new_sand
         assert await engine.kill(sandbox_id) is True
         assert await engine.kill(sandbox_id) is False
         for attempt in (
-            engine.info(sandbox_id),
+            engine.get_info(sandbox_id),
             engine.pause(sandbox_id),
-            engine.wake(sandbox_id, 60),
+            engine.resume(sandbox_id, 60),
             engine.extend(sandbox_id, 60),
-            engine.snapshot(sandbox_id),
+            engine.create_snapshot(sandbox_id),
             engine.fork(sandbox_id, 60),
             run(engine, sandbox_id, "true"),
-            engine.stat(sandbox_id, "/"),
+            engine.files.stat(sandbox_id, "/"),
         ):
             with pytest.raises(SandboxNotFoundError):
                 await attempt
@@ -147,7 +147,7 @@ async def test_kill_is_final_and_may_be_repeated(engine: SandboxEngine, new_sand
 @pytest.mark.parametrize("odd", ["../sandboxes", "a/b", "", "x?y=z", "%2e%2e"])
 async def test_what_cannot_be_an_id_names_no_sandbox(engine: SandboxEngine, odd: str) -> None:
     with pytest.raises(SandboxNotFoundError):
-        await engine.info(odd)
+        await engine.get_info(odd)
     with pytest.raises(SandboxNotFoundError):
         await engine.pause(odd)
     assert await engine.kill(odd) is False
@@ -155,10 +155,10 @@ async def test_what_cannot_be_an_id_names_no_sandbox(engine: SandboxEngine, odd:
 
 async def test_usage(engine: SandboxEngine, sandbox: EngineSandbox) -> None:
     async def known() -> bool:
-        return await engine.usage(sandbox.id) is not None
+        return await engine.get_usage(sandbox.id) is not None
 
     await until(known)
-    usage = await engine.usage(sandbox.id)
+    usage = await engine.get_usage(sandbox.id)
     assert usage is not None
     assert usage.cpu_count >= 1
     assert 0 < usage.memory_bytes < usage.memory_total_bytes
@@ -170,7 +170,7 @@ async def test_snapshot_makes_templates_and_is_deleted(
     engine: SandboxEngine, sandbox: EngineSandbox, new_sandbox: NewSandbox
 ) -> None:
     await run(engine, sandbox.id, "echo kept > ~/note")
-    snapshot = await engine.snapshot(sandbox.id, name=random_id("snap"))
+    snapshot = await engine.create_snapshot(sandbox.id, name=random_id("snap"))
     copy = await new_sandbox(template=snapshot)
     assert (await run(engine, copy.id, "cat ~/note")).stdout == b"kept\n"
     await engine.kill(copy.id)
@@ -197,7 +197,7 @@ async def test_a_wrong_key_is_the_operators_fault(config: EngineConfig) -> None:
     with pytest.raises(EngineAuthError, match="E2B_API_KEY") as refused:
         await wrong.list()
     assert "0" * 40 not in str(refused.value)
-    assert wrong.breaker.state is BreakerState.CLOSED
+    assert wrong.breaker.state is CircuitState.CLOSED
 
 
 async def test_without_a_key_it_says_what_to_set(engine_process: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,7 +207,7 @@ async def test_without_a_key_it_says_what_to_set(engine_process: Engine, monkeyp
     for attempt in (nobody.list(), nobody.info("i1"), nobody.stat("i1", "/"), run(nobody, "i1", "true")):
         with pytest.raises(EngineNotConfiguredError, match="Set E2B_API_KEY"):
             await attempt
-    assert nobody.breaker.state is BreakerState.CLOSED
+    assert nobody.breaker.state is CircuitState.CLOSED
 
 
 def test_without_an_address_it_is_e2b_cloud() -> None:
@@ -222,14 +222,14 @@ def test_without_an_address_it_is_e2b_cloud() -> None:
 async def test_its_ports_are_for_those_who_have_its_token(
     engine: SandboxEngine, sandbox: EngineSandbox, config: EngineConfig, engine_process: Engine
 ) -> None:
-    route = await engine.ports.route(sandbox.id, 8000)
+    route = await engine.ports.get_route(sandbox.id, 8000)
     async with httpx.AsyncClient(base_url=engine_process.url) as client:
         routed = {"E2b-Sandbox-Id": sandbox.id, "E2b-Sandbox-Port": "8000"}
         assert (await client.get("/", headers=routed)).status_code == 403
         assert (await client.get("/", headers=dict(route.headers))).json()["port"] == 8000, "let in, to a closed port"
         copy = await engine.fork(sandbox.id, 600)
         try:
-            other = await engine.ports.route(copy.id, 8000)
+            other = await engine.ports.get_route(copy.id, 8000)
             assert other.headers["e2b-traffic-access-token"] != route.headers["e2b-traffic-access-token"]
             assert (await client.get("/", headers=dict(other.headers))).json()["port"] == 8000
         finally:
@@ -239,7 +239,7 @@ async def test_its_ports_are_for_those_who_have_its_token(
 async def test_a_restarted_platform_asks_for_the_token_once(
     engine: SandboxEngine, sandbox: EngineSandbox, config: EngineConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    known = await engine.ports.route(sandbox.id, 8000)
+    known = await engine.ports.get_route(sandbox.id, 8000)
     connect, calls = AsyncSandbox.connect, []
 
     async def counted(*given: object, **options: object) -> object:
@@ -247,19 +247,19 @@ async def test_a_restarted_platform_asks_for_the_token_once(
         return await connect(*given, **options)  # type: ignore[call-overload]
 
     monkeypatch.setattr(AsyncSandbox, "connect", counted)
-    ends = (await engine.info(sandbox.id)).ends_at
+    ends = (await engine.get_info(sandbox.id)).ends_at
     again = SandboxEngine(config)
     try:
-        routes = await asyncio.gather(*(again.ports.route(sandbox.id, 8000) for _ in range(20)))
+        routes = await asyncio.gather(*(again.ports.get_route(sandbox.id, 8000) for _ in range(20)))
     finally:
         await again.close()
     assert all(route == known for route in routes)
     assert len(calls) == 1
-    assert (await engine.info(sandbox.id)).ends_at == ends
+    assert (await engine.get_info(sandbox.id)).ends_at == ends
     await engine.pause(sandbox.id)
     with pytest.raises(SandboxNotRunningError):
-        await engine.ports.route(sandbox.id, 8000)
-    assert (await engine.info(sandbox.id)).state is EngineState.PAUSED
+        await engine.ports.get_route(sandbox.id, 8000)
+    assert (await engine.get_info(sandbox.id)).state is EngineState.PAUSED
 
 
 async def test_sandboxes_made_before_there_were_tokens_go_on(
@@ -267,7 +267,7 @@ async def test_sandboxes_made_before_there_were_tokens_go_on(
 ) -> None:
     open_to_all = await AsyncSandbox.create(**config.options)
     try:
-        route = await engine.ports.route(open_to_all.sandbox_id, 8000)
+        route = await engine.ports.get_route(open_to_all.sandbox_id, 8000)
         assert "e2b-traffic-access-token" not in route.headers
         assert httpx.get(engine_process.url, headers=dict(route.headers)).json()["port"] == 8000
     finally:

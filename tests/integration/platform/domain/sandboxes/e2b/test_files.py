@@ -11,8 +11,8 @@ import pytest
 
 from sandyard.kit.errors import InvalidInputError
 from sandyard.platform.domain.sandboxes.e2b import EngineSandbox, FileMissingError, SandboxEngine
-from sandyard.platform.domain.sandboxes.e2b.listing import FilePage
-from tests.unit.platform.domain.sandboxes.e2b.reading import run
+from sandyard.platform.domain.sandboxes.e2b.directory_pages import FilePage
+from tests.unit.platform.domain.sandboxes.e2b.command_reader import run
 
 MIB = 1 << 20
 
@@ -23,20 +23,20 @@ async def pieces(*chunks: bytes) -> AsyncIterator[bytes]:
 
 
 async def whole(engine: SandboxEngine, sandbox_id: str, path: str) -> bytes:
-    _, chunks = await engine.read_file(sandbox_id, path)
+    _, chunks = await engine.files.read(sandbox_id, path)
     return b"".join([chunk async for chunk in chunks])
 
 
 async def test_bytes_go_in_and_come_out_as_they_are(engine: SandboxEngine, sandbox: EngineSandbox) -> None:
     content = bytes(range(256)) * 1000
     path = "/home/user/new/deep/файл 1.bin"
-    assert await engine.write_file(sandbox.id, path, pieces(content[:1000], b"", content[1000:])) == len(content)
-    size, chunks = await engine.read_file(sandbox.id, path)
+    assert await engine.files.write(sandbox.id, path, pieces(content[:1000], b"", content[1000:])) == len(content)
+    size, chunks = await engine.files.read(sandbox.id, path)
     assert size == len(content)
     assert b"".join([chunk async for chunk in chunks]) == content
-    assert await engine.write_file(sandbox.id, path, pieces(b"short")) == 5
+    assert await engine.files.write(sandbox.id, path, pieces(b"short")) == 5
     assert await whole(engine, sandbox.id, path) == b"short"
-    assert await engine.write_file(sandbox.id, path, pieces()) == 0
+    assert await engine.files.write(sandbox.id, path, pieces()) == 0
     assert await whole(engine, sandbox.id, path) == b""
     assert await whole(engine, sandbox.id, "/proc/version") != b"", "files whose size says nothing are read too"
 
@@ -50,10 +50,10 @@ async def test_large_files_are_streamed(engine: SandboxEngine, sandbox: EngineSa
             sums[0].update(block)
             yield block
 
-    await engine.write_file(sandbox.id, "/tmp/warm", pieces(block))
+    await engine.files.write(sandbox.id, "/tmp/warm", pieces(block))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    assert await engine.write_file(sandbox.id, "/tmp/large", blocks()) == count * MIB
-    size, chunks = await engine.read_file(sandbox.id, "/tmp/large")
+    assert await engine.files.write(sandbox.id, "/tmp/large", blocks()) == count * MIB
+    size, chunks = await engine.files.read(sandbox.id, "/tmp/large")
     assert size == count * MIB
     async for chunk in chunks:
         assert len(chunk) <= 8 * MIB
@@ -64,9 +64,9 @@ async def test_large_files_are_streamed(engine: SandboxEngine, sandbox: EngineSa
 
 async def test_a_missing_file_is_named(engine: SandboxEngine, sandbox: EngineSandbox) -> None:
     for attempt in (
-        engine.read_file(sandbox.id, "/no/such file"),
-        engine.stat(sandbox.id, "/no/such file"),
-        engine.list_files(sandbox.id, "/no/such file"),
+        engine.files.read(sandbox.id, "/no/such file"),
+        engine.files.stat(sandbox.id, "/no/such file"),
+        engine.files.list(sandbox.id, "/no/such file"),
     ):
         with pytest.raises(FileMissingError, match="'/no/such file'"):
             await attempt
@@ -74,14 +74,14 @@ async def test_a_missing_file_is_named(engine: SandboxEngine, sandbox: EngineSan
 
 async def test_a_directory_is_no_file(engine: SandboxEngine, sandbox: EngineSandbox) -> None:
     with pytest.raises(InvalidInputError, match="'/etc'"):
-        await engine.read_file(sandbox.id, "/etc")
+        await engine.files.read(sandbox.id, "/etc")
     with pytest.raises(InvalidInputError, match="'/etc'"):
-        await engine.write_file(sandbox.id, "/etc", pieces(b"x"))
+        await engine.files.write(sandbox.id, "/etc", pieces(b"x"))
     with pytest.raises(InvalidInputError, match="'/etc/hostname'"):
-        await engine.list_files(sandbox.id, "/etc/hostname")
+        await engine.files.list(sandbox.id, "/etc/hostname")
     for path in ("", "/a\0b"):
         with pytest.raises(InvalidInputError, match="path"):
-            await engine.read_file(sandbox.id, path)
+            await engine.files.read(sandbox.id, path)
 
 
 async def test_the_sources_own_failure_is_told_as_it_is(engine: SandboxEngine, sandbox: EngineSandbox) -> None:
@@ -93,42 +93,42 @@ async def test_the_sources_own_failure_is_told_as_it_is(engine: SandboxEngine, s
         raise TooLargeError
 
     with pytest.raises(TooLargeError):
-        await engine.write_file(sandbox.id, "/tmp/broken", broken())
+        await engine.files.write(sandbox.id, "/tmp/broken", broken())
     assert (await run(engine, sandbox.id, "echo still there")).stdout == b"still there\n"
 
 
 async def test_list_stat_make_remove(engine: SandboxEngine, sandbox: EngineSandbox) -> None:
-    assert await engine.make_dir(sandbox.id, "/tmp/tree/branch") is True
-    assert await engine.make_dir(sandbox.id, "/tmp/tree/branch") is False
-    await engine.write_file(sandbox.id, "/tmp/tree/branch/leaf", pieces(b"green"))
+    assert await engine.files.make_dir(sandbox.id, "/tmp/tree/branch") is True
+    assert await engine.files.make_dir(sandbox.id, "/tmp/tree/branch") is False
+    await engine.files.write(sandbox.id, "/tmp/tree/branch/leaf", pieces(b"green"))
     await run(engine, sandbox.id, "ln -s branch/leaf /tmp/tree/link")
 
-    shallow = {entry.name: entry for entry in (await engine.list_files(sandbox.id, "/tmp/tree", 1)).entries}
+    shallow = {entry.name: entry for entry in (await engine.files.list(sandbox.id, "/tmp/tree", 1)).entries}
     assert {name: entry.kind for name, entry in shallow.items()} == {"branch": "dir", "link": "symlink"}
     assert shallow["link"].symlink_target is not None
-    page = await engine.list_files(sandbox.id, "/tmp/tree", 3)
+    page = await engine.files.list(sandbox.id, "/tmp/tree", 3)
     everything = page.entries
     assert page.next is None
     deep = {entry.path for entry in everything}
-    assert await engine.list_files(sandbox.id, "/tmp/tree", 3, first=1, limit=1) == FilePage(everything[1:2], 2)
-    assert await engine.list_files(sandbox.id, "/tmp/tree", 3, first=2, limit=1) == FilePage(everything[2:], None)
-    branch = await engine.stat(sandbox.id, "/tmp/tree/branch")
+    assert await engine.files.list(sandbox.id, "/tmp/tree", 3, first=1, limit=1) == FilePage(everything[1:2], 2)
+    assert await engine.files.list(sandbox.id, "/tmp/tree", 3, first=2, limit=1) == FilePage(everything[2:], None)
+    branch = await engine.files.stat(sandbox.id, "/tmp/tree/branch")
     assert abs(everything[0].modified_at - branch.modified_at) <= timedelta(microseconds=1), "the SDK rounds"
     assert replace(everything[0], modified_at=branch.modified_at) == branch
     assert "/tmp/tree/branch/leaf" in deep
 
-    leaf = await engine.stat(sandbox.id, "/tmp/tree/branch/leaf")
+    leaf = await engine.files.stat(sandbox.id, "/tmp/tree/branch/leaf")
     assert (leaf.kind, leaf.size, leaf.owner) == ("file", 5, "user")
-    await engine.remove(sandbox.id, "/tmp/tree")
-    await engine.remove(sandbox.id, "/tmp/tree")
+    await engine.files.remove(sandbox.id, "/tmp/tree")
+    await engine.files.remove(sandbox.id, "/tmp/tree")
     with pytest.raises(FileMissingError):
-        await engine.stat(sandbox.id, "/tmp/tree")
+        await engine.files.stat(sandbox.id, "/tmp/tree")
 
 
 async def test_a_reader_that_leaves_early_closes_its_stream(engine: SandboxEngine, sandbox: EngineSandbox) -> None:
     await run(engine, sandbox.id, "head -c 20000000 /dev/zero > /tmp/zeros")
     for _ in range(5):
-        _, chunks = await engine.read_file(sandbox.id, "/tmp/zeros")
+        _, chunks = await engine.files.read(sandbox.id, "/tmp/zeros")
         await anext(chunks)
         await chunks.aclose()  # type: ignore[attr-defined]
     assert len(await whole(engine, sandbox.id, "/tmp/zeros")) == 20000000

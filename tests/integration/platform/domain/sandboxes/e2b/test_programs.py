@@ -21,7 +21,7 @@ from sandyard.platform.domain.sandboxes.e2b import (
     programs,
 )
 from tests.integration.platform.domain.sandboxes.e2b.conftest import NewSandbox
-from tests.unit.platform.domain.sandboxes.e2b.reading import run, until
+from tests.unit.platform.domain.sandboxes.e2b.command_reader import run, until
 
 ODD = ["", "a b", "-n", "'", '"', "$HOME", "`id`", "\\", "*", "new\nline", "é🙂", os.fsdecode(b"\xff\xfe")]
 
@@ -32,21 +32,21 @@ async def pieces(*chunks: bytes) -> AsyncIterator[bytes]:
 
 
 async def test_words_arrive_as_they_are_and_bytes_come_back(engine: SandboxEngine, sandbox: EngineSandbox) -> None:
-    ran = await engine.run(sandbox.id, ["printf", "%s\\0", *ODD])
+    ran = await engine.programs.run(sandbox.id, ["printf", "%s\\0", *ODD])
     assert (ran.exit_code, ran.stderr, ran.truncated) == (0, "", False)
     assert ran.stdout.split(b"\0")[:-1] == [os.fsencode(word) for word in ODD]
     every = bytes(range(256)) * 100
-    await engine.write_file(sandbox.id, "/tmp/every", pieces(every))
-    assert (await engine.run(sandbox.id, ["cat", "/tmp/every"])).stdout == every
+    await engine.files.write(sandbox.id, "/tmp/every", pieces(every))
+    assert (await engine.programs.run(sandbox.id, ["cat", "/tmp/every"])).stdout == every
 
 
 async def test_more_words_than_a_variable_holds(engine: SandboxEngine, sandbox: EngineSandbox) -> None:
     words = [f"{number:06}-{'x' * 100}" for number in range(10_000)]
-    ran = await engine.run(sandbox.id, ["printf", "%s\\n", *words])
+    ran = await engine.programs.run(sandbox.id, ["printf", "%s\\n", *words])
     assert ran.stdout.decode().split() == words
-    left = await engine.run(sandbox.id, ["bash", "-c", "ls -A /tmp | grep -c argv"])
+    left = await engine.programs.run(sandbox.id, ["bash", "-c", "ls -A /tmp | grep -c argv"])
     assert left.stdout == b"0\n", "the file is not left behind"
-    ran = await engine.run(sandbox.id, ["printf", "%s", "x" * 200_000])
+    ran = await engine.programs.run(sandbox.id, ["printf", "%s", "x" * 200_000])
     assert (ran.exit_code, ran.stdout) == (126, b"")
     assert "too long" in ran.stderr
 
@@ -54,20 +54,20 @@ async def test_more_words_than_a_variable_holds(engine: SandboxEngine, sandbox: 
 async def test_directory_variables_and_user(engine: SandboxEngine, sandbox: EngineSandbox) -> None:
     envs = {"LC_ALL": "C", "ODD": "a 'b' $c\n\\", "EMPTY": ""}
     script = 'printf "%s|" "$PWD" "$LC_ALL" "$ODD" "${EMPTY-unset}" "$(id -un)"; env | grep -c SANDYARD; cat'
-    ran = await engine.run(sandbox.id, ["bash", "-c", script], cwd="/var/tmp", envs=envs)
+    ran = await engine.programs.run(sandbox.id, ["bash", "-c", script], cwd="/var/tmp", envs=envs)
     assert ran.stdout.decode() == f"/var/tmp|C|{envs['ODD']}||user|0\n"
     with pytest.raises(DirectoryMissingError):
-        await engine.run(sandbox.id, ["true"], cwd="/no/such")
+        await engine.programs.run(sandbox.id, ["true"], cwd="/no/such")
 
 
 @pytest.mark.parametrize("code", [0, 1, 7, 124, 137, 255])
 async def test_the_exit_code_is_the_programs_own(engine: SandboxEngine, sandbox: EngineSandbox, code: int) -> None:
-    ran = await engine.run(sandbox.id, ["bash", "-c", f"echo said; echo why >&2; exit {code}"])
+    ran = await engine.programs.run(sandbox.id, ["bash", "-c", f"echo said; echo why >&2; exit {code}"])
     assert (ran.exit_code, ran.stdout, ran.stderr) == (code, b"said\n", "why\n")
 
 
 async def test_no_such_program(engine: SandboxEngine, sandbox: EngineSandbox) -> None:
-    ran = await engine.run(sandbox.id, ["no-such-program"])
+    ran = await engine.programs.run(sandbox.id, ["no-such-program"])
     assert ran.exit_code == 127
     assert "no-such-program" in ran.stderr
 
@@ -75,17 +75,17 @@ async def test_no_such_program(engine: SandboxEngine, sandbox: EngineSandbox) ->
 @pytest.mark.parametrize("bad", [[], ["a\0b"], ["\ud800"]])
 async def test_what_cannot_be_run_is_refused(engine: SandboxEngine, sandbox: EngineSandbox, bad: list[str]) -> None:
     with pytest.raises(InvalidInputError):
-        await engine.run(sandbox.id, bad)
+        await engine.programs.run(sandbox.id, bad)
     with pytest.raises(InvalidInputError):
-        await engine.run(sandbox.id, ["true"], envs={"A-B": "c"})
+        await engine.programs.run(sandbox.id, ["true"], envs={"A-B": "c"})
 
 
 async def test_output_is_cut_at_the_limit(engine: SandboxEngine, sandbox: EngineSandbox) -> None:
-    ran = await engine.run(sandbox.id, ["head", "-c", "1000", "/dev/zero"], limit=1000)
+    ran = await engine.programs.run(sandbox.id, ["head", "-c", "1000", "/dev/zero"], limit=1000)
     assert (ran.exit_code, len(ran.stdout), ran.truncated) == (0, 1000, False)
-    ran = await engine.run(sandbox.id, ["yes"], limit=1000)
+    ran = await engine.programs.run(sandbox.id, ["yes"], limit=1000)
     assert (ran.exit_code, len(ran.stdout), ran.truncated) == (141, 1000, True)
-    ran = await engine.run(
+    ran = await engine.programs.run(
         sandbox.id, ["bash", "-c", "yes complaint | head -c 4000000 >&2; echo the reason >&2; exit 3"]
     )
     assert (ran.exit_code, ran.stderr[-11:]) == (3, "the reason\n")
@@ -94,8 +94,8 @@ async def test_output_is_cut_at_the_limit(engine: SandboxEngine, sandbox: Engine
 
 async def test_the_profiles_noise_is_not_the_programs(engine: SandboxEngine, sandbox: EngineSandbox) -> None:
     noise = b"echo noise; echo more >&2; export LC_ALL=de_DE; cd /usr; set -eu; head -c 3000000 /dev/zero | base64\n"
-    await engine.write_file(sandbox.id, "/home/user/.bash_profile", pieces(noise))
-    ran = await engine.run(
+    await engine.files.write(sandbox.id, "/home/user/.bash_profile", pieces(noise))
+    ran = await engine.programs.run(
         sandbox.id, ["bash", "-c", 'echo "$LC_ALL"; pwd; echo why >&2'], cwd="/tmp", envs={"LC_ALL": "C"}
     )
     assert (ran.exit_code, ran.stdout, ran.stderr) == (0, b"C\n/tmp\n", "why\n")
@@ -107,14 +107,14 @@ async def test_a_sandbox_that_sends_anything_fills_no_memory(
     """A tenant may have replaced every program in it."""
     monkeypatch.setattr(programs, "_GRACE_S", 1.0)
     flood = b'base64() { command -p base64 "$@"; [ "$1" = -d ] || command -p yes AAAA; }\n'
-    await engine.write_file(sandbox.id, "/home/user/.bash_profile", pieces(flood))
+    await engine.files.write(sandbox.id, "/home/user/.bash_profile", pieces(flood))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(EngineError, match="could not run the platform's program"):
-        await engine.run(sandbox.id, ["true"], limit=1000)
+        await engine.programs.run(sandbox.id, ["true"], limit=1000)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 32 * 1024
-    await engine.write_file(sandbox.id, "/home/user/.bash_profile", pieces(b"while :; do echo noise; done\n"))
+    await engine.files.write(sandbox.id, "/home/user/.bash_profile", pieces(b"while :; do echo noise; done\n"))
     with pytest.raises(ProgramTimeoutError):
-        await asyncio.wait_for(engine.run(sandbox.id, ["true"], timeout_s=1), 30)
+        await asyncio.wait_for(engine.programs.run(sandbox.id, ["true"], timeout_s=1), 30)
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ async def test_who_complains_without_an_end_is_ended(
     monkeypatch.setattr(programs, "_PIECES", most)
     began = time.monotonic()
     with pytest.raises(EngineError, match="wrote more than 4 MiB to its standard error") as caught:
-        await engine.run(sandbox.id, ["bash", "-c", f": 4711; {script}"], timeout_s=60, idempotent=True)
+        await engine.programs.run(sandbox.id, ["bash", "-c", f": 4711; {script}"], timeout_s=60, idempotent=True)
     assert not isinstance(caught.value, ProgramTimeoutError)
     assert time.monotonic() - began < 20
 
@@ -138,7 +138,7 @@ async def test_who_complains_without_an_end_is_ended(
 
 async def test_what_a_program_says_can_be_stored(engine: SandboxEngine, sandbox: EngineSandbox) -> None:
     script = r"printf 'a\0b\033[1m\xed\xa0\x80\xff\tc\r\n\303\251' >&2"
-    ran = await engine.run(sandbox.id, ["bash", "-c", script])
+    ran = await engine.programs.run(sandbox.id, ["bash", "-c", script])
     assert "\0" not in ran.stderr
     assert ran.stderr.startswith("a\ufffdb\ufffd[1m\ufffd")
     assert ran.stderr.endswith("\ufffd\tc\r\né")
@@ -147,28 +147,28 @@ async def test_what_a_program_says_can_be_stored(engine: SandboxEngine, sandbox:
 
 @pytest.mark.parametrize("profile", [b"exit 3\n", b"printf() { :; }\n", b"kill -9 $$\n"])
 async def test_a_broken_shell_is_told(engine: SandboxEngine, sandbox: EngineSandbox, profile: bytes) -> None:
-    await engine.write_file(sandbox.id, "/home/user/.bash_profile", pieces(profile))
+    await engine.files.write(sandbox.id, "/home/user/.bash_profile", pieces(profile))
     with pytest.raises(EngineError, match="could not run the platform's program"):
-        await engine.run(sandbox.id, ["true"])
+        await engine.programs.run(sandbox.id, ["true"])
 
 
 async def test_a_missing_tool_is_told(engine: SandboxEngine, sandbox: EngineSandbox) -> None:
-    await engine.write_file(sandbox.id, "/home/user/.bash_profile", pieces(b"PATH=/nowhere\n"))
+    await engine.files.write(sandbox.id, "/home/user/.bash_profile", pieces(b"PATH=/nowhere\n"))
     with pytest.raises(EngineError, match="The program 'base64', which the platform needs"):
-        await engine.run(sandbox.id, ["true"])
+        await engine.programs.run(sandbox.id, ["true"])
 
 
 async def test_the_time_is_up(engine: SandboxEngine, sandbox: EngineSandbox) -> None:
     began = time.monotonic()
     with pytest.raises(ProgramTimeoutError, match="within 1 s"):
-        await engine.run(sandbox.id, ["bash", "-c", "sleep 983 & sleep 983"], timeout_s=1, idempotent=True)
+        await engine.programs.run(sandbox.id, ["bash", "-c", "sleep 983 & sleep 983"], timeout_s=1, idempotent=True)
     assert time.monotonic() - began < 10
     found = await run(engine, sandbox.id, "pgrep -f '[s]leep 983'", user="root")
     assert not found.stdout, "it was ended with its children"
 
 
 async def test_whoever_leaves_ends_it(engine: SandboxEngine, sandbox: EngineSandbox) -> None:
-    task = asyncio.create_task(engine.run(sandbox.id, ["sleep", "20"], timeout_s=22))
+    task = asyncio.create_task(engine.programs.run(sandbox.id, ["sleep", "20"], timeout_s=22))
 
     async def runs() -> bool:
         return bool((await run(engine, sandbox.id, "pgrep -f '[p]rintf.*PIPESTATUS'", user="root")).stdout)
@@ -188,4 +188,4 @@ async def test_a_paused_sandbox_stays_so(engine: SandboxEngine, new_sandbox: New
     sandbox = await new_sandbox()
     await engine.pause(sandbox.id)
     with pytest.raises(SandboxNotRunningError):
-        await engine.run(sandbox.id, ["true"])
+        await engine.programs.run(sandbox.id, ["true"])

@@ -12,7 +12,7 @@ from tenacity import wait_fixed
 from sandyard.kit.clock import ManualClock
 from sandyard.kit.secret import Secret
 from sandyard.platform.domain.sandboxes.e2b import (
-    BreakerOpenError,
+    CircuitOpenError,
     EngineAuthError,
     EngineBusyError,
     EngineError,
@@ -22,11 +22,15 @@ from sandyard.platform.domain.sandboxes.e2b import (
     EngineTimeoutError,
     EngineUnreachableError,
 )
-from sandyard.platform.domain.sandboxes.e2b.breaker import Breaker
-from sandyard.platform.domain.sandboxes.e2b.config import EngineConfig
-from sandyard.platform.domain.sandboxes.e2b.gate import Gate, Handle
-from sandyard.platform.domain.sandboxes.e2b.retry import BACKOFF, retrying
-from sandyard.platform.domain.sandboxes.e2b.terminal import Terminals
+from sandyard.platform.domain.sandboxes.e2b.terminals import Terminals
+from sandyard.platform.domain.sandboxes.e2b.transport import (
+    BACKOFF,
+    CircuitBreaker,
+    EngineConfig,
+    EngineTransport,
+    SandboxHandle,
+    retry_transient_errors,
+)
 
 
 class Flaky:
@@ -58,7 +62,7 @@ class Still:
 
 async def test_three_attempts_with_pauses_of_1_to_10_seconds() -> None:
     clock, call = Still(), Flaky(EngineUnreachableError(), EngineTimeoutError())
-    assert await retrying("info", call, clock=clock, idempotent=True) == "done"
+    assert await retry_transient_errors("info", call, clock=clock, idempotent=True) == "done"
     assert call.calls == 3
     assert len(clock.slept) == 2
     assert all(1 <= pause <= 10 for pause in clock.slept)
@@ -66,7 +70,7 @@ async def test_three_attempts_with_pauses_of_1_to_10_seconds() -> None:
 
     call = Flaky(*[EngineUnreachableError(f"Failure {number}.") for number in range(5)])
     with pytest.raises(EngineUnreachableError, match=r"Failure 2\."):
-        await retrying("info", call, clock=clock, idempotent=True)
+        await retry_transient_errors("info", call, clock=clock, idempotent=True)
     assert call.calls == 3
 
 
@@ -86,14 +90,14 @@ def test_backoff_grows_with_jitter_up_to_limit() -> None:
         EngineAuthError(),
         EngineInvalidError(),
         EngineNotConfiguredError(),
-        BreakerOpenError(),
+        CircuitOpenError(),
         ValueError(),
     ],
 )
 async def test_does_not_retry_permanent_errors(error: Exception) -> None:
     clock, call = Still(), Flaky(error)
     with pytest.raises(type(error)):
-        await retrying("create", call, clock=clock, idempotent=True)
+        await retry_transient_errors("create", call, clock=clock, idempotent=True)
     assert (call.calls, clock.slept) == (1, [])
 
 
@@ -101,7 +105,7 @@ async def test_retries_non_idempotent_call_only_if_unsent() -> None:
     async def attempts(error: EngineError) -> int:
         call = Flaky(error)
         with contextlib.suppress(EngineError):
-            await retrying("fork", call, clock=Still(), idempotent=False)
+            await retry_transient_errors("fork", call, clock=Still(), idempotent=False)
         return call.calls
 
     assert await attempts(EngineTimeoutError()) == 1
@@ -112,7 +116,7 @@ async def test_retries_non_idempotent_call_only_if_unsent() -> None:
 
 async def test_waits_by_given_clock() -> None:
     clock, call = ManualClock(), Flaky(EngineUnreachableError())
-    task = asyncio.create_task(retrying("info", call, clock=clock, idempotent=True, wait=wait_fixed(7)))
+    task = asyncio.create_task(retry_transient_errors("info", call, clock=clock, idempotent=True, wait=wait_fixed(7)))
     await clock.advance(6.9)
     assert call.calls == 1
     await clock.advance(0.2)
@@ -122,7 +126,7 @@ async def test_waits_by_given_clock() -> None:
 @pytest.mark.parametrize("error", [None, ConnectError(Code.CANCELED, "Request was cancelled")])
 async def test_honors_cancellation_swallowed_by_sdk(error: Exception | None) -> None:
     clock, answer = Still(), asyncio.get_running_loop().create_future()
-    gate = Gate(EngineConfig(Secret("e2b_key")), Breaker(clock), clock)
+    transport = EngineTransport(EngineConfig(Secret("e2b_key")), CircuitBreaker(clock), clock)
 
     async def call() -> str:
         try:
@@ -132,7 +136,7 @@ async def test_honors_cancellation_swallowed_by_sdk(error: Exception | None) -> 
                 raise error from None
         return "done"
 
-    asking = asyncio.create_task(gate.control("info", call))
+    asking = asyncio.create_task(transport.call_api("info", call))
     await asyncio.sleep(0)
     asking.cancel()
     await asyncio.wait((asking,), timeout=5)
@@ -142,7 +146,7 @@ async def test_honors_cancellation_swallowed_by_sdk(error: Exception | None) -> 
 
 async def test_sdk_timeout_is_not_cancellation() -> None:
     clock = Still()
-    gate = Gate(EngineConfig(Secret("e2b_key")), Breaker(clock), clock)
+    transport = EngineTransport(EngineConfig(Secret("e2b_key")), CircuitBreaker(clock), clock)
 
     async def call() -> str:
         async with asyncio.timeout(0.01):
@@ -150,7 +154,7 @@ async def test_sdk_timeout_is_not_cancellation() -> None:
         return "done"
 
     with pytest.raises(EngineTimeoutError):
-        await gate.control("info", call)
+        await transport.call_api("info", call)
     assert len(clock.slept) == 2
 
 
@@ -169,10 +173,10 @@ async def test_disconnects_abandoned_terminal(verb: str) -> None:
             await answer
         return SimpleNamespace(pid=1, wait=forever, disconnect=disconnect)
 
-    gate = Gate(EngineConfig(Secret("e2b_key")), Breaker(Still()), Still())
+    transport = EngineTransport(EngineConfig(Secret("e2b_key")), CircuitBreaker(Still()), Still())
     pty = SimpleNamespace(create=swallowing, connect=swallowing)
-    gate._handles["box"] = Handle(SimpleNamespace(pty=pty))  # type: ignore[arg-type]
-    terminals = Terminals(gate)
+    transport._handles["box"] = SandboxHandle(SimpleNamespace(pty=pty))  # type: ignore[arg-type]
+    terminals = Terminals(transport)
     asking = asyncio.create_task(terminals.open("box", 80, 24) if verb == "open" else terminals.attach("box", 1))
     await asyncio.sleep(0)
     asking.cancel()

@@ -11,14 +11,14 @@ from sandyard.kit.clock import ManualClock
 from sandyard.kit.listen import free_port
 from sandyard.kit.secret import Secret
 from sandyard.platform.domain.sandboxes.e2b import (
-    BreakerOpenError,
-    BreakerState,
+    CircuitOpenError,
+    CircuitState,
     EngineConfig,
     EngineError,
     EngineUnreachableError,
     SandboxEngine,
 )
-from tests.unit.platform.domain.sandboxes.e2b.reading import run
+from tests.unit.platform.domain.sandboxes.e2b.command_reader import run
 
 
 def nowhere(**options: float) -> EngineConfig:
@@ -32,18 +32,24 @@ async def test_closed_port_opens_breaker() -> None:
     for _ in range(2):
         with pytest.raises(EngineUnreachableError, match="E2B_API_URL"):
             await engine.list()
-    assert engine.breaker.state is BreakerState.OPEN
+    assert engine.breaker.state is CircuitState.OPEN
     assert engine.breaker.opened_at == clock.now()
     before = time.monotonic()
-    for attempt in (engine.list(), engine.info("i1"), engine.kill("i1"), engine.stat("i1", "/"), engine.fork("i1", 9)):
-        with pytest.raises(BreakerOpenError):
+    for attempt in (
+        engine.list(),
+        engine.get_info("i1"),
+        engine.kill("i1"),
+        engine.files.stat("i1", "/"),
+        engine.fork("i1", 9),
+    ):
+        with pytest.raises(CircuitOpenError):
             await attempt
     assert time.monotonic() - before < 1
     await clock.advance(10)
-    assert engine.breaker.state is BreakerState.HALF_OPEN
+    assert engine.breaker.state is CircuitState.HALF_OPEN
     with pytest.raises(EngineUnreachableError):
         await engine.list()
-    assert engine.breaker.state is BreakerState.OPEN
+    assert engine.breaker.state is CircuitState.OPEN
 
 
 async def test_create_times_out_with_reason() -> None:

@@ -13,22 +13,22 @@ from sandyard.platform.domain.sandboxes.e2b.relay import RelayStream
 
 async def test_limits_unread_input(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streams, "UNSENT", 1000)
-    gate: Any = None
-    stream = streams.LineStream(gate)
+    transport: Any = None
+    stream = streams.LineStream(transport)
     for _ in range(100):
         stream.say("x" * 100)
     assert len(stream._unsent) == 11
-    stream._queue.put_nowait("anything\n")
+    await stream.process.receive("anything\n")
     with pytest.raises(EngineError, match="does not read"):
         await anext(stream.lines())
-    assert len(stream._packed()) == 11 * 101
+    assert len(stream._take_batch()) == 11 * 101
     assert stream._waiting == 0
 
 
 async def test_busy_stream_yields_to_others() -> None:
-    gate: Any = None
-    stream = streams.LineStream(gate)
-    stream._queue.put_nowait(f":: {stream._mark}\n" + "x\n" * 10_000)
+    transport: Any = None
+    stream = streams.LineStream(transport)
+    await stream.process.receive(f":: {stream._mark}\n" + "x\n" * 10_000)
     turns = 0
 
     async def other() -> None:
@@ -47,8 +47,8 @@ async def test_busy_stream_yields_to_others() -> None:
 
 @pytest.mark.parametrize("kind", ["lines", "frames"])
 async def test_data_arriving_with_cancellation_does_not_undo_it(kind: str) -> None:
-    gate: Any = None
-    stream = streams.LineStream(gate) if kind == "lines" else RelayStream(None, 30)
+    transport: Any = None
+    stream = streams.LineStream(transport) if kind == "lines" else RelayStream(transport, 30)
     said = stream.lines() if isinstance(stream, streams.LineStream) else stream.frames()
 
     async def hear() -> None:
@@ -57,7 +57,7 @@ async def test_data_arriving_with_cancellation_does_not_undo_it(kind: str) -> No
 
     hearing = asyncio.create_task(hear())
     await asyncio.sleep(0)
-    stream._queue.put_nowait("anything\n")
+    await stream.process.receive("anything\n")
     hearing.cancel()
     await asyncio.wait((hearing,), timeout=5)
     assert hearing.cancelled()

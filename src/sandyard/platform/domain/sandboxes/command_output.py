@@ -1,13 +1,19 @@
-"""Record the output of one command: bytes to its files, then sizes to the database, with an event.
+"""Stored output of commands: two files per command, written and read by offset, and their valid sizes in the database.
 
-Nothing is announced before it is stored: the offsets in an event can be read from the files as soon as it arrives.
+Bytes are written to the files first, then the sizes to the database, with an event. Nothing is announced before it is
+stored: the offsets in an event can be read from the files as soon as it arrives. After a crash a file may be longer
+than the database says; the rest is truncated and fetched again from the journal in the sandbox, which has every byte.
 """
 
 from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import Mapping
+import contextlib
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from sqlalchemy import update
@@ -18,10 +24,13 @@ from sandyard.kit.tasks import end_tasks
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import Command, Sandbox
 from sandyard.platform.domain.sandboxes.model import CommandStatus, about, utc_now
-from sandyard.platform.domain.sandboxes.output import STDERR, STDOUT, OutputFiles
 
 log = get_logger(__name__)
 
+STDOUT, STDERR = "stdout", "stderr"
+STREAMS = (STDOUT, STDERR)
+_VECTOR = 256  # the kernel accepts 1024 at once
+_OPEN = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC
 FLUSH_S = 0.05
 FLUSH_BYTES = 2 << 20
 WAITING_BYTES = 8 << 20
@@ -30,6 +39,81 @@ MERGED_BYTES = 64 * 1024
 """Smaller pieces are merged."""
 INLINE_BYTES = 8 * 1024
 """Maximum bytes of a stream in an event. For more, the event has only the range, and the reader fetches it."""
+
+
+class OutputFiles:
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def _path(self, command_id: str, stream: str) -> Path:
+        assert stream in STREAMS
+        # two characters of the random part, so that no directory has to hold them all
+        return self._folder / command_id[-2:] / command_id / stream
+
+    async def begin(self, command_id: str, sizes: Mapping[str, int]) -> None:
+        """Create the files, or truncate them to the valid sizes."""
+        await asyncio.to_thread(self._begin, command_id, sizes)
+
+    def _begin(self, command_id: str, sizes: Mapping[str, int]) -> None:
+        for stream in STREAMS:
+            path = self._path(command_id, stream)
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            fd = os.open(path, _OPEN, 0o600)
+            try:
+                if os.fstat(fd).st_size > sizes.get(stream, 0):
+                    os.ftruncate(fd, sizes.get(stream, 0))
+            finally:
+                os.close(fd)
+
+    async def write(self, command_id: str, stream: str, offset: int, *pieces: bytes | bytearray) -> None:
+        """Write the pieces one after another at that offset.
+
+        Writing the same bytes twice is harmless, which matters if it is unknown whether they were recorded.
+        """
+        await asyncio.to_thread(self._write, command_id, stream, offset, pieces)
+
+    def _write(self, command_id: str, stream: str, offset: int, pieces: Sequence[bytes | bytearray]) -> None:
+        fd = os.open(self._path(command_id, stream), _OPEN, 0o600)
+        try:
+            views = [memoryview(piece) for piece in pieces]
+            while views:
+                written = os.pwritev(fd, views[:_VECTOR], offset)
+                offset += written
+                while views and written >= len(views[0]):
+                    written -= len(views.pop(0))
+                if written:
+                    views[0] = views[0][written:]
+        finally:
+            os.close(fd)
+
+    async def read(self, command_id: str, stream: str, offset: int, limit: int) -> bytes:
+        """Return at most `limit` bytes from the offset, or fewer at the end."""
+        return await asyncio.to_thread(self._read, command_id, stream, offset, limit)
+
+    def _read(self, command_id: str, stream: str, offset: int, limit: int) -> bytes:
+        if limit <= 0:
+            return b""
+        with contextlib.suppress(FileNotFoundError), self._path(command_id, stream).open("rb") as file:
+            file.seek(offset)
+            return file.read(limit)
+        return b""
+
+    async def size(self, command_id: str, stream: str) -> int:
+        """Return the size of the stored output."""
+        return await asyncio.to_thread(self._size, command_id, stream)
+
+    def _size(self, command_id: str, stream: str) -> int:
+        with contextlib.suppress(FileNotFoundError):
+            return self._path(command_id, stream).stat().st_size
+        return 0
+
+    async def list_ids(self, prefix: str) -> list[str]:
+        """Return the ids with this prefix that have files."""
+        return await asyncio.to_thread(lambda: [path.name for path in self._folder.glob(f"??/{prefix}*")])
+
+    async def remove(self, command_id: str) -> None:
+        folder = self._path(command_id, STDOUT).parent
+        await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
 
 class _Pending:
@@ -55,7 +139,7 @@ class _Pending:
         self.size += earlier.size
 
 
-class Recorder:
+class OutputRecorder:
     """Records one command. Call `add` as output arrives and `finish` at the end."""
 
     def __init__(
@@ -105,7 +189,7 @@ class Recorder:
         elif self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(FLUSH_S, self._flush_now)
 
-    def news(self) -> asyncio.Future[None]:
+    def watch(self) -> asyncio.Future[None]:
         """Return a future that completes when more output has been stored."""
         waiter = asyncio.get_running_loop().create_future()
         self._waiters.add(waiter)

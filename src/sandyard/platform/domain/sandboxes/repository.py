@@ -1,4 +1,4 @@
-"""Sandbox rows: every change of one, with its event, is a method here."""
+"""Sandboxes in the database: every change of a row, with its event, is a method here."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def sessions_visible_to(principal: Principal) -> ColumnElement[bool]:
     return or_(Session.owner_id == principal.user_id, Session.project_id.in_(shared))
 
 
-class SandboxRows:
+class SandboxRepository:
     def __init__(self, database: Database) -> None:
         self._database = database
 
@@ -62,7 +62,7 @@ class SandboxRows:
             raise NotFoundError(f"There is no sandbox {sandbox_id[:60]!r}.")
         return row
 
-    async def with_status(self, *statuses: Status) -> list[Sandbox]:
+    async def list_with_status(self, *statuses: Status) -> list[Sandbox]:
         async with self._database.reading() as session:
             query = select(Sandbox).where(Sandbox.status.in_(statuses)).order_by(Sandbox.id)
             return list((await session.execute(query)).scalars())
@@ -135,7 +135,7 @@ class SandboxRows:
                 await tx.session.execute(update(Sandbox).where(Sandbox.id == sandbox_id).values(used_at=moment))
 
 
-def new_row(owner_id: str, **fields: Any) -> Sandbox:
+def build_sandbox_row(owner_id: str, **fields: Any) -> Sandbox:
     sandbox_id = ordered_id("sbx_")
     return Sandbox(
         id=sandbox_id,

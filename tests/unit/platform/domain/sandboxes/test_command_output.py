@@ -17,17 +17,25 @@ from sandyard.kit.ids import ordered_id
 from sandyard.kit.tasks import TaskSet
 from sandyard.platform.db.database import Database, DatabaseClosedError
 from sandyard.platform.db.models import Command, Event, Sandbox, User
+from sandyard.platform.domain.sandboxes.command_output import (
+    FLUSH_BYTES,
+    FLUSH_S,
+    INLINE_BYTES,
+    MERGED_BYTES,
+    STDERR,
+    STDOUT,
+    OutputFiles,
+    OutputRecorder,
+)
+from sandyard.platform.domain.sandboxes.command_runner import CommandRunner
 from sandyard.platform.domain.sandboxes.model import CommandStatus, utc_now
-from sandyard.platform.domain.sandboxes.output import STDERR, STDOUT, OutputFiles
-from sandyard.platform.domain.sandboxes.recorder import FLUSH_BYTES, FLUSH_S, INLINE_BYTES, MERGED_BYTES, Recorder
-from sandyard.platform.domain.sandboxes.rows import new_row
-from sandyard.platform.domain.sandboxes.running import Runner
+from sandyard.platform.domain.sandboxes.repository import build_sandbox_row
 
 
 @pytest.fixture
 async def rows(database: Database) -> tuple[Sandbox, Command]:
     user = User(id=ordered_id("usr_"), name="a", role="admin", created_at=utc_now())
-    sandbox = new_row(user.id, template="base", idle_seconds=300)
+    sandbox = build_sandbox_row(user.id, template="base", idle_seconds=300)
     command = Command(
         id=ordered_id("cmd_"),
         sandbox_id=sandbox.id,
@@ -56,9 +64,9 @@ async def events(database: Database) -> list[Event]:
 async def test_stores_and_publishes_output(database: Database, rows: tuple[Sandbox, Command], tmp_path: Path) -> None:
     sandbox, command = rows
     files = OutputFiles(tmp_path)
-    recorder = Recorder(database, files, sandbox, command)
+    recorder = OutputRecorder(database, files, sandbox, command)
     await recorder.begin()
-    news = recorder.news()
+    news = recorder.watch()
     await recorder.add(STDOUT, 0, b"hello ")
     await recorder.add(STDOUT, 6, b"world")
     await recorder.add(STDERR, 0, b"\xff\xfe")
@@ -89,7 +97,7 @@ async def test_writes_output_that_arrives_during_write(
 ) -> None:
     sandbox, command = rows
     files = OutputFiles(tmp_path)
-    recorder = Recorder(database, files, sandbox, command)
+    recorder = OutputRecorder(database, files, sandbox, command)
     await recorder.begin()
     gate, write = asyncio.Event(), files.write
 
@@ -104,7 +112,7 @@ async def test_writes_output_that_arrives_during_write(
     await asyncio.sleep(3 * FLUSH_S)  # its timer fires while the other write is running
     gate.set()
     while (await files.read(command.id, STDOUT, FLUSH_BYTES, 2)) != b"$ ":
-        await asyncio.wait_for(recorder.news(), 10)
+        await asyncio.wait_for(recorder.watch(), 10)
     await recorder.finish(CommandStatus.EXITED, exit_code=0, duration_s=1)
 
 
@@ -113,7 +121,7 @@ async def test_retries_failed_writes_in_order(
 ) -> None:
     sandbox, command = rows
     files = OutputFiles(tmp_path)
-    recorder = Recorder(database, files, sandbox, command)
+    recorder = OutputRecorder(database, files, sandbox, command)
     await recorder.begin()
     dice, expected = random.Random(7), b""
 
@@ -156,9 +164,9 @@ async def test_truncates_output_not_counted_before_crash(
 ) -> None:
     sandbox, command = rows
     files = OutputFiles(tmp_path)
-    await Recorder(database, files, sandbox, command).begin()
+    await OutputRecorder(database, files, sandbox, command).begin()
     await files.write(command.id, STDOUT, 0, b"written, but never counted")
-    again = Recorder(database, files, sandbox, command)
+    again = OutputRecorder(database, files, sandbox, command)
     await again.begin()
     assert again.offsets == (0, 0)
     await again.add(STDOUT, 0, b"abc")
@@ -180,7 +188,7 @@ async def test_ending_during_flush_writes_nothing_twice(
 ) -> None:
     sandbox, command = rows
     files = OutputFiles(tmp_path)
-    recorder = Recorder(database, files, sandbox, command)
+    recorder = OutputRecorder(database, files, sandbox, command)
     await recorder.begin()
     expected = b""
     for number in range(30):
@@ -197,12 +205,12 @@ async def test_ending_during_flush_writes_nothing_twice(
 
 async def test_writes_nothing_after_release(database: Database, rows: tuple[Sandbox, Command], tmp_path: Path) -> None:
     sandbox, command = rows
-    lifecycle = SimpleNamespace(tasks=TaskSet("test"), before_pause=[], woken=[], ended=[])
-    runner = Runner(database, lifecycle, OutputFiles(tmp_path), 1 << 20)  # type: ignore[arg-type]
+    lifecycle = SimpleNamespace(tasks=TaskSet("test"), before_pause=[], after_resume=[], after_end=[])
+    runner = CommandRunner(database, lifecycle, OutputFiles(tmp_path), 1 << 20)  # type: ignore[arg-type]
     said = asyncio.Event()
 
     async def speak() -> None:
-        recorder = await runner._recorder(sandbox, command)
+        recorder = await runner._create_recorder(sandbox, command)
         await recorder.add(STDOUT, 0, b"hello")
         said.set()
         await asyncio.Event().wait()
@@ -210,7 +218,7 @@ async def test_writes_nothing_after_release(database: Database, rows: tuple[Sand
     async def never(*_: object) -> None:
         await asyncio.Event().wait()
 
-    runner._overdue = never  # type: ignore[method-assign]
+    runner._wait_until_overdue = never  # type: ignore[method-assign]
     runner._spawn(sandbox, command, speak())
     await said.wait()
     recorder = runner.recorders[command.id]
@@ -228,7 +236,7 @@ async def test_much_output_takes_few_transactions(
     """Output that arrives during a write is written together afterwards."""
     sandbox, command = rows
     files = OutputFiles(tmp_path)
-    recorder = Recorder(database, files, sandbox, command)
+    recorder = OutputRecorder(database, files, sandbox, command)
     await recorder.begin()
     piece, count = b"0123456789abcdef" * 3072, 400
     for number in range(count):

@@ -1,6 +1,6 @@
 """Run inside a sandbox: accept an agent's HTTP requests to its model and have the platform answer them.
 
-    python3 -I -S guest_tunnel.py MARK PORT [FOLDER]
+    python3 -I -S tunnel.py MARK PORT [FOLDER]
 
 The sandbox cannot and need not reach the platform: the platform runs this program through the SDK and exchanges lines of JSON with it on its
 standard input and output. This process only connects them to a daemon, which it starts if there is none. The daemon listens on 127.0.0.1 and
@@ -13,10 +13,6 @@ response that the agent has received), `cancel` (the agent disconnected), `ping`
 
 Standard library only, Python 3.6 or newer. Only the sandbox's own processes reach it, and it holds no secrets.
 """
-
-# Old Pythons, and plain os calls as in the relay.
-# ruff: noqa: PTH101, PTH102, PTH108, PTH110, PTH118, PTH123
-# ruff: noqa: ASYNC110, PLC0415, S103, S108, SIM105, SIM115, TRY300, TRY301, UP031, UP037, UP041
 
 import binascii
 import fcntl

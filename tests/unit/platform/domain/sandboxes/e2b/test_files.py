@@ -11,31 +11,31 @@ import httpx
 import pytest
 from e2b.api import client_async
 
-from sandyard.platform.domain.sandboxes.e2b import journals
+from sandyard.kit.clock import SystemClock
+from sandyard.platform.domain.sandboxes.e2b import files
 from sandyard.platform.domain.sandboxes.e2b.errors import (
     EngineError,
     EngineUnreachableError,
     FileMissingError,
     SandboxNotRunningError,
     SandboxUnreachableError,
-    translate,
 )
+from sandyard.platform.domain.sandboxes.e2b.transport import CircuitBreaker, EngineConfig, EngineTransport
 
 CONTENT = bytes(range(256)) * 40
 Answer = Callable[[httpx.Request], httpx.Response]
 
 
-class Gate:
-    """A gate without a breaker and sandboxes."""
+class Transport(EngineTransport):
+    """A transport without a breaker and sandboxes."""
 
-    config = SimpleNamespace(api_key=None)
+    def __init__(self) -> None:
+        super().__init__(EngineConfig(None), CircuitBreaker(), SystemClock())
 
-    async def inside(self, verb: str, engine_id: str, call: Callable[[Any], Awaitable[Any]], **_: object) -> Any:
+    async def call_sandbox(self, verb: str, engine_id: str, call: Callable[[Any], Awaitable[Any]], **_: object) -> Any:
         sandbox = SimpleNamespace(connection_config=None, envd_api_url="http://sandbox")
-        try:
+        with self.translate_errors():
             return await call(SimpleNamespace(sandbox=sandbox))
-        except Exception as error:
-            raise translate(error) from error
 
 
 async def read(monkeypatch: pytest.MonkeyPatch, answer: Answer, offset: int) -> list[bytes]:
@@ -43,8 +43,8 @@ async def read(monkeypatch: pytest.MonkeyPatch, answer: Answer, offset: int) -> 
         return httpx.AsyncClient(base_url="http://sandbox", transport=httpx.MockTransport(answer))
 
     monkeypatch.setattr(client_async, "get_envd_api", client)
-    monkeypatch.setattr(journals, "PIECE", 1000)
-    pieces = journals.read_from(Gate(), "i1", "/tmp/out", offset, silence_s=0.2)  # type: ignore[arg-type]
+    monkeypatch.setattr(files, "PIECE", 1000)
+    pieces = files.Files(Transport()).read_from("i1", "/tmp/out", offset, silence_s=0.2)
     return [piece async for piece in pieces]
 
 

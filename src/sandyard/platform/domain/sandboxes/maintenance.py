@@ -28,7 +28,7 @@ log = get_logger(__name__)
 PAUSED_AT_ONCE = 16
 
 
-class Upkeep:
+class SandboxMaintenance:
     def __init__(self, database: Database, lifecycle: Lifecycle, settings: PlatformSettings, clock: Clock) -> None:
         self._database = database
         self._lifecycle = lifecycle
@@ -60,17 +60,17 @@ class Upkeep:
 
     async def reconcile(self) -> None:
         lifecycle = self._lifecycle
-        rows = {row.id: row for row in await lifecycle.rows.with_status(*LIVE)}
+        rows = {row.id: row for row in await lifecycle.repository.list_with_status(*LIVE)}
         there = {box.id: box for box in await lifecycle.engine.list({INSTANCE: lifecycle.instance})}
         for row in rows.values():
-            lifecycle.activity.know(row.id, row.used_at)
+            lifecycle.activity.load(row.id, row.used_at)
             try:
                 await self._reconcile_row(row, there.get(row.engine_id) if row.engine_id else None)
             except SandyardError as error:
                 log.warning("sandbox_not_settled", sandbox=row.id, reason=error.message)
         for project_id in {row.project_id for row in rows.values() if row.project_id and row.status == Status.RUNNING}:
             await lifecycle.apply_network(project_id)
-        await self._finish_doomed()
+        await self._finish_requested_destroys()
         known = {row.engine_id for row in rows.values()}
         orphans = {box.id for box in there.values() if box.id not in known}
         for engine_id in orphans & self._orphans:  # only the second time, because a new one may not be in its row yet
@@ -80,16 +80,16 @@ class Upkeep:
 
     async def _reconcile_row(self, row: Sandbox, box: EngineSandbox | None) -> None:
         lifecycle = self._lifecycle
-        if row.doomed_at is not None:
-            return  # see _finish_doomed
+        if row.destroy_requested_at is not None:
+            return  # see _finish_requested_destroys
         if row.status == Status.PROVISIONING:
             lifecycle.provision(row.id)
         elif box is None:
             await self._reconcile_missing(row)
         elif box.state == EngineState.PAUSED and row.status == Status.RUNNING:
-            await lifecycle.seen_paused(row.id)
+            await lifecycle.record_pause(row.id)
         elif box.state == EngineState.RUNNING and row.status == Status.PAUSED and await self._is_still_running(row):
-            await lifecycle.wake(row)
+            await lifecycle.resume(row)
 
     async def _reconcile_missing(self, row: Sandbox) -> None:
         """Handle a sandbox that was not in the list or that the engine did not find.
@@ -99,25 +99,25 @@ class Upkeep:
         """
         assert row.engine_id is not None
         try:
-            await self._lifecycle.engine.info(row.engine_id)
+            await self._lifecycle.engine.get_info(row.engine_id)
         except SandboxNotFoundError:
-            await self._lifecycle.lost(row.id)
+            await self._lifecycle.mark_lost(row.id)
         else:
-            await self._lifecycle.seen_paused(row.id)
+            await self._lifecycle.record_pause(row.id)
 
     async def _is_still_running(self, row: Sandbox) -> bool:
         """Return whether the engine still reports it as running and the row is unchanged, because the list may predate
         a pause."""
         assert row.engine_id is not None
-        box = await self._lifecycle.engine.info(row.engine_id)
-        unchanged = (await self._lifecycle.rows.get(row.id)).version == row.version
+        box = await self._lifecycle.engine.get_info(row.engine_id)
+        unchanged = (await self._lifecycle.repository.get(row.id)).version == row.version
         return unchanged and box.state is EngineState.RUNNING
 
-    async def _finish_doomed(self) -> None:
+    async def _finish_requested_destroys(self) -> None:
         async with self._database.reading() as session:
-            query = select(Sandbox).where(Sandbox.doomed_at.is_not(None), Sandbox.status != Status.DESTROYED)
-            doomed = list((await session.execute(query)).scalars())
-        for row in doomed:
+            query = select(Sandbox).where(Sandbox.destroy_requested_at.is_not(None), Sandbox.status != Status.DESTROYED)
+            requested = list((await session.execute(query)).scalars())
+        for row in requested:
             await self._destroy(row)
 
     async def _destroy(self, row: Sandbox) -> bool:
@@ -152,9 +152,9 @@ class Upkeep:
     async def check_health(self) -> None:
         """Check each running sandbox and extend the engine's timeout of those in use. Resumes nothing."""
         lifecycle = self._lifecycle
-        await lifecycle.rows.note_uses(lifecycle.activity.unwritten())
-        for row in await lifecycle.rows.with_status(Status.RUNNING):
-            if row.engine_id is not None and row.doomed_at is None:
+        await lifecycle.repository.note_uses(lifecycle.activity.take_unwritten())
+        for row in await lifecycle.repository.list_with_status(Status.RUNNING):
+            if row.engine_id is not None and row.destroy_requested_at is None:
                 try:
                     await self._check(row, row.engine_id)
                 except SandyardError as error:
@@ -165,22 +165,22 @@ class Upkeep:
         try:
             if lifecycle.activity.idle_for(row.id) < row.idle_seconds:
                 await lifecycle.engine.extend(engine_id, row.idle_seconds + self._settings.idle_margin_s)
-            usage = await lifecycle.engine.usage(engine_id)
+            usage = await lifecycle.engine.get_usage(engine_id)
         except SandboxNotFoundError:
             await self._reconcile_missing(row)
         except ConflictError:
-            await lifecycle.seen_paused(row.id)
+            await lifecycle.record_pause(row.id)
         else:
             sample = None if usage is None else {**asdict(usage), "at": usage.at.isoformat()}
-            await lifecycle.rows.note(row.id, seen_at=utc_now(), **({"usage": sample} if sample else {}))
+            await lifecycle.repository.note(row.id, seen_at=utc_now(), **({"usage": sample} if sample else {}))
 
     async def pause_idle(self) -> None:
         """Pause idle sandboxes concurrently, so that a slow one does not delay the others."""
         lifecycle = self._lifecycle
         idle = []
-        for row in await lifecycle.rows.with_status(Status.RUNNING):
-            lifecycle.activity.know(row.id, row.used_at)
-            if row.doomed_at is None and lifecycle.activity.idle_for(row.id) >= row.idle_seconds:
+        for row in await lifecycle.repository.list_with_status(Status.RUNNING):
+            lifecycle.activity.load(row.id, row.used_at)
+            if row.destroy_requested_at is None and lifecycle.activity.idle_for(row.id) >= row.idle_seconds:
                 idle.append(row)
         await asyncio.gather(*(self._pause_one(row) for row in idle))
 

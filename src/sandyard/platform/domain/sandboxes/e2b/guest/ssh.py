@@ -1,6 +1,6 @@
 """Run inside a sandbox: one SSH connection between the platform and an sshd started for it alone.
 
-    python3 -I -S guest_ssh.py MARK NAME [FOLDER]
+    python3 -I -S ssh.py MARK NAME [FOLDER]
 
 The sandbox opens no port: sshd gets one end of a socket pair as its connection (`sshd -i`), this process has the other one, and the platform
 exchanges lines with it on its standard input and output. A line that starts with `=` is bytes as base64; all others are JSON.
@@ -13,9 +13,6 @@ sshd runs as the user who runs this, and only this user can log in. Its host key
 sandbox creates its own. Its configuration and the client's key are in unlinked files that disappear with this process. Standard library
 only, Python 3.6 or newer.
 """
-
-# Old Pythons, and plain os calls as in the relay.
-# ruff: noqa: PLW1510, PTH101, PTH102, PTH104, PTH108, PTH113, PTH118, PTH123, RUF005, S103, S108, SIM105, UP031, UP037
 
 import binascii
 import fcntl

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from sandyard.platform.domain.sandboxes.command_policy import CommandPolicy
 from sandyard.platform.domain.sandboxes.model import CommandRefusedError
-from sandyard.platform.domain.sandboxes.policy import CommandPolicy
 from tests.unit.platform.domain.projects.test_patterns import COMPLEX
 
 

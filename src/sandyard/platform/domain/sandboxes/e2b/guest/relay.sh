@@ -1,4 +1,4 @@
-# Relay for sandboxes without python3: the same journal and the same lines as guest_relay.py, in bash only.
+# Relay for sandboxes without python3: the same journal and the same lines as the package `relay`, in bash only.
 # Arguments: MARK start ID SPEC | follow ID OUT ERR | claim ID | kill ID | forget ID…
 printf '\n:: %s\n' "$1"
 shift

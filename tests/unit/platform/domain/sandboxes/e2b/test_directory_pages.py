@@ -10,9 +10,9 @@ from typing import Any
 import httpx
 import pytest
 
-from sandyard.platform.domain.sandboxes.e2b import listing
+from sandyard.platform.domain.sandboxes.e2b import directory_pages
+from sandyard.platform.domain.sandboxes.e2b.directory_pages import FileEntry, FilePage, decode
 from sandyard.platform.domain.sandboxes.e2b.errors import EngineError, EngineInvalidError
-from sandyard.platform.domain.sandboxes.e2b.listing import FileEntry, FilePage, decode
 
 
 def entry(name: str, **more: Any) -> dict[str, Any]:
@@ -55,7 +55,7 @@ def test_engine_with_paging() -> None:
 
 
 def test_decodes_long_names() -> None:
-    long = "x" * listing._USUAL_ENTRY
+    long = "x" * directory_pages._USUAL_ENTRY
     assert names(decode(answer(entry(long), entry("short")), 0, 10)) == [long, "short"]
 
 
@@ -71,7 +71,7 @@ def test_decodes_long_names() -> None:
         answer(entry("a", size="9" * 5000)),
         answer(entry("a", owner=1)),
         answer(entry("a", modifiedTime="yesterday")),
-        answer(entry("a" * listing.LONGEST_ENTRY)),
+        answer(entry("a" * directory_pages.LONGEST_ENTRY)),
         answer(entry("a"), next=0),
     ],
     ids=["empty", "list", "bytes", "cut", "number", "deep", "size", "owner", "time", "long", "endless"],
@@ -82,7 +82,7 @@ def test_rejects_invalid_answer(body: bytes) -> None:
 
 
 async def test_limits_bytes_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listing, "MOST_BYTES", 1000)
+    monkeypatch.setattr(directory_pages, "MOST_BYTES", 1000)
     sent = 0
 
     async def endless() -> AsyncIterator[bytes]:
@@ -92,7 +92,7 @@ async def test_limits_bytes_read(monkeypatch: pytest.MonkeyPatch) -> None:
             yield b"x" * 400
 
     with pytest.raises(EngineInvalidError, match="names are too long"):
-        await listing._read(httpx.Response(200, content=endless()))
+        await directory_pages._read(httpx.Response(200, content=endless()))
     assert sent == 3
     with pytest.raises(EngineError, match="encoding"):
-        await listing._read(httpx.Response(200, headers={"Content-Encoding": "gzip"}, content=endless()))
+        await directory_pages._read(httpx.Response(200, headers={"Content-Encoding": "gzip"}, content=endless()))

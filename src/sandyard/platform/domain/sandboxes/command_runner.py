@@ -4,33 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 from sqlalchemy import select, update
 
 from sandyard.kit.errors import NotFoundError, SandyardError
 from sandyard.kit.logging import get_logger
 from sandyard.kit.tasks import end_tasks
-from sandyard.platform.db.database import AWAY, Database
+from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import Command, Sandbox
+from sandyard.platform.db.retry import TEMPORARY_ERRORS, retry_while_database_unavailable
+from sandyard.platform.domain.sandboxes.command_output import OutputFiles, OutputRecorder
 from sandyard.platform.domain.sandboxes.e2b import (
-    BreakerState,
+    CircuitState,
+    CommandEnded,
+    CommandOutput,
     CommandSpec,
-    Ended,
-    Output,
+    CommandStarted,
     SandboxNotFoundError,
     SandboxNotRunningError,
-    Started,
 )
 from sandyard.platform.domain.sandboxes.lifecycle import Lifecycle
 from sandyard.platform.domain.sandboxes.model import CommandStatus, NewCommand, Status
-from sandyard.platform.domain.sandboxes.output import OutputFiles
-from sandyard.platform.domain.sandboxes.recorder import Recorder
 
 log = get_logger(__name__)
-T = TypeVar("T")
 
 RETRY_S = 2.0
 NOTED_S = 0.2
@@ -45,7 +44,7 @@ _END_MESSAGES = {
 OPEN = (CommandStatus.STARTING, CommandStatus.RUNNING)
 
 
-class Runner:
+class CommandRunner:
     """Follows each open command in a task of its own, in `running`, with its output in `recorders`."""
 
     def __init__(self, database: Database, lifecycle: Lifecycle, files: OutputFiles, output_kept: int) -> None:
@@ -54,19 +53,19 @@ class Runner:
         self._files = files
         self._output_kept = output_kept
         self.running: dict[str, asyncio.Task[None]] = {}
-        self.recorders: dict[str, Recorder] = {}
+        self.recorders: dict[str, OutputRecorder] = {}
         self._finished: dict[str, list[str]] = {}  # by sandbox: finished commands whose journals still exist
         self._awake: dict[str, asyncio.Event] = {}  # by sandbox: set when it runs again
         lifecycle.before_pause.append(self._remove_journals)
-        lifecycle.woken.append(self._wake_waiters)
-        lifecycle.ended.append(self._wake_waiters)
+        lifecycle.after_resume.append(self._notify_waiters)
+        lifecycle.after_end.append(self._notify_waiters)
 
     def start(self, row: Sandbox, command: Command, new: NewCommand) -> None:
         """Start the command in the background. Its row must exist."""
         self._spawn(row, command, self._run(row, command, new))
 
     async def _run(self, row: Sandbox, command: Command, new: NewCommand) -> None:
-        recorder = await self._recorder(row, command)
+        recorder = await self._create_recorder(row, command)
         spec = CommandSpec(
             id=command.id, command=new.command, cwd=new.cwd, envs=dict(new.envs), timeout_s=new.timeout_s
         )
@@ -74,17 +73,21 @@ class Runner:
         for _ in range(2):
             try:
                 async with self._keep_in_use(row, command):
-                    engine_id = await self._retry_while_away(command.id, lambda: self._lifecycle.awake(row))
+                    engine_id = await retry_while_database_unavailable(
+                        lambda: self._lifecycle.ensure_running(row), "command", command=command.id
+                    )
                     asked = True
                     events = self._lifecycle.engine.commands.start(engine_id, spec, most=self._output_kept)
                     if await self._record(events, recorder, row):
                         return
             except SandboxNotFoundError:
-                await self._lifecycle.lost(row.id)
+                await self._lifecycle.mark_lost(row.id)
                 await self._finish_lost(recorder, row)
                 return
             except SandboxNotRunningError:
-                await self._retry_while_away(command.id, lambda: self._lifecycle.seen_paused(row.id))
+                await retry_while_database_unavailable(
+                    lambda: self._lifecycle.record_pause(row.id), "command", command=command.id
+                )
                 if not recorder.begun:
                     asked = False
                     continue  # the sandbox was paused without our knowledge: retry after resuming it
@@ -98,15 +101,15 @@ class Runner:
             break
         await self._follow(row, command.id, recorder)
 
-    async def _follow(self, row: Sandbox, command_id: str, recorder: Recorder) -> None:
+    async def _follow(self, row: Sandbox, command_id: str, recorder: OutputRecorder) -> None:
         """Follow a started command from its last known state until it exits."""
         while True:
-            row = await self._lifecycle.rows.get(row.id)
-            if row.status in (Status.ERROR, Status.DESTROYED) or row.doomed_at is not None:
+            row = await self._lifecycle.repository.get(row.id)
+            if row.status in (Status.ERROR, Status.DESTROYED) or row.destroy_requested_at is not None:
                 await self._finish_lost(recorder, row)
                 return
             if row.status != Status.RUNNING or row.engine_id is None:
-                await self._until_awake(row.id)
+                await self._wait_until_running(row.id)
                 continue
             command = await self.get(command_id)
             try:
@@ -122,9 +125,9 @@ class Runner:
                     if await self._record(events, recorder, row):
                         return
             except SandboxNotFoundError:
-                await self._lifecycle.lost(row.id)
+                await self._lifecycle.mark_lost(row.id)
             except SandboxNotRunningError:
-                await self._lifecycle.seen_paused(row.id)
+                await self._lifecycle.record_pause(row.id)
             except SandyardError as error:
                 log.warning("command_not_followed", command=command_id, reason=error.message)
                 await asyncio.sleep(RETRY_S)
@@ -135,15 +138,22 @@ class Runner:
             return True
         return not await self._lifecycle.engine.commands.claim(engine_id, command.id)
 
-    async def _record(self, events: AsyncIterator[Started | Output | Ended], recorder: Recorder, row: Sandbox) -> bool:
+    async def _record(
+        self,
+        events: AsyncIterator[CommandStarted | CommandOutput | CommandEnded],
+        recorder: OutputRecorder,
+        row: Sandbox,
+    ) -> bool:
         """Record events. Returns True if the command's exit was observed."""
         noting: asyncio.Task[None] | None = None
-        async with contextlib.aclosing(cast("AsyncGenerator[Started | Output | Ended, None]", events)) as stream:
+        async with contextlib.aclosing(
+            cast("AsyncGenerator[CommandStarted | CommandOutput | CommandEnded, None]", events)
+        ) as stream:
             async for event in stream:
-                if isinstance(event, Started):
+                if isinstance(event, CommandStarted):
                     recorder.begun = True
                     noting = self._lifecycle.tasks.spawn(self._note_started(recorder.command_id))
-                elif isinstance(event, Output):
+                elif isinstance(event, CommandOutput):
                     self._lifecycle.activity.touch(row.id)
                     await recorder.add(event.stream, event.offset, event.data)
                 else:
@@ -161,7 +171,7 @@ class Runner:
                     return True
         return False
 
-    def _note_finished(self, row: Sandbox, recorder: Recorder) -> None:
+    def _note_finished(self, row: Sandbox, recorder: OutputRecorder) -> None:
         """Note that the journal is stored here completely. Removing it costs a process in the sandbox, so they are
         removed in batches."""
         over = self._finished.setdefault(row.id, [])
@@ -171,7 +181,7 @@ class Runner:
 
     async def _remove_journals(self, row: Sandbox) -> None:
         over = self._finished.pop(row.id, [])
-        row = await self._lifecycle.rows.get(row.id)
+        row = await self._lifecycle.repository.get(row.id)
         if over and row.engine_id is not None and row.status == Status.RUNNING:
             with contextlib.suppress(SandyardError):
                 await self._lifecycle.engine.commands.forget(row.engine_id, *over)
@@ -193,8 +203,8 @@ class Runner:
             with self._lifecycle.activity.using(row.id):
                 yield
 
-    async def _finish_lost(self, recorder: Recorder, row: Sandbox) -> None:
-        row = await self._lifecycle.rows.get(row.id)
+    async def _finish_lost(self, recorder: OutputRecorder, row: Sandbox) -> None:
+        row = await self._lifecycle.repository.get(row.id)
         reason = row.error or "The sandbox was deleted."
         await recorder.finish(CommandStatus.LOST, error=f"The command's exit was not observed. {reason}")
 
@@ -206,27 +216,27 @@ class Runner:
             query = select(Command, Sandbox).join(Sandbox, Sandbox.id == Command.sandbox_id)
             rows = (await session.execute(query.where(Command.status.in_(OPEN)))).all()
         for command, row in rows:
-            self._spawn(row, command, self._continue(row, command))
+            self._spawn(row, command, self._resume_following(row, command))
         return len(rows)
 
-    async def _continue(self, row: Sandbox, command: Command) -> None:
-        await self._follow(row, command.id, await self._recorder(row, command))
+    async def _resume_following(self, row: Sandbox, command: Command) -> None:
+        await self._follow(row, command.id, await self._create_recorder(row, command))
 
-    async def _recorder(self, row: Sandbox, command: Command) -> Recorder:
-        recorder = Recorder(self._database, self._files, row, command, most=self._output_kept)
+    async def _create_recorder(self, row: Sandbox, command: Command) -> OutputRecorder:
+        recorder = OutputRecorder(self._database, self._files, row, command, most=self._output_kept)
         self.recorders[command.id] = recorder
         await recorder.begin()
         return recorder
 
-    async def _until_awake(self, sandbox_id: str) -> None:
+    async def _wait_until_running(self, sandbox_id: str) -> None:
         awake = self._awake.setdefault(sandbox_id, asyncio.Event())
-        if (await self._lifecycle.rows.get(sandbox_id)).status not in (Status.PAUSED, Status.PROVISIONING):
+        if (await self._lifecycle.repository.get(sandbox_id)).status not in (Status.PAUSED, Status.PROVISIONING):
             return  # it has changed since the caller looked, before the event existed
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(30):  # then look again: another platform process may have resumed it
                 await awake.wait()
 
-    async def _wake_waiters(self, row: Sandbox) -> None:
+    async def _notify_waiters(self, row: Sandbox) -> None:
         if event := self._awake.pop(row.id, None):
             event.set()
 
@@ -251,8 +261,8 @@ class Runner:
         The relay ends a command after its timeout. If a tenant has replaced the relay, or if our code fails, the
         command must not stay open forever.
         """
-        main = asyncio.ensure_future(self._persist(row, command.id, work))
-        watch = asyncio.ensure_future(self._overdue(row.id, command.timeout_s))
+        main = asyncio.ensure_future(self._run_through_outages(row, command.id, work))
+        watch = asyncio.ensure_future(self._wait_until_overdue(row.id, command.timeout_s))
         try:
             await asyncio.wait((main, watch), return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -265,43 +275,42 @@ class Runner:
         if recorder is not None and (late or failure is not None):
             said = "It did not end in time." if late else "Internal error while following it."
             lose = partial(recorder.finish, CommandStatus.LOST, error=f"The command's exit was not observed. {said}")
-            await self._retry_while_away(command.id, lose)
+            await retry_while_database_unavailable(lose, "command", command=command.id)
 
-    async def _persist(self, row: Sandbox, command_id: str, work: Coroutine[Any, Any, None]) -> None:
+    async def _run_through_outages(self, row: Sandbox, command_id: str, work: Coroutine[Any, Any, None]) -> None:
         """Run the work, and keep following the command if the database is temporarily unavailable."""
         try:
             await work
-        except AWAY as error:
+        except TEMPORARY_ERRORS as error:
             log.warning("command_waits", command=command_id, reason=error.message)
-            await self._retry_while_away(command_id, lambda: self._follow(row, command_id, self.recorders[command_id]))
+            await retry_while_database_unavailable(
+                lambda: self._follow(row, command_id, self.recorders[command_id]), "command", command=command_id
+            )
 
-    async def _retry_while_away(self, command_id: str, work: Callable[[], Awaitable[T]]) -> T:
-        return await self._database.retry_while_away(work, "command", command=command_id)
-
-    async def _overdue(self, sandbox_id: str, timeout_s: float) -> None:
+    async def _wait_until_overdue(self, sandbox_id: str, timeout_s: float) -> None:
         """Return when a command should have ended long ago.
 
         Time during which its sandbox was paused or the engine was unavailable does not count.
         """
         while True:
             try:
-                before = await self._lifecycle.rows.get(sandbox_id)
+                before = await self._lifecycle.repository.get(sandbox_id)
                 await asyncio.sleep(timeout_s + OVERDUE_S)
-                row = await self._lifecycle.rows.get(sandbox_id)
-            except AWAY:
+                row = await self._lifecycle.repository.get(sandbox_id)
+            except TEMPORARY_ERRORS:
                 await asyncio.sleep(RETRY_S)  # unknown: its time starts again
                 continue
             awake = row.status == Status.RUNNING and row.pause_count == before.pause_count
-            if awake and self._lifecycle.engine.breaker.state is BreakerState.CLOSED:
+            if awake and self._lifecycle.engine.breaker.state is CircuitState.CLOSED:
                 return
 
     async def get(self, command_id: str) -> Command:
         async with self._database.reading() as session:
             command = await session.get(Command, command_id)
         if command is None:
-            raise no_such_command(command_id)
+            raise command_not_found(command_id)
         return command
 
 
-def no_such_command(command_id: str) -> NotFoundError:
+def command_not_found(command_id: str) -> NotFoundError:
     return NotFoundError(f"There is no command {command_id[:60]!r}.")

@@ -11,8 +11,8 @@ from e2b import AsyncCommandHandle, CommandExitException, NotFoundException, Pty
 
 from sandyard.kit.errors import InvalidInputError
 from sandyard.kit.tasks import end_tasks
-from sandyard.platform.domain.sandboxes.e2b.errors import TerminalNotFoundError, translate
-from sandyard.platform.domain.sandboxes.e2b.gate import Gate, Handle
+from sandyard.platform.domain.sandboxes.e2b.errors import TerminalNotFoundError
+from sandyard.platform.domain.sandboxes.e2b.transport import EngineTransport, SandboxHandle
 
 _QUEUE = 64
 SIDE_LIMIT = 1000
@@ -28,7 +28,7 @@ class Terminal:
         self.exit_code: int | None = None
         self._queue: asyncio.Queue[bytes | None] = asyncio.Queue(_QUEUE)
         self._handle: AsyncCommandHandle[Any] | None = None
-        self._watch: asyncio.Task[None] | None = None
+        self._watcher: asyncio.Task[None] | None = None
         self._error: BaseException | None = None
         self._order = asyncio.Lock()
 
@@ -41,7 +41,8 @@ class Terminal:
         while (chunk := await self._queue.get()) is not None:
             yield chunk
         if self._error is not None:
-            raise translate(self._error, self._terminals.gate.config.api_key) from self._error
+            with self._terminals.transport.translate_errors():
+                raise self._error
 
     async def write(self, data: bytes) -> None:
         """Send input, in the order of the calls."""
@@ -59,8 +60,8 @@ class Terminal:
 
     async def detach(self) -> None:
         """Disconnect from the terminal. The shell keeps running."""
-        if self._watch is not None:
-            await end_tasks(self._watch)
+        if self._watcher is not None:
+            await end_tasks(self._watcher)
         if self._handle is not None:
             with contextlib.suppress(Exception):
                 await self._handle.disconnect()
@@ -68,10 +69,10 @@ class Terminal:
     async def receive(self, data: bytes) -> None:
         await self._queue.put(bytes(data))
 
-    def attached(self, handle: AsyncCommandHandle[Any]) -> None:
+    def watch(self, handle: AsyncCommandHandle[Any]) -> None:
         self.pid = handle.pid
         self._handle = handle
-        self._watch = asyncio.get_running_loop().create_task(self._wait(handle))
+        self._watcher = asyncio.get_running_loop().create_task(self._wait(handle))
 
     async def _wait(self, handle: AsyncCommandHandle[Any]) -> None:
         try:
@@ -87,8 +88,8 @@ class Terminals:
     """Terminals of sandboxes. Raises TerminalNotFoundError if the shell has ended. Input is never retried, so that it
     is not typed twice."""
 
-    def __init__(self, gate: Gate) -> None:
-        self.gate = gate
+    def __init__(self, transport: EngineTransport) -> None:
+        self.transport = transport
 
     async def open(
         self,
@@ -103,46 +104,46 @@ class Terminals:
         size = _pty_size(cols, rows)
         terminal = Terminal(self, engine_id)
 
-        async def create(handle: Handle) -> None:
+        async def create(handle: SandboxHandle) -> None:
             pty = handle.sandbox.pty
-            terminal.attached(
+            terminal.watch(
                 await pty.create(size, terminal.receive, user=user, cwd=cwd, envs=dict(envs or {}), timeout=0)
             )
 
         async with _detach_on_error(terminal):
-            await self.gate.inside("open_terminal", engine_id, create, idempotent=False)
+            await self.transport.call_sandbox("open_terminal", engine_id, create, idempotent=False)
         return terminal
 
     async def attach(self, engine_id: str, pid: int) -> Terminal:
         terminal = Terminal(self, engine_id)
 
-        async def connect(handle: Handle) -> None:
+        async def connect(handle: SandboxHandle) -> None:
             with _translate_not_found():
-                terminal.attached(await handle.sandbox.pty.connect(pid, terminal.receive, timeout=0))
+                terminal.watch(await handle.sandbox.pty.connect(pid, terminal.receive, timeout=0))
 
         async with _detach_on_error(terminal):
-            await self.gate.inside("attach_terminal", engine_id, connect, idempotent=True)
+            await self.transport.call_sandbox("attach_terminal", engine_id, connect, idempotent=True)
         return terminal
 
     async def write(self, engine_id: str, pid: int, data: bytes) -> None:
-        async def send(handle: Handle) -> None:
+        async def send(handle: SandboxHandle) -> None:
             with _translate_not_found():
                 await handle.sandbox.pty.send_stdin(pid, data)
 
-        await self.gate.inside("write_terminal", engine_id, send, idempotent=False)
+        await self.transport.call_sandbox("write_terminal", engine_id, send, idempotent=False)
 
     async def resize(self, engine_id: str, pid: int, cols: int, rows: int) -> None:
         size = _pty_size(cols, rows)
 
-        async def resize(handle: Handle) -> None:
+        async def resize(handle: SandboxHandle) -> None:
             with _translate_not_found():
                 await handle.sandbox.pty.resize(pid, size)
 
-        await self.gate.inside("resize_terminal", engine_id, resize, idempotent=True)
+        await self.transport.call_sandbox("resize_terminal", engine_id, resize, idempotent=True)
 
     async def close(self, engine_id: str, pid: int) -> bool:
         """End the shell with SIGKILL; its children get SIGHUP. Returns False if it had ended already. Idempotent."""
-        return await self.gate.inside(
+        return await self.transport.call_sandbox(
             "close_terminal", engine_id, lambda handle: handle.sandbox.pty.kill(pid), idempotent=True
         )
 

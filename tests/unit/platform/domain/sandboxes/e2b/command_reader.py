@@ -8,31 +8,38 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 
 from sandyard.kit.ids import random_id
-from sandyard.platform.domain.sandboxes.e2b import CommandSpec, Ended, Output, SandboxEngine, Started, Stream
+from sandyard.platform.domain.sandboxes.e2b import (
+    CommandEnded,
+    CommandOutput,
+    CommandSpec,
+    CommandStarted,
+    SandboxEngine,
+    Stream,
+)
 
 
 @dataclass
 class Seen:
     """The output that a reader saw. Every piece must start where the last one ended."""
 
-    started: Started | None = None
+    started: CommandStarted | None = None
     stdout: bytearray = field(default_factory=bytearray)
     stderr: bytearray = field(default_factory=bytearray)
-    ended: Ended | None = None
+    ended: CommandEnded | None = None
 
-    def add(self, event: Started | Output | Ended) -> None:
+    def add(self, event: CommandStarted | CommandOutput | CommandEnded) -> None:
         assert self.ended is None, "no output after the end"
-        if isinstance(event, Started):
+        if isinstance(event, CommandStarted):
             assert self.started is None
             self.started = event
-        elif isinstance(event, Ended):
+        elif isinstance(event, CommandEnded):
             self.ended = event
         else:
             whole = self.stdout if event.stream is Stream.STDOUT else self.stderr
             assert event.offset == len(whole), "no gaps and no duplicates"
             whole += event.data
 
-    async def read(self, events: AsyncIterator[Started | Output | Ended]) -> Seen:
+    async def read(self, events: AsyncIterator[CommandStarted | CommandOutput | CommandEnded]) -> Seen:
         async for event in events:
             self.add(event)
         return self

@@ -7,9 +7,6 @@ on loopback only and needs no password: everything in the sandbox runs as its us
 reaches it, which requires a login. Idempotent; code-server outlives this program. Standard library only, Python 3.6 or newer.
 """
 
-# Old Pythons, and plain os calls as in the relay.
-# ruff: noqa: PTH101, PTH103, PTH116, PTH118, PTH123, S103, S108, T201, UP031
-
 import fcntl
 import json
 import os
@@ -50,7 +47,7 @@ def known(path: str) -> "int | None":
 
 
 def free_port() -> int:
-    for port in list(range(FIRST_PORT, FIRST_PORT + PORTS)) + [0]:  # noqa: RUF005 - as old Pythons like it
+    for port in list(range(FIRST_PORT, FIRST_PORT + PORTS)) + [0]:
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as door:
             try:
                 door.bind(("127.0.0.1", port))
@@ -70,7 +67,7 @@ def begin(program: str, folder: str) -> "tuple[subprocess.Popen[bytes], int, str
             stdin=nothing,
             stdout=log,
             stderr=log,
-            cwd=os.path.expanduser("~"),  # noqa: PTH111
+            cwd=os.path.expanduser("~"),
             env={name: value for name, value in os.environ.items() if name not in STEERING},
             start_new_session=True,
         )

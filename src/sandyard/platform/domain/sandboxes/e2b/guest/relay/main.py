@@ -1,0 +1,176 @@
+"""The operations of the relay, and its command line."""
+
+import binascii
+import os
+import sys
+import time
+
+from sandyard.platform.domain.sandboxes.e2b.guest.relay.command import HEARTBEAT, RelayedCommand
+from sandyard.platform.domain.sandboxes.e2b.guest.relay.journal import (
+    FULL,
+    claim,
+    claim_spare,
+    find_journal,
+    has_started,
+    is_open_file,
+    journal_folders,
+    read_result,
+    relay_pid,
+    write_file,
+)
+from sandyard.platform.domain.sandboxes.e2b.guest.relay.output import CHUNK, LIVE_LIMIT, encode, fetch_line, say
+from sandyard.platform.domain.sandboxes.e2b.guest.relay.signals import signal
+
+FOLLOW_INTERVAL = 0.05
+FOLLOW_LONGEST = 600.0
+ORPHAN_GRACE = 2.0
+
+
+def start(spec: "list[str]") -> None:
+    if spec[2]:
+        try:
+            os.chdir(spec[2])
+        except OSError as error:
+            say(":f cwd " + encode(error.strerror or ""))
+            return
+    try:
+        folder = claim(spec[0])
+        if folder is None:
+            say(":x")
+            follow(spec[0], 0, 0)
+            return
+        try:
+            relay = RelayedCommand(spec, folder, folder == journal_folders(spec[0])[1])
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            relay = RelayedCommand(spec, claim_spare(spec[0], error), True)
+    except OSError as error:
+        say((":f full " if error.errno in FULL else ":f broken ") + encode(str(error)))
+        return
+    relay.run()
+
+
+class JournalTail:
+    """One file of a journal, and how much of it was sent."""
+
+    def __init__(self, number: int, name: str, offset: int) -> None:
+        self.number = number
+        self.name = name
+        self.offset = offset
+        self.fd: "int | None" = None
+
+    def send_new(self, folder: str) -> None:
+        if self.fd is None:
+            try:
+                self.fd = os.open(os.path.join(folder, self.name), os.O_RDONLY)
+            except OSError:
+                return
+        size = os.fstat(self.fd).st_size
+        if size - self.offset > LIVE_LIMIT and is_open_file(os.path.join(folder, self.name), self.fd):
+            self.offset = size
+            say(fetch_line(self.number, size, folder))
+        while self.offset < size:
+            data = os.pread(self.fd, min(CHUNK, size - self.offset), self.offset)
+            if not data:
+                return
+            say(":%d %d %s" % (self.number, self.offset, binascii.b2a_base64(data).decode("ascii").strip()))
+            self.offset += len(data)
+
+
+def follow(name: str, out: int, err: int) -> None:
+    """Send the journal from these offsets on until the command has ended."""
+    began = beat = seen = time.monotonic()
+    files = [JournalTail(1, "out", out), JournalTail(2, "err", err)]
+    while True:
+        folder = find_journal(name)
+        result = None
+        alive = False
+        if folder is not None:
+            alive = relay_pid(folder) is not None
+            result = read_result(name)
+            for file in files:
+                file.send_new(folder)
+        now = time.monotonic()
+        if result is not None:
+            say(":e " + result)
+            return
+        if folder is None:
+            say(':e {"reason":"not_started"}')
+            return
+        if alive:
+            seen = now
+        elif os.path.exists(os.path.join(folder, "claimed")):
+            say(':e {"reason":"not_started"}')
+            return
+        elif now - seen > ORPHAN_GRACE:
+            say(':e {"reason":"%s"}' % ("lost" if has_started(folder) else "not_started"))
+            return
+        if now - began > FOLLOW_LONGEST:
+            say(":a")
+            return
+        if now - beat > HEARTBEAT:
+            beat = now
+            say(":h")
+        time.sleep(FOLLOW_INTERVAL)
+
+
+def prevent_start(name: str) -> None:
+    folder = claim(name)
+    if folder is not None:
+        write_file(os.path.join(folder, "claimed"), b"")
+    say(":r " + ("yes" if folder is not None else "no"))
+
+
+def kill(name: str) -> None:
+    until = time.monotonic() + ORPHAN_GRACE
+    while True:
+        folder = find_journal(name)
+        pid = folder and relay_pid(folder)
+        if pid != 0 or time.monotonic() > until:  # 0: it is about to start
+            break
+        time.sleep(0.02)
+    if pid:
+        try:
+            os.kill(pid, signal.SIGTERM)
+        except OSError:
+            pid = None
+    say(":r " + ("yes" if pid else "no"))
+
+
+def forget(names: "list[str]") -> None:
+    for folder in [folder for name in names for folder in journal_folders(name)]:
+        try:
+            for entry in os.listdir(folder):
+                os.unlink(os.path.join(folder, entry))
+            os.rmdir(folder)
+        except OSError:
+            pass
+    say(":r yes")
+
+
+def read_spec(arguments: "list[str]") -> "list[str]":
+    if arguments:
+        with open(arguments[0], "rb") as file:
+            raw = file.read()
+        os.unlink(arguments[0])
+    else:
+        raw = binascii.a2b_base64(os.environ["SANDYARD_SPEC"])
+    return raw.decode("utf-8", "surrogateescape").split("\0")
+
+
+def main(arguments: "list[str]") -> None:
+    mark, verb, arguments = arguments[0], arguments[1], arguments[1:]
+    say("\n:: " + mark)
+    if verb == "start":
+        start(read_spec(arguments[1:]))
+    elif verb == "follow":
+        follow(arguments[1], int(arguments[2]), int(arguments[3]))
+    elif verb == "forget":
+        forget(arguments[1:])
+    else:
+        {"claim": prevent_start, "kill": kill}[verb](arguments[1])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
