@@ -17,7 +17,7 @@ from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import Setting
 from sandyard.platform.db.ownership import Ownership, identify
 from sandyard.platform.domain.agents.asks import Asks
-from sandyard.platform.domain.agents.catalogue import Agents
+from sandyard.platform.domain.agents.catalogue import AgentCatalogue
 from sandyard.platform.domain.agents.installing import ensure_installed
 from sandyard.platform.domain.agents.launching import put_files
 from sandyard.platform.domain.agents.trial import Trials
@@ -112,7 +112,7 @@ def _create_services(
     vault = Vault(settings.data_dir / "secret.key")
     destinations = Destinations(settings.private_hosts)
     projects = Projects(database, clock, destinations)
-    agents = Agents(database)
+    agents = AgentCatalogue(database, settings)
     lifecycle = Lifecycle(
         database,
         engine,

@@ -12,8 +12,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from sandyard.cli.main import cli
-from sandyard.platform.domain.agents.model import LaunchWish
 from sandyard.platform.domain.agents.profiles import BUILT_IN
+from sandyard.platform.domain.agents.profiles.model import LaunchWish
 from tests.integration.cli.real import Yard
 from tests.protocol.engine import ROOT
 

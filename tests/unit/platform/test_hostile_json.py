@@ -13,7 +13,6 @@ from sandyard.kit.bounded_json import TooManyValuesError
 from sandyard.kit.errors import InvalidInputError
 from sandyard.platform.api import remote, terminal
 from sandyard.platform.domain.agents import wire
-from sandyard.platform.domain.agents.model import ModelApi
 from sandyard.platform.domain.forge import connection
 from sandyard.platform.domain.forge.deliveries import payload_of
 from sandyard.platform.domain.forge.errors import ForgeUnreachableError
@@ -23,7 +22,7 @@ from sandyard.platform.domain.mcp_servers import probe
 from sandyard.platform.domain.models import faults, gateway, trying
 from sandyard.platform.domain.models.apis import Asked
 from sandyard.platform.domain.models.counting import Counter
-from sandyard.platform.domain.models.model import Tokens
+from sandyard.platform.domain.models.model import ModelApi, Tokens
 from sandyard.platform.domain.models.redaction import Redactor
 from sandyard.platform.domain.models.tunnel import Room, Tunnel, TunnelError
 from sandyard.platform.domain.preparing import jsonc

@@ -8,7 +8,7 @@ from sandyard.kit.clock import Clock
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.ownership import Ownership
 from sandyard.platform.domain.agents.asks import Asks
-from sandyard.platform.domain.agents.catalogue import Agents
+from sandyard.platform.domain.agents.catalogue import AgentCatalogue
 from sandyard.platform.domain.agents.trial import Trials
 from sandyard.platform.domain.agents.turns import Turns
 from sandyard.platform.domain.audit.service import Audit
@@ -53,7 +53,7 @@ class Services:
     secrets: Secrets
     projects: Projects
     samples: Samples
-    agents: Agents
+    agents: AgentCatalogue
     trials: Trials
     engine: SandboxEngine
     lifecycle: Lifecycle

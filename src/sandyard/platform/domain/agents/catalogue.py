@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -15,12 +16,14 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sandyard.kit.errors import ConflictError, ForbiddenError, InvalidInputError, NotFoundError
 from sandyard.kit.ids import ordered_id
 from sandyard.platform.db.database import Database, Transaction
-from sandyard.platform.db.models import Agent, User
-from sandyard.platform.domain.agents.model import Profile
+from sandyard.platform.db.models import Agent, Project, User
+from sandyard.platform.domain.agents.default_agent import find_default_agent, find_default_agents
 from sandyard.platform.domain.agents.profiles import BUILT_IN
 from sandyard.platform.domain.agents.profiles.custom import Custom, Definition
+from sandyard.platform.domain.agents.profiles.model import Profile
 from sandyard.platform.domain.sandboxes.model import utc_now
 from sandyard.platform.domain.users.model import NameTakenError, Principal
+from sandyard.platform.settings import PlatformSettings
 
 MAX_NAME = 50
 MAX_OWN = 50
@@ -44,15 +47,16 @@ class ListedAgent:
     updated_at: datetime | None = None
 
 
-class Agents:
+class AgentCatalogue:
     """Manage the agents that users can choose.
 
     Members see the built-in agents, the shared ones and their own; administrators see all. Agents added by an
     administrator are shared.
     """
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, settings: PlatformSettings) -> None:
         self._database = database
+        self._settings = settings
 
     async def profile(self, owner_id: str, name: str) -> Profile:
         """Return the profile for a session of this user. Raises InvalidInputError that lists the available agents."""
@@ -65,6 +69,16 @@ class Agents:
                 return _to_profile(row)
             others = list(await session.scalars(select(Agent.name).where(usable).order_by(Agent.name).limit(50)))
         raise InvalidInputError(f"There is no agent {name[:60]!r}. Available: {', '.join([*BUILT_IN, *others])}.")
+
+    async def find_default_agent(self, project: Project | None) -> str:
+        """Return the agent to use in the project, or without one, if none is named."""
+        async with self._database.reading() as session:
+            return await find_default_agent(session, project, self._settings)
+
+    async def find_default_agents(self, projects: Iterable[Project]) -> dict[str, str]:
+        """Return the default agents by project id."""
+        async with self._database.reading() as session:
+            return await find_default_agents(session, projects, self._settings)
 
     async def list(self, caller: Principal) -> list[ListedAgent]:
         """List the built-in agents first, then the others by name."""

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from sandyard.kit.errors import SandyardError
 from sandyard.kit.ids import random_id
 from sandyard.kit.text import storable
-from sandyard.platform.domain.agents.model import Install, Profile
+from sandyard.platform.domain.agents.profiles.model import Install, Profile
 from sandyard.platform.domain.sandboxes.e2b import CommandSpec, Ended, EndReason, Output, SandboxEngine
 from sandyard.platform.settings import PlatformSettings
 

@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import AsyncIterator, Mapping
 
 from sandyard.kit.errors import InvalidInputError
-from sandyard.platform.domain.agents.model import Launch
+from sandyard.platform.domain.agents.profiles.model import Launch
 from sandyard.platform.domain.sandboxes.e2b import EngineError, NotEnoughSpaceError, SandboxEngine
 
 INLINE = 64 << 10

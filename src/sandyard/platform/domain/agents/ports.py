@@ -12,9 +12,10 @@ from sandyard.kit.secret import Secret
 from sandyard.kit.tasks import TaskSet
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import Sandbox, Session, Turn
-from sandyard.platform.domain.agents.model import Launch, ModelEndpoint, Profile
+from sandyard.platform.domain.agents.profiles.model import Launch, Profile
 from sandyard.platform.domain.git.service import GitService
 from sandyard.platform.domain.models.faults import Fault
+from sandyard.platform.domain.models.model import ModelEndpoint
 from sandyard.platform.domain.sandboxes.e2b import SandboxEngine
 from sandyard.platform.domain.sandboxes.lifecycle import Lifecycle
 from sandyard.platform.domain.sandboxes.output import OutputFiles

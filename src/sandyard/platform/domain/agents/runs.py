@@ -21,8 +21,9 @@ from sandyard.platform.domain.agents.channel import Inputs, Outputs, command, in
 from sandyard.platform.domain.agents.consuming import Consumer, RunBrokenError, RunGoneError
 from sandyard.platform.domain.agents.errors import CheckoutMissingError, SandboxRestartedError
 from sandyard.platform.domain.agents.mcp_commands import find_missing_commands
-from sandyard.platform.domain.agents.model import LaunchWish, Profile, RunStatus, asking_modes
+from sandyard.platform.domain.agents.model import RunStatus
 from sandyard.platform.domain.agents.ports import Desk
+from sandyard.platform.domain.agents.profiles.model import LaunchWish, Profile, asking_modes
 from sandyard.platform.domain.agents.rows import (
     ASKING_MODES,
     AUTH,

@@ -17,9 +17,10 @@ from sandyard.kit.logging import get_logger
 from sandyard.kit.tasks import TaskSet
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import Setting, Turn, User
-from sandyard.platform.domain.agents.catalogue import Agents
+from sandyard.platform.domain.agents.catalogue import AgentCatalogue
 from sandyard.platform.domain.agents.installing import INSTALLED
-from sandyard.platform.domain.agents.model import Origin, Profile, TurnStatus
+from sandyard.platform.domain.agents.model import Origin, TurnStatus
+from sandyard.platform.domain.agents.profiles.model import Profile
 from sandyard.platform.domain.events.feed import Feed
 from sandyard.platform.domain.events.model import EventFilter, EventView
 from sandyard.platform.domain.paging import PageRequest
@@ -84,7 +85,7 @@ class Trials:
         self,
         database: Database,
         feed: Feed,
-        agents: Agents,
+        agents: AgentCatalogue,
         sessions: Sessions,
         turns: TurnsPort,
         *,

@@ -20,6 +20,7 @@ from sandyard.platform.db.database import Database, Transaction
 from sandyard.platform.db.models import AgentInput, AgentRun, Event, Message, Project, Sandbox, Session, Turn
 from sandyard.platform.domain.agents import asking, ending, wire
 from sandyard.platform.domain.agents.conducting import Conductor
+from sandyard.platform.domain.agents.default_agent import find_default_agent
 from sandyard.platform.domain.agents.model import OPEN_TURNS, Origin, TurnStatus
 from sandyard.platform.domain.agents.ports import Catalogue, Desk, Installer, ModelsPort, Putter
 from sandyard.platform.domain.agents.rows import (
@@ -35,7 +36,6 @@ from sandyard.platform.domain.agents.rows import (
 from sandyard.platform.domain.agents.runs import RUN
 from sandyard.platform.domain.agents.transcript import message_id, shown
 from sandyard.platform.domain.git.service import GitService
-from sandyard.platform.domain.models.default_agent import find_default_agent
 from sandyard.platform.domain.models.faults import Fault
 from sandyard.platform.domain.paging import Listing, PageRequest, newest_first
 from sandyard.platform.domain.projects.service import visible_to

@@ -13,7 +13,7 @@ from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import Command as CommandRow
 from sandyard.platform.db.models import Project, Sandbox
 from sandyard.platform.domain.agents.launching import put_files
-from sandyard.platform.domain.agents.model import LaunchWish, Profile
+from sandyard.platform.domain.agents.profiles.model import LaunchWish, Profile
 from sandyard.platform.domain.git.guest_prepared import Sealed
 from sandyard.platform.domain.git.model import FOLDER
 from sandyard.platform.domain.git.prepared import PreparedCheckouts

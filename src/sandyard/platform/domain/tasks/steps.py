@@ -23,9 +23,10 @@ from sandyard.kit.times import rfc3339
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import AgentRun, Ask, Attempt, Command, Preparation, Project, Step, Task, Turn
 from sandyard.platform.domain.agents import asking
-from sandyard.platform.domain.agents.catalogue import Agents
+from sandyard.platform.domain.agents.catalogue import AgentCatalogue
 from sandyard.platform.domain.agents.errors import PermissionRefusedError, SandboxRestartedError
-from sandyard.platform.domain.agents.model import Origin, Profile, TurnStatus
+from sandyard.platform.domain.agents.model import Origin, TurnStatus
+from sandyard.platform.domain.agents.profiles.model import Profile
 from sandyard.platform.domain.agents.turns import Turns
 from sandyard.platform.domain.forge.service import PullRequests
 from sandyard.platform.domain.git import messages
@@ -99,7 +100,7 @@ class Steps:
         lifecycle: Lifecycle,
         commands: Commands,
         turns: Turns,
-        agents: Agents,
+        agents: AgentCatalogue,
         models: Models,
         preparing: Preparing,
         git: GitService,

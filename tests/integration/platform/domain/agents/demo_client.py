@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sandyard.platform.domain.agents.model import LaunchWish
 from sandyard.platform.domain.agents.profiles.demo import DEMO
+from sandyard.platform.domain.agents.profiles.model import LaunchWish
 from tests.later import Later
 
 if TYPE_CHECKING:

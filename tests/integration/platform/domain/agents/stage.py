@@ -17,9 +17,10 @@ from sandyard.kit.secret import Secret
 from sandyard.platform.db.models import AgentRun, Ask, Message, Sandbox, Session, Turn
 from sandyard.platform.domain.agents.asks import Asks
 from sandyard.platform.domain.agents.launching import put_files
-from sandyard.platform.domain.agents.model import Install, Launch, LaunchWish, ModelApi, ModelEndpoint, Profile
+from sandyard.platform.domain.agents.profiles.model import Install, Launch, LaunchWish, Profile
 from sandyard.platform.domain.agents.turns import Turns
 from sandyard.platform.domain.models.faults import Fault
+from sandyard.platform.domain.models.model import ModelApi, ModelEndpoint
 from sandyard.platform.domain.paging import PageRequest
 from sandyard.platform.domain.sandboxes.e2b import SandboxNotRunningError
 from sandyard.platform.domain.sandboxes.model import Status

@@ -13,7 +13,7 @@ from sandyard.kit.secret import Secret
 from sandyard.platform.db.models import Ask, Audit, Project, Session, Turn
 from sandyard.platform.domain.agents import conducting
 from sandyard.platform.domain.agents.errors import AskOverError
-from sandyard.platform.domain.agents.model import ModelApi, ModelEndpoint
+from sandyard.platform.domain.models.model import ModelApi, ModelEndpoint
 from sandyard.platform.domain.paging import PageRequest
 from sandyard.platform.domain.sandboxes.model import Status
 from tests.integration.platform.domain.agents.stage import ActingProfile, Stage

@@ -11,9 +11,9 @@ import pytest
 
 from sandyard.platform.domain.agents.installing import AgentInstallError, ensure_installed
 from sandyard.platform.domain.agents.launching import put_files
-from sandyard.platform.domain.agents.model import Install, Launch, LaunchWish, Profile
 from sandyard.platform.domain.agents.profiles.base import BuiltIn, npm_install, npm_program
 from sandyard.platform.domain.agents.profiles.demo import DEMO
+from sandyard.platform.domain.agents.profiles.model import Install, Launch, LaunchWish, Profile
 from sandyard.platform.domain.sandboxes.e2b import EngineError, SandboxEngine
 from sandyard.platform.settings import PlatformSettings
 from tests.integration.platform.domain.sandboxes.yard import Yard

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from sandyard.platform.db.models import Preparation, Project, Sandbox, Session
-from sandyard.platform.domain.agents.model import Install, Launch, LaunchWish
 from sandyard.platform.domain.agents.profiles.base import BuiltIn
+from sandyard.platform.domain.agents.profiles.model import Install, Launch, LaunchWish
 from sandyard.platform.domain.paging import PageRequest
 from sandyard.platform.domain.projects.model import ProjectSettings
 from sandyard.platform.domain.users.model import Principal

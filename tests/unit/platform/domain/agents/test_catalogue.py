@@ -13,10 +13,11 @@ from pydantic import ValidationError
 from sandyard.kit.errors import ConflictError, ForbiddenError, InvalidInputError, NotFoundError
 from sandyard.kit.secret import Secret
 from sandyard.platform.domain.agents import catalogue
-from sandyard.platform.domain.agents.catalogue import Agents
-from sandyard.platform.domain.agents.model import LaunchWish, ModelApi, ModelEndpoint
+from sandyard.platform.domain.agents.catalogue import AgentCatalogue
 from sandyard.platform.domain.agents.profiles import BUILT_IN
 from sandyard.platform.domain.agents.profiles.custom import Custom, Definition
+from sandyard.platform.domain.agents.profiles.model import LaunchWish
+from sandyard.platform.domain.models.model import ModelApi, ModelEndpoint
 from sandyard.platform.domain.users.model import NameTakenError
 from tests.unit.platform.world import World, opened
 
@@ -32,7 +33,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
 
 
 async def test_users_see_built_in_shared_and_own_agents(world: World) -> None:
-    agents = Agents(world.database)
+    agents = AgentCatalogue(world.database, world.settings)
     root, ann, bob = [
         (await world.person(name, role)).principal
         for name, role in (("ada", "admin"), ("ann", "member"), ("bob", "member"))
@@ -59,7 +60,7 @@ async def test_users_see_built_in_shared_and_own_agents(world: World) -> None:
 async def test_limits_agents_per_user(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """All agents are listed in one answer."""
     monkeypatch.setattr(catalogue, "MAX_OWN", 2)
-    agents = Agents(world.database)
+    agents = AgentCatalogue(world.database, world.settings)
     root, ann, bob = [
         (await world.person(name, role)).principal
         for name, role in (("ada", "admin"), ("ann", "member"), ("bob", "member"))
@@ -82,7 +83,7 @@ async def test_limits_agents_per_user(world: World, monkeypatch: pytest.MonkeyPa
 async def test_limits_concurrent_creates(tmp_path: Path, database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(catalogue, "MAX_OWN", 2)
     async with opened(tmp_path, database_url=database_url) as made:
-        agents, ann = Agents(made.database), (await made.person("ann")).principal
+        agents, ann = AgentCatalogue(made.database, made.settings), (await made.person("ann")).principal
         adding = [agents.create(ann, f"agent-{number}", None, PLAIN) for number in range(6)]
         found = await asyncio.gather(*adding, return_exceptions=True)
         assert sum(isinstance(one, ConflictError) for one in found) == 4
@@ -90,7 +91,7 @@ async def test_limits_concurrent_creates(tmp_path: Path, database_url: str, monk
 
 
 async def test_names_are_unique_and_only_owner_may_change(world: World) -> None:
-    agents = Agents(world.database)
+    agents = AgentCatalogue(world.database, world.settings)
     root, ann = (await world.person("ada", "admin")).principal, (await world.person("ann")).principal
     await agents.create(root, "shared", None, PLAIN)
     for name in ("shared", "demo"):

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from sandyard.kit.secret import Secret
-from sandyard.platform.domain.agents.model import Launch, LaunchWish, ModelApi, ModelEndpoint, Profile, asking_modes
 from sandyard.platform.domain.agents.profiles import BUILT_IN, claude, codex, gemini, opencode
 from sandyard.platform.domain.agents.profiles.base import BuiltIn, read_lock
+from sandyard.platform.domain.agents.profiles.model import Launch, LaunchWish, Profile, asking_modes
+from sandyard.platform.domain.models.model import ModelApi, ModelEndpoint
 
 HOME, FOLDER = "/home/user", '/home/user/work "space"'
 REAL = [profile for profile in BUILT_IN.values() if not profile.demo]

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from sandyard.kit.secret import Secret
 from sandyard.platform.db.models import Sandbox, Session, Turn
-from sandyard.platform.domain.agents.model import Install, Launch, LaunchWish, ModelApi, ModelEndpoint
-from sandyard.platform.domain.models.model import Price, ProviderInfo
+from sandyard.platform.domain.agents.profiles.model import Install, Launch, LaunchWish
+from sandyard.platform.domain.models.model import ModelApi, ModelEndpoint, Price, ProviderInfo
 from sandyard.platform.domain.sandboxes.model import utc_now
 from tests.unit.platform.domain.models.upstream import Upstream
 from tests.unit.platform.world import ROOT

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from sandyard.platform.domain.agents.model import Install, Launch, LaunchWish, ModelApi
+from sandyard.platform.domain.agents.profiles.model import Install, Launch, LaunchWish
+from sandyard.platform.domain.models.model import ModelApi
 
 AGENTS = ".sandyard/agents"
 """Where agents are installed below the home folder: one folder per program and version."""
@@ -38,7 +39,7 @@ class BuiltIn:
 
 def read_lock(name: str) -> str:
     """Return the package-lock.json that comes with the platform under this name, made by `scripts/agent-locks`."""
-    lock = json.loads((Path(__file__).parents[1] / "locks" / f"{name}.json").read_text())
+    lock = json.loads((Path(__file__).parent / "locks" / f"{name}.json").read_text())
     return json.dumps(lock, separators=(",", ":"))
 
 

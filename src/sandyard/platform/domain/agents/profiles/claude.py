@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from sandyard.platform.domain.agents.model import Launch, LaunchWish, ModelApi
 from sandyard.platform.domain.agents.profiles.base import BuiltIn, npm_install, npm_program, read_lock
+from sandyard.platform.domain.agents.profiles.model import Launch, LaunchWish
+from sandyard.platform.domain.models.model import ModelApi
 
 PACKAGE, VERSION, BINARY = "@agentclientprotocol/claude-agent-acp", "0.99.1", "claude-agent-acp"
 NODE = 22

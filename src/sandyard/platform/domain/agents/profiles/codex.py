@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 
-from sandyard.platform.domain.agents.model import Launch, LaunchWish, ModelApi
 from sandyard.platform.domain.agents.profiles.base import BuiltIn, npm_install, npm_program, read_lock
+from sandyard.platform.domain.agents.profiles.model import Launch, LaunchWish
+from sandyard.platform.domain.models.model import ModelApi
 
 PACKAGE, VERSION, BINARY = "@zed-industries/codex-acp", "0.16.0", "codex-acp"
 MODEL = "gpt-5.5"

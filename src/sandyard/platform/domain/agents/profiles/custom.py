@@ -12,7 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic.alias_generators import to_camel
 
 from sandyard.kit.errors import InvalidInputError
-from sandyard.platform.domain.agents.model import Install, Launch, LaunchWish, ModelApi
+from sandyard.platform.domain.agents.profiles.model import Install, Launch, LaunchWish
+from sandyard.platform.domain.models.model import ModelApi
 
 PLACEHOLDERS = ("{model}", "{base_url}", "{capability}", "{folder}", "{home}")
 OF_A_MODEL = ("{base_url}", "{capability}")

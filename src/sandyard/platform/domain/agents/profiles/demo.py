@@ -9,8 +9,8 @@ from functools import cache
 from pathlib import Path
 
 from sandyard.platform.domain.agents import demo
-from sandyard.platform.domain.agents.model import Launch, LaunchWish
 from sandyard.platform.domain.agents.profiles.base import BuiltIn
+from sandyard.platform.domain.agents.profiles.model import Launch, LaunchWish
 
 _PACKAGE = "sandyard_demo"
 _MAIN = f"import {_PACKAGE}.__main__\n{_PACKAGE}.__main__.main()\n"

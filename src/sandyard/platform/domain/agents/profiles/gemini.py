@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 
-from sandyard.platform.domain.agents.model import Launch, LaunchWish, ModelApi
 from sandyard.platform.domain.agents.profiles.base import BuiltIn, npm_install, npm_program, read_lock
+from sandyard.platform.domain.agents.profiles.model import Launch, LaunchWish
+from sandyard.platform.domain.models.model import ModelApi
 
 PACKAGE, VERSION, BINARY = "@google/gemini-cli", "0.61.0", "gemini"
 MODEL = "gemini-3.1-pro-preview"

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from sandyard.platform.domain.agents.model import Launch, LaunchWish, ModelApi, ModelEndpoint
 from sandyard.platform.domain.agents.profiles.base import BuiltIn, npm_install, npm_program, read_lock
+from sandyard.platform.domain.agents.profiles.model import Launch, LaunchWish
+from sandyard.platform.domain.models.model import ModelApi, ModelEndpoint
 
 PACKAGE, VERSION, BINARY = "opencode-ai", "1.18.18", "opencode"
 SCRIPT = "postinstall.mjs"

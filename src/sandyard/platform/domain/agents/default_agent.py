@@ -8,10 +8,10 @@ from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from sandyard.platform.db.models import ModelProvider, Project
-from sandyard.platform.domain.agents.model import ModelApi
 from sandyard.platform.domain.agents.profiles import BUILT_IN
 from sandyard.platform.domain.agents.profiles.demo import DEMO
 from sandyard.platform.domain.models.apis import SPEAKS
+from sandyard.platform.domain.models.model import ModelApi
 from sandyard.platform.domain.projects.model import ProjectSettings
 from sandyard.platform.settings import PlatformSettings
 
