@@ -16,12 +16,11 @@ from sandyard.platform.db import migrate
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import Setting
 from sandyard.platform.db.ownership import Ownership, identify
-from sandyard.platform.domain.agents.asks import Asks
 from sandyard.platform.domain.agents.catalogue import AgentCatalogue
-from sandyard.platform.domain.agents.installing import ensure_installed
-from sandyard.platform.domain.agents.launching import put_files
-from sandyard.platform.domain.agents.trial import Trials
-from sandyard.platform.domain.agents.turns import Turns
+from sandyard.platform.domain.agents.installation import ensure_installed
+from sandyard.platform.domain.agents.questions.service import Asks
+from sandyard.platform.domain.agents.runner.turns import AgentTurns
+from sandyard.platform.domain.agents.trials import Trials
 from sandyard.platform.domain.audit.service import Audit
 from sandyard.platform.domain.events.feed import Feed
 from sandyard.platform.domain.forge.access import Access
@@ -163,7 +162,7 @@ def _create_services(
     )
     stack.push_async_callback(preparing.close)
     pull_requests = PullRequests(database, git, access, mirrors, projects, settings, clock)
-    turns = Turns(
+    turns = AgentTurns(
         database,
         lifecycle,
         files=files,
@@ -173,7 +172,6 @@ def _create_services(
         settings=settings,
         clock=clock,
         install=ensure_installed,
-        put_files=put_files,
     )
     stack.push_async_callback(turns.close)
     _report_to_turns(turns, models, mcp)
@@ -241,7 +239,7 @@ def _create_services(
     )
 
 
-def _report_to_turns(turns: Turns, models: Models, mcp: McpGateway) -> None:
+def _report_to_turns(turns: AgentTurns, models: Models, mcp: McpGateway) -> None:
     """Report problems with the models and MCP servers that an agent uses in its turn."""
     models.over_budget.append(turns.over_budget)
     models.refused.append(turns.fail)

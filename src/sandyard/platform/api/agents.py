@@ -16,7 +16,7 @@ from sandyard.platform.api.parts import part
 from sandyard.platform.api.routers import api_router
 from sandyard.platform.api.schema import Input, Instant, Model, example
 from sandyard.platform.api.trail import note
-from sandyard.platform.domain.agents import catalogue, trial
+from sandyard.platform.domain.agents import catalogue, trials
 from sandyard.platform.domain.agents.catalogue import MAX_NAME, ListedAgent
 from sandyard.platform.domain.agents.profiles.custom import Definition
 from sandyard.platform.domain.models import service
@@ -25,7 +25,7 @@ from sandyard.platform.domain.models.model import ModelApi, Readiness
 router = api_router("agents")
 Agents = Annotated[catalogue.AgentCatalogue, part("agents")]
 Models = Annotated[service.Models, part("models")]
-Trials = Annotated[trial.Trials, part("trials")]
+Trials = Annotated[trials.Trials, part("trials")]
 AgentName = Annotated[str, Path(max_length=100, examples=["demo"], description="The agent's name.")]
 Title = Annotated[str, Field(min_length=1, max_length=200)]
 _DEFINITION = {

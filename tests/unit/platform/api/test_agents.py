@@ -11,7 +11,7 @@ import pytest
 
 from sandyard.platform.api.agents import router
 from sandyard.platform.domain.agents.profiles.model import Profile
-from sandyard.platform.domain.agents.trial import Trial, TrialStep
+from sandyard.platform.domain.agents.trials import Trial, TrialStep
 from sandyard.platform.domain.models.model import Readiness
 from sandyard.platform.domain.users.model import Principal
 from tests.unit.platform.world import World, client, opened

@@ -26,7 +26,7 @@ OPEN_TURNS = (TurnStatus.QUEUED, TurnStatus.RUNNING, TurnStatus.WAITING)
 
 
 PLATFORM = "platform"
-"""The source of a text part of a prompt that no person wrote."""
+"""The source of a text part of a prompt that no person wrote, and the author of asks that are not the agent's."""
 
 
 class Origin(StrEnum):
@@ -47,6 +47,9 @@ class RunStatus(StrEnum):
     READY = "ready"
     ENDED = "ended"
     LOST = "lost"
+
+
+LIVE_RUNS = (RunStatus.STARTING, RunStatus.READY)
 
 
 class AskKind(StrEnum):

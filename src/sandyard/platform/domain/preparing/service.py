@@ -24,7 +24,7 @@ from sandyard.kit.tasks import TaskSet
 from sandyard.kit.text import storable, storable_json
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import Preparation, Project, Sandbox
-from sandyard.platform.domain.agents.installing import AgentInstallError
+from sandyard.platform.domain.agents.installation import AgentInstallError
 from sandyard.platform.domain.agents.profiles.model import Profile
 from sandyard.platform.domain.git.model import no_progress
 from sandyard.platform.domain.git.service import GitService

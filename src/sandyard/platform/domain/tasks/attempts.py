@@ -53,7 +53,7 @@ class Executor(Protocol):
 
 
 class Turns(Protocol):
-    """The part of `agents.turns.Turns` that attempts need."""
+    """The part of `agents.runner.turns.AgentTurns` that attempts need."""
 
     async def cancel_all(self, session_id: str) -> None: ...
     async def end_agent(self, session_id: str) -> None: ...

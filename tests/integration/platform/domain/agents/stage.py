@@ -15,10 +15,9 @@ from sqlalchemy import select
 from sandyard.kit.errors import SandyardError
 from sandyard.kit.secret import Secret
 from sandyard.platform.db.models import AgentRun, Ask, Message, Sandbox, Session, Turn
-from sandyard.platform.domain.agents.asks import Asks
-from sandyard.platform.domain.agents.launching import put_files
-from sandyard.platform.domain.agents.profiles.model import Install, Launch, LaunchWish, Profile
-from sandyard.platform.domain.agents.turns import Turns
+from sandyard.platform.domain.agents.profiles.model import Install, Launch, LaunchRequest, Profile
+from sandyard.platform.domain.agents.questions.service import Asks
+from sandyard.platform.domain.agents.runner.turns import AgentTurns
 from sandyard.platform.domain.models.faults import Fault
 from sandyard.platform.domain.models.model import ModelApi, ModelEndpoint
 from sandyard.platform.domain.paging import PageRequest
@@ -45,7 +44,7 @@ class ActingProfile:
     auth_method: str | None = None
     argv: tuple[str, ...] = ("python3", AGENT)
 
-    def launch(self, wish: LaunchWish) -> Launch:
+    def launch(self, request: LaunchRequest) -> Launch:
         return Launch(self.argv, {"ACTING": "1"}, {AGENT: SOURCE})
 
 
@@ -116,12 +115,12 @@ class Stage:
     yard: Yard
     agents: FakeAgents = field(default_factory=FakeAgents)
     models: FakeModels = field(default_factory=FakeModels)
-    turns: Turns = field(init=False)
+    turns: AgentTurns = field(init=False)
     asks: Asks = field(init=False)
 
     def open(self) -> None:
         services = self.yard.services
-        self.turns = Turns(
+        self.turns = AgentTurns(
             services.database,
             services.lifecycle,
             files=services.commands.files,
@@ -131,7 +130,6 @@ class Stage:
             settings=services.settings,
             clock=self.yard.clock,
             install=_install,
-            put_files=put_files,
         )
         self.asks = Asks(services.database, self.turns)
 

@@ -11,8 +11,8 @@ from sqlalchemy import select
 from sandyard.kit.errors import ConflictError, ForbiddenError, InvalidInputError, NotFoundError
 from sandyard.kit.secret import Secret
 from sandyard.platform.db.models import Ask, Audit, Project, Session, Turn
-from sandyard.platform.domain.agents import conducting
 from sandyard.platform.domain.agents.errors import AskOverError
+from sandyard.platform.domain.agents.runner import session_runner
 from sandyard.platform.domain.models.model import ModelApi, ModelEndpoint
 from sandyard.platform.domain.paging import PageRequest
 from sandyard.platform.domain.sandboxes.model import Status
@@ -237,7 +237,7 @@ async def test_one_that_goes_on_by_itself_asks_no_longer(stage: Stage) -> None:
 
 
 async def test_a_stuck_one_that_does_not_listen_is_replaced_once(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conducting, "CANCEL_S", 0.5)
+    monkeypatch.setattr(session_runner, "CANCEL_S", 0.5)
     row = await asking(stage, {"stuck_minutes": 1, "when_stuck": "wake"})
     turn = await stage.prompt(row, "say 1", "deaf")
     await until(lambda: stage.parts(turn), "it says something")

@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import select
 
 from sandyard.platform.db.models import AgentRun, Message
-from sandyard.platform.domain.agents.rows import HIDDEN, MCP
+from sandyard.platform.domain.agents.json_columns import InternalOptions
 from sandyard.platform.domain.mcp_servers.service import McpServerDraft
 from tests.integration.platform.domain.agents.stage import AGENT, ActingProfile, Stage
 from tests.unit.platform.world import ROOT
@@ -51,8 +51,8 @@ async def test_servers_come_with_the_session_and_follow_changes(stage: Stage) ->
     async with services.database.reading() as session:
         runs = list(await session.scalars(select(AgentRun)))
         notices = [m for m in await session.scalars(select(Message)) if m.role == "system"]
-    assert MCP in HIDDEN
-    assert not any(MCP in run.options for run in runs), "a capability is not kept longer than it is needed"
+    assert "mcpServers" in InternalOptions.__annotations__
+    assert not any("mcpServers" in run.options for run in runs), "a capability is not kept longer than it is needed"
     assert notices == []
 
 

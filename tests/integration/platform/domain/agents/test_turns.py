@@ -12,9 +12,10 @@ import pytest
 from sandyard.kit.errors import ForbiddenError, NotFoundError
 from sandyard.platform.db.database import Transaction
 from sandyard.platform.db.models import Session
-from sandyard.platform.domain.agents import conducting
-from sandyard.platform.domain.agents.conducting import Conductor, _View
-from sandyard.platform.domain.agents.runs import Life
+from sandyard.platform.domain.agents.repository import SessionState
+from sandyard.platform.domain.agents.runner import session_runner
+from sandyard.platform.domain.agents.runner.process import AgentProcess
+from sandyard.platform.domain.agents.runner.session_runner import SessionRunner
 from sandyard.platform.domain.models.faults import Cause, Fault
 from sandyard.platform.domain.models.model import OverBudgetError
 from sandyard.platform.domain.paging import PageRequest
@@ -98,7 +99,7 @@ async def test_cancelled_while_it_runs_and_while_it_waits(stage: Stage) -> None:
 
 
 async def test_an_agent_that_does_not_stop_is_ended(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conducting, "CANCEL_S", 0.5)
+    monkeypatch.setattr(session_runner, "CANCEL_S", 0.5)
     row = await stage.session()
     turn = await stage.prompt(row, "say 1", "deaf")
     await until(lambda: stage.parts(turn), "it says something")
@@ -156,23 +157,23 @@ async def test_what_a_turn_leaves_behind_is_ended_unless_it_serves(stage: Stage)
 async def test_one_that_ends_while_somebody_looks_is_not_followed_again(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    row, followed, real = await stage.session(), list[str](), Conductor._view
+    row, followed, real = await stage.session(), list[str](), SessionRunner._load_state
     ending, looked = asyncio.Event(), asyncio.Event()
 
-    class Counted(Life):
+    class Counted(AgentProcess):
         async def run(self) -> None:
             followed.append(self.run_id)
             await super().run()
 
-    async def late(self: Conductor) -> _View | None:
+    async def late(self: SessionRunner) -> SessionState | None:
         view = await real(self)
         if ending.is_set() and self._task is not None:
             looked.set()
             await asyncio.wait((self._task,))
         return view
 
-    monkeypatch.setattr(conducting, "Life", Counted)
-    monkeypatch.setattr(Conductor, "_view", late)
+    monkeypatch.setattr(session_runner, "AgentProcess", Counted)
+    monkeypatch.setattr(SessionRunner, "_load_state", late)
     await stage.play(row, "say 1")
     (run,) = await stage.runs(row)
     sandbox = await stage.yard.services.lifecycle.rows.get(run.sandbox_id)
@@ -263,7 +264,7 @@ async def test_no_budget_no_turn(stage: Stage) -> None:
 
 async def test_a_provider_that_refuses_fails_the_turn_at_once(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also one of an agent that goes on trying."""
-    monkeypatch.setattr(conducting, "REFUSED_S", 0.2)
+    monkeypatch.setattr(session_runner, "REFUSED_S", 0.2)
     fault = Fault(Cause.KEY, "Anthropic rejected the API key (401).", final=True)
     row = await stage.session()
     turn = await stage.prompt(row, "say 1", "deaf", "hold")
@@ -330,7 +331,7 @@ async def test_one_that_speaks_another_protocol_is_told_at_once(stage: Stage) ->
 
 
 async def test_what_does_not_speak_the_protocol_is_told_soon(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conducting, "STRAY_S", 0.5)
+    monkeypatch.setattr(session_runner, "STRAY_S", 0.5)
     stage.agents.known = ActingProfile(
         argv=("bash", "-c", "echo Welcome to the shop.; echo '{\"level\": 1}'; sleep 600")
     )
@@ -339,7 +340,7 @@ async def test_what_does_not_speak_the_protocol_is_told_soon(stage: Stage, monke
     assert (turn.status, turn.error_code) == ("failed", "agent_protocol")
     assert "does not speak ACP" in (turn.error or "")
     assert "Welcome to the shop." in (turn.error or "")
-    monkeypatch.setattr(conducting, "STRAY_S", 600)
+    monkeypatch.setattr(session_runner, "STRAY_S", 600)
     stage.agents.known = ActingProfile(argv=("bash", "-c", "yes no protocol; sleep 600"))
     turn = await stage.play(row, "say 1")
     assert (turn.status, turn.error_code) == ("failed", "agent_protocol")

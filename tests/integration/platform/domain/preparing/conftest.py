@@ -12,7 +12,7 @@ import pytest
 
 from sandyard.platform.db.models import Preparation, Project, Sandbox, Session
 from sandyard.platform.domain.agents.profiles.base import BuiltIn
-from sandyard.platform.domain.agents.profiles.model import Install, Launch, LaunchWish
+from sandyard.platform.domain.agents.profiles.model import Install, Launch, LaunchRequest
 from sandyard.platform.domain.paging import PageRequest
 from sandyard.platform.domain.projects.model import ProjectSettings
 from sandyard.platform.domain.users.model import Principal
@@ -21,8 +21,8 @@ from tests.integration.platform.domain.sandboxes.yard import Yard
 BARE = BuiltIn(name="bare", title="Bare", description="Needs nothing.", start=lambda _: Launch(argv=("true",)))
 
 
-def _start(wish: LaunchWish) -> Launch:
-    return Launch(argv=("true",), files={f"{wish.home}/.tool/config": b"plain"})
+def _start(request: LaunchRequest) -> Launch:
+    return Launch(argv=("true",), files={f"{request.home}/.tool/config": b"plain"})
 
 
 TOOL = BuiltIn(

@@ -16,13 +16,13 @@ from sandyard.platform.domain.agents import catalogue
 from sandyard.platform.domain.agents.catalogue import AgentCatalogue
 from sandyard.platform.domain.agents.profiles import BUILT_IN
 from sandyard.platform.domain.agents.profiles.custom import Custom, Definition
-from sandyard.platform.domain.agents.profiles.model import LaunchWish
+from sandyard.platform.domain.agents.profiles.model import LaunchRequest
 from sandyard.platform.domain.models.model import ModelApi, ModelEndpoint
 from sandyard.platform.domain.users.model import NameTakenError
 from tests.unit.platform.world import World, opened
 
 PLAIN = Definition(argv=["my-agent", "acp"])
-WISH = LaunchWish(home="/home/user", folder="/home/user/repo")
+WISH = LaunchRequest(home="/home/user", folder="/home/user/repo")
 ENDPOINT = ModelEndpoint(ModelApi.OPENAI_CHAT, "http://127.0.0.1:4100/prv_1", Secret("cap_1"), "fallback")
 
 
@@ -122,10 +122,10 @@ def test_fills_in_placeholders() -> None:
         apis=[ModelApi.OPENAI_CHAT],
     )
     profile = Custom("it", "It", definition)
-    launch = profile.launch(LaunchWish(WISH.home, "/w {model}", model=None, endpoint=ENDPOINT))
+    launch = profile.launch(LaunchRequest(WISH.home, "/w {model}", model=None, endpoint=ENDPOINT))
     assert launch.argv == ("/home/user/bin/it", "--model=fallback", "/w {model}", "{other}")
     assert launch.envs == {"BASE": "http://127.0.0.1:4100/prv_1/v1", "KEY": "cap_1"}
-    assert profile.launch(LaunchWish("/h", "/f", "big", None, ENDPOINT)).argv[1] == "--model=big"
+    assert profile.launch(LaunchRequest("/h", "/f", "big", None, ENDPOINT)).argv[1] == "--model=big"
     with pytest.raises(InvalidInputError, match="name one"):
         profile.launch(WISH)
     with pytest.raises(InvalidInputError, match="model provider"):

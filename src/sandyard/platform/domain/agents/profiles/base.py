@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from sandyard.platform.domain.agents.profiles.model import Install, Launch, LaunchWish
+from sandyard.platform.domain.agents.profiles.model import Install, Launch, LaunchRequest
 from sandyard.platform.domain.models.model import ModelApi
 
 AGENTS = ".sandyard/agents"
@@ -24,7 +24,7 @@ class BuiltIn:
     name: str
     title: str
     description: str
-    start: Callable[[LaunchWish], Launch]
+    start: Callable[[LaunchRequest], Launch]
     demo: bool = False
     install: Install | None = None
     apis: tuple[ModelApi, ...] = ()
@@ -33,8 +33,8 @@ class BuiltIn:
     unasked_modes: tuple[str, ...] = ()
     auth_method: str | None = None
 
-    def launch(self, wish: LaunchWish) -> Launch:
-        return self.start(wish)
+    def launch(self, request: LaunchRequest) -> Launch:
+        return self.start(request)
 
 
 def read_lock(name: str) -> str:

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from sandyard.platform.domain.agents.profiles.base import BuiltIn, npm_install, npm_program, read_lock
-from sandyard.platform.domain.agents.profiles.model import Launch, LaunchWish
+from sandyard.platform.domain.agents.profiles.model import Launch, LaunchRequest
 from sandyard.platform.domain.models.model import ModelApi
 
 PACKAGE, VERSION, BINARY = "@agentclientprotocol/claude-agent-acp", "0.99.1", "claude-agent-acp"
@@ -32,15 +32,15 @@ STRICT: dict[str, Any] = {
 }
 
 
-def start(wish: LaunchWish) -> Launch:
-    folder = f"{wish.home}/.sandyard/agents/claude"
+def start(request: LaunchRequest) -> Launch:
+    folder = f"{request.home}/.sandyard/agents/claude"
     envs = {**QUIET, "CLAUDE_CONFIG_DIR": folder}
-    files = {f"{folder}/settings.json": json.dumps(STRICT if wish.asks else {}, indent=2).encode()}
-    if endpoint := wish.endpoint:
-        model = endpoint.model or wish.model or MODEL
+    files = {f"{folder}/settings.json": json.dumps(STRICT if request.asks else {}, indent=2).encode()}
+    if endpoint := request.endpoint:
+        model = endpoint.model or request.model or MODEL
         envs |= {"ANTHROPIC_BASE_URL": endpoint.base_url, "ANTHROPIC_API_KEY": endpoint.capability.reveal()}
         envs |= {"ANTHROPIC_MODEL": model, "ANTHROPIC_SMALL_FAST_MODEL": model}
-    return Launch((npm_program(wish.home, PACKAGE, VERSION, BINARY),), envs, files)
+    return Launch((npm_program(request.home, PACKAGE, VERSION, BINARY),), envs, files)
 
 
 CLAUDE = BuiltIn(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from sandyard.platform.domain.agents import demo
 from sandyard.platform.domain.agents.profiles.base import BuiltIn
-from sandyard.platform.domain.agents.profiles.model import Launch, LaunchWish
+from sandyard.platform.domain.agents.profiles.model import Launch, LaunchRequest
 
 _PACKAGE = "sandyard_demo"
 _MAIN = f"import {_PACKAGE}.__main__\n{_PACKAGE}.__main__.main()\n"
@@ -30,9 +30,9 @@ def program() -> bytes:
     return made.getvalue()
 
 
-def _start(wish: LaunchWish) -> Launch:
+def _start(request: LaunchRequest) -> Launch:
     content = program()
-    path = f"{wish.home}/.sandyard/demo-{hashlib.sha256(content).hexdigest()[:16]}.pyz"
+    path = f"{request.home}/.sandyard/demo-{hashlib.sha256(content).hexdigest()[:16]}.pyz"
     return Launch(argv=("python3", "-I", "-S", path), files={path: content})
 
 

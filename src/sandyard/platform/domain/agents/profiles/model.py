@@ -10,7 +10,7 @@ from sandyard.platform.domain.models.model import ModelApi, ModelEndpoint
 
 
 @dataclass(frozen=True, slots=True)
-class LaunchWish:
+class LaunchRequest:
     """The inputs from which a profile builds a command line."""
 
     home: str
@@ -79,10 +79,10 @@ class Profile(Protocol):
     def auth_method(self) -> str | None:
         """The authentication method it requires after `initialize`."""
 
-    def launch(self, wish: LaunchWish) -> Launch: ...
+    def launch(self, request: LaunchRequest) -> Launch: ...
 
 
-def asking_modes(profile: Profile) -> list[str] | None:
+def list_asking_modes(profile: Profile) -> list[str] | None:
     """Return the modes in which the agent asks. None means all of them, as far as is known."""
     if not profile.unasked_modes:
         return None
