@@ -241,9 +241,9 @@ def _create_services(
 
 def _report_to_turns(turns: AgentTurns, models: Models, mcp: McpGateway) -> None:
     """Report problems with the models and MCP servers that an agent uses in its turn."""
-    models.over_budget.append(turns.over_budget)
-    models.refused.append(turns.fail)
-    mcp.note_failure.append(turns.note)
+    models.over_budget.append(turns.stop_over_budget)
+    models.refused.append(turns.stop_failed)
+    mcp.note_failure.append(turns.add_notice)
 
 
 async def _start_services(services: Services, instance: str, stack: contextlib.AsyncExitStack) -> None:
@@ -256,7 +256,6 @@ async def _start_services(services: Services, instance: str, stack: contextlib.A
     await services.git.recover()
     await services.preparing.recover()
     await services.turns.recover()
-    services.turns.start()
     await services.trials.recover()
     steps = Steps(
         services.database,

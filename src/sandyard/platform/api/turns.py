@@ -202,7 +202,7 @@ async def list_(caller: Caller, service: Turns, session_id: SessionId, page: Pag
 @router.get("/sessions/{session_id}/agent", name="session.agent", dependencies=[large_answer()])
 async def agent(caller: Caller, service: Turns, session_id: SessionId) -> AgentStateView:
     """Get the state of the session's agent and its options. Does not resume it."""
-    return AgentStateView.of(*await service.agent(caller, session_id))
+    return AgentStateView.of(*await service.get_agent_run(caller, session_id))
 
 
 @router.get("/turns/{turn_id}", name="turn.get", dependencies=[large_answer()])

@@ -19,7 +19,7 @@ from sandyard.platform.db.database import Database, Transaction
 from sandyard.platform.db.models import Agent, Project, User
 from sandyard.platform.domain.agents.default_agent import find_default_agent, find_default_agents
 from sandyard.platform.domain.agents.profiles import BUILT_IN
-from sandyard.platform.domain.agents.profiles.custom import Custom, Definition
+from sandyard.platform.domain.agents.profiles.custom import CustomProfile, Definition
 from sandyard.platform.domain.agents.profiles.model import Profile
 from sandyard.platform.domain.sandboxes.model import utc_now
 from sandyard.platform.domain.users.model import NameTakenError, Principal
@@ -189,8 +189,8 @@ def _emit(tx: Transaction, kind: str, row: Agent) -> None:
     tx.emit(kind, owner_id=row.owner_id, agent=row.name, title=row.title)
 
 
-def _to_profile(row: Agent) -> Custom:
-    return Custom(row.name, row.title, Definition.model_validate(row.definition))
+def _to_profile(row: Agent) -> CustomProfile:
+    return CustomProfile(row.name, row.title, Definition.model_validate(row.definition))
 
 
 def _to_listed_agent(row: Agent) -> ListedAgent:

@@ -21,25 +21,25 @@ async def find_default_agent(session: AsyncSession, project: Project | None, set
 
     So adding another provider does not change it. The demo agent is the last resort, because it cannot do real work.
     """
-    if chosen := _named(project, settings):
+    if chosen := _get_configured_agent(project, settings):
         return chosen
-    return _made_for_first(await _load_kinds(session), project)
+    return _choose_for_first_provider(await _load_provider_kinds(session), project)
 
 
 async def find_default_agents(
     session: AsyncSession, projects: Iterable[Project], settings: PlatformSettings
 ) -> dict[str, str]:
     """Return the result of `find_default_agent` for each of these projects, by id."""
-    kinds = await _load_kinds(session)
-    return {one.id: _named(one, settings) or _made_for_first(kinds, one) for one in projects}
+    kinds = await _load_provider_kinds(session)
+    return {one.id: _get_configured_agent(one, settings) or _choose_for_first_provider(kinds, one) for one in projects}
 
 
-def _named(project: Project | None, settings: PlatformSettings) -> str | None:
+def _get_configured_agent(project: Project | None, settings: PlatformSettings) -> str | None:
     usual = ProjectSettings.of(project).agent.default if project is not None else None
     return usual or settings.default_agent
 
 
-async def _load_kinds(session: AsyncSession) -> Sequence[tuple[str | None, ModelApi]]:
+async def _load_provider_kinds(session: AsyncSession) -> Sequence[tuple[str | None, ModelApi]]:
     """Return project (None means all users) and kind of all providers, oldest first."""
     rows = await session.execute(
         select(ModelProvider.project_id, ModelProvider.kind)
@@ -49,7 +49,7 @@ async def _load_kinds(session: AsyncSession) -> Sequence[tuple[str | None, Model
     return [(project_id, ModelApi(kind)) for project_id, kind in rows]
 
 
-def _made_for_first(kinds: Sequence[tuple[str | None, ModelApi]], project: Project | None) -> str:
+def _choose_for_first_provider(kinds: Sequence[tuple[str | None, ModelApi]], project: Project | None) -> str:
     here = (None, project.id if project is not None else None)
     for owner, kind in kinds:
         usable = [one for one in BUILT_IN.values() if not set(SPEAKS[kind]).isdisjoint(one.apis)]

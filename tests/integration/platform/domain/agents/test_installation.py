@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from sandyard.platform.domain.agents.installation import AgentInstallError, ensure_installed, put_files
-from sandyard.platform.domain.agents.profiles.base import BuiltIn, npm_install, npm_program
+from sandyard.platform.domain.agents.profiles.base import BuiltInProfile, npm_install, npm_program
 from sandyard.platform.domain.agents.profiles.demo import DEMO
 from sandyard.platform.domain.agents.profiles.model import Install, Launch, LaunchRequest, Profile
 from sandyard.platform.domain.sandboxes.e2b import EngineError, SandboxEngine
@@ -42,9 +42,9 @@ async def box(yard: Yard) -> AsyncIterator[Box]:
     yield Box(yard.services.engine, await yard.services.lifecycle.awake(row), [])
 
 
-def profile(script: str, check: str = "test -e ~/there", timeout_s: float = 60) -> BuiltIn:
+def profile(script: str, check: str = "test -e ~/there", timeout_s: float = 60) -> BuiltInProfile:
     install = Install("1", ("bash", "-c", check), script, timeout_s)
-    return BuiltIn(name="x", title="X", description="", start=lambda request: Launch(("x",)), install=install)
+    return BuiltInProfile(name="x", title="X", description="", start=lambda request: Launch(("x",)), install=install)
 
 
 async def test_an_install_happens_once_also_when_several_want_it(box: Box) -> None:
@@ -82,7 +82,7 @@ async def test_an_install_that_goes_on_without_its_platform_is_waited_for(box: B
     ],
     ids=["failed", "not there", "slow"],
 )
-async def test_a_failure_tells_the_end_of_what_was_said(box: Box, wanted: BuiltIn, words: str) -> None:
+async def test_a_failure_tells_the_end_of_what_was_said(box: Box, wanted: BuiltInProfile, words: str) -> None:
     with pytest.raises(AgentInstallError, match=words):
         await box.install(wanted)
 

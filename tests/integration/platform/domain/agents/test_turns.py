@@ -257,7 +257,7 @@ async def test_no_budget_no_turn(stage: Stage) -> None:
     stage.models.budget = None
     turn = await stage.prompt(row, "say 1", "hold")
     await until(lambda: stage.parts(turn), "it says something")
-    await stage.turns.over_budget(turn.id, "That was the last of it.")
+    await stage.turns.stop_over_budget(turn.id, "That was the last of it.")
     turn = await stage.done(turn)
     assert (turn.status, turn.error) == ("over_budget", "That was the last of it.")
 
@@ -269,7 +269,7 @@ async def test_a_provider_that_refuses_fails_the_turn_at_once(stage: Stage, monk
     row = await stage.session()
     turn = await stage.prompt(row, "say 1", "deaf", "hold")
     await until(lambda: stage.parts(turn), "it says something")
-    await stage.turns.fail(turn.id, fault)
+    await stage.turns.stop_failed(turn.id, fault)
     turn = await stage.done(turn)
     assert (turn.status, turn.error, turn.error_code) == ("failed", fault.sentence, "model_key_refused")
     stage.models.refused = fault  # and one of an agent that gives up before it is told to

@@ -15,7 +15,7 @@ from sandyard.kit.secret import Secret
 from sandyard.platform.domain.agents import catalogue
 from sandyard.platform.domain.agents.catalogue import AgentCatalogue
 from sandyard.platform.domain.agents.profiles import BUILT_IN
-from sandyard.platform.domain.agents.profiles.custom import Custom, Definition
+from sandyard.platform.domain.agents.profiles.custom import CustomProfile, Definition
 from sandyard.platform.domain.agents.profiles.model import LaunchRequest
 from sandyard.platform.domain.models.model import ModelApi, ModelEndpoint
 from sandyard.platform.domain.users.model import NameTakenError
@@ -121,7 +121,7 @@ def test_fills_in_placeholders() -> None:
         envs={"BASE": "{base_url}/v1", "KEY": "{capability}"},
         apis=[ModelApi.OPENAI_CHAT],
     )
-    profile = Custom("it", "It", definition)
+    profile = CustomProfile("it", "It", definition)
     launch = profile.launch(LaunchRequest(WISH.home, "/w {model}", model=None, endpoint=ENDPOINT))
     assert launch.argv == ("/home/user/bin/it", "--model=fallback", "/w {model}", "{other}")
     assert launch.envs == {"BASE": "http://127.0.0.1:4100/prv_1/v1", "KEY": "cap_1"}
@@ -129,13 +129,13 @@ def test_fills_in_placeholders() -> None:
     with pytest.raises(InvalidInputError, match="name one"):
         profile.launch(WISH)
     with pytest.raises(InvalidInputError, match="model provider"):
-        Custom("it", "It", Definition(argv=["x"], envs={"A": "{base_url}"}, apis=[ModelApi.OPENAI])).launch(WISH)
+        CustomProfile("it", "It", Definition(argv=["x"], envs={"A": "{base_url}"}, apis=[ModelApi.OPENAI])).launch(WISH)
     assert Definition.model_validate(definition.stored()) == definition
 
 
 def test_install_version_depends_on_script() -> None:
-    def made(script: str) -> Custom:
-        return Custom(
+    def made(script: str) -> CustomProfile:
+        return CustomProfile(
             "x", "X", Definition.model_validate({"argv": ["x"], "install": {"script": script, "check": "true"}})
         )
 
@@ -144,7 +144,7 @@ def test_install_version_depends_on_script() -> None:
     assert one is not None
     assert other is not None
     assert one.version != other.version
-    assert Custom("x", "X", PLAIN).install is None
+    assert CustomProfile("x", "X", PLAIN).install is None
 
 
 @pytest.mark.parametrize(

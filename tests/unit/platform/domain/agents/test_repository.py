@@ -10,7 +10,7 @@ from sandyard.platform.domain.agents.repository import lock_turn
 from sandyard.platform.domain.sandboxes.model import utc_now
 
 
-async def drawn(database: Database) -> None:
+async def create_turn(database: Database) -> None:
     """Create a queued turn and a process that could start it."""
     now = utc_now()
     async with database.transaction() as tx:
@@ -31,7 +31,7 @@ async def drawn(database: Database) -> None:
 
 async def test_lock_turn_returns_run_of_turn_started_meanwhile(database: Database) -> None:
     """Whoever cancels the turn must notify the agent."""
-    await drawn(database)
+    await create_turn(database)
 
     async def looked() -> tuple[str | None, str | None, int | None]:
         async with database.transaction() as tx:

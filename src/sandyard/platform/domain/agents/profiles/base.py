@@ -18,7 +18,7 @@ NODE = "24.21.0"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BuiltIn:
+class BuiltInProfile:
     """A profile that comes with the platform. `start` builds the command line."""
 
     name: str

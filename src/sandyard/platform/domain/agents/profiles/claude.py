@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from sandyard.platform.domain.agents.profiles.base import BuiltIn, npm_install, npm_program, read_lock
+from sandyard.platform.domain.agents.profiles.base import BuiltInProfile, npm_install, npm_program, read_lock
 from sandyard.platform.domain.agents.profiles.model import Launch, LaunchRequest
 from sandyard.platform.domain.models.model import ModelApi
 
@@ -43,7 +43,7 @@ def start(request: LaunchRequest) -> Launch:
     return Launch((npm_program(request.home, PACKAGE, VERSION, BINARY),), envs, files)
 
 
-CLAUDE = BuiltIn(
+CLAUDE = BuiltInProfile(
     name="claude",
     title="Claude Code",
     description="Anthropic's coding agent.",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from sandyard.platform.domain.agents.profiles.base import BuiltIn, npm_install, npm_program, read_lock
+from sandyard.platform.domain.agents.profiles.base import BuiltInProfile, npm_install, npm_program, read_lock
 from sandyard.platform.domain.agents.profiles.model import Launch, LaunchRequest
 from sandyard.platform.domain.models.model import ModelApi
 
@@ -78,7 +78,7 @@ def _toml_string(value: str) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-CODEX = BuiltIn(
+CODEX = BuiltInProfile(
     name="codex",
     title="Codex",
     description="OpenAI's coding agent.",

@@ -83,7 +83,7 @@ class Definition(_Part):
 
 
 @dataclass(frozen=True, slots=True)
-class Custom:
+class CustomProfile:
     """A profile made from a user's definition."""
 
     name: str

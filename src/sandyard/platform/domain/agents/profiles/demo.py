@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 
 from sandyard.platform.domain.agents import demo
-from sandyard.platform.domain.agents.profiles.base import BuiltIn
+from sandyard.platform.domain.agents.profiles.base import BuiltInProfile
 from sandyard.platform.domain.agents.profiles.model import Launch, LaunchRequest
 
 _PACKAGE = "sandyard_demo"
@@ -36,7 +36,7 @@ def _start(request: LaunchRequest) -> Launch:
     return Launch(argv=("python3", "-I", "-S", path), files={path: content})
 
 
-DEMO = BuiltIn(
+DEMO = BuiltInProfile(
     name="demo",
     title="Demo agent (no model)",
     description="Uses no model and no network. Follows written instructions, one per line, to demonstrate and test the whole workflow.",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from sandyard.platform.domain.agents.profiles.base import BuiltIn, npm_install, npm_program, read_lock
+from sandyard.platform.domain.agents.profiles.base import BuiltInProfile, npm_install, npm_program, read_lock
 from sandyard.platform.domain.agents.profiles.model import Launch, LaunchRequest
 from sandyard.platform.domain.models.model import ModelApi
 
@@ -50,7 +50,7 @@ def start(request: LaunchRequest) -> Launch:
     return Launch(tuple(argv), envs, files)
 
 
-GEMINI = BuiltIn(
+GEMINI = BuiltInProfile(
     name="gemini",
     title="Gemini CLI",
     description="Google's coding agent.",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from sandyard.platform.domain.agents.profiles.base import BuiltIn, npm_install, npm_program, read_lock
+from sandyard.platform.domain.agents.profiles.base import BuiltInProfile, npm_install, npm_program, read_lock
 from sandyard.platform.domain.agents.profiles.model import Launch, LaunchRequest
 from sandyard.platform.domain.models.model import ModelApi, ModelEndpoint
 
@@ -74,7 +74,7 @@ def _build_model_settings(endpoint: ModelEndpoint, wanted: str | None) -> dict[s
     return {"enabled_providers": [PROVIDER], "model": name, "small_model": name, "provider": {PROVIDER: provider}}
 
 
-OPENCODE = BuiltIn(
+OPENCODE = BuiltInProfile(
     name="opencode",
     title="OpenCode",
     description="The open source coding agent, with the models of any provider.",

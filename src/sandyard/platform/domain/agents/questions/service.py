@@ -33,7 +33,7 @@ from sandyard.platform.domain.users.model import Principal
 class TurnQueue(Protocol):
     """The part of `runner.turns.AgentTurns` that answers need."""
 
-    async def draft(
+    async def queue_turn(
         self, tx: Transaction, caller: Principal, row: Session, parts: Sequence[dict[str, Any]], *, key: str | None
     ) -> Turn: ...
     async def cancel(self, caller: Principal, turn_id: str) -> Turn: ...
@@ -116,7 +116,7 @@ class Asks:
             )
             if message is not None:
                 words = [{"type": "text", "text": message}]
-                await self._turns.draft(tx, caller, locked.session, words, key=replacement_turn_key(ask))
+                await self._turns.queue_turn(tx, caller, locked.session, words, key=replacement_turn_key(ask))
             await resume_turn(locked)
             stop = is_platform_question(ask) and answer_of(ask).get("optionId") == "stop"
         if stop and ask.turn_id is not None:

@@ -60,7 +60,7 @@ class SessionRunner:
         self._deps = deps
         self.session_id = session_id
         self.over = False
-        self.resting = False  # the platform paused the sandbox
+        self.paused_by_platform = False
         self.ending: asyncio.Future[None] | None = None  # set when the process is to be ended
         self._nudged = asyncio.Event()
         self._process: AgentProcess | None = None
@@ -81,7 +81,7 @@ class SessionRunner:
 
     def check_sandbox(self) -> None:
         """Report that the sandbox was woken or has ended."""
-        self.resting = False
+        self.paused_by_platform = False
         if self._process is not None:
             self._process.check_sandbox()
         self._nudged.set()
@@ -195,7 +195,7 @@ class SessionRunner:
         if state.run.status == RunStatus.READY and turn.request is None and turn.cancel_at is None:
             await self._advance_turn(turn, state.run)
         asleep = state.sandbox is not None and state.sandbox.status == Status.PAUSED
-        if asleep and turn.status == TurnStatus.RUNNING and not self.resting and state.sandbox is not None:
+        if asleep and turn.status == TurnStatus.RUNNING and not self.paused_by_platform and state.sandbox is not None:
             await self._deps.lifecycle.wake(state.sandbox)  # the engine paused it while nobody followed it
         await self._check_timeouts(state, turn, state.run)
         return True

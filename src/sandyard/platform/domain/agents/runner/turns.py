@@ -119,14 +119,14 @@ class AgentTurns:
                     if known is not None:
                         self._ensure_runner(session_id)  # the first caller may have been interrupted before this
                         return known
-                turn = await self.draft(tx, caller, row, parts, key=key, origin=origin, model=model, mode=mode)
+                turn = await self.queue_turn(tx, caller, row, parts, key=key, origin=origin, model=model, mode=mode)
         except asyncio.CancelledError:
             self._ensure_runner(session_id)  # the turn may have been stored
             raise
         self._ensure_runner(session_id)
         return turn
 
-    async def draft(
+    async def queue_turn(
         self,
         tx: Transaction,
         caller: Principal,
@@ -232,7 +232,7 @@ class AgentTurns:
         async with self._database.reading() as session:
             return await newest_first(session, select(Turn).where(Turn.session_id == session_id), Turn.id, page)
 
-    async def agent(self, caller: Principal, session_id: str) -> tuple[Session, AgentRun | None]:
+    async def get_agent_run(self, caller: Principal, session_id: str) -> tuple[Session, AgentRun | None]:
         """Return the session, and the newest run of its agent."""
         row = await self._get_session(caller, session_id)
         async with self._database.reading() as session:
@@ -283,17 +283,17 @@ class AgentTurns:
         for turn_id in found:  # last first, so that none of them starts
             await self._cancel_turn(turn_id)
 
-    async def over_budget(self, turn_id: str, sentence: str) -> None:
+    async def stop_over_budget(self, turn_id: str, sentence: str) -> None:
         """Stop a turn because its budget is used up."""
         with contextlib.suppress(NotFoundError):
             await self._cancel_turn(turn_id, TurnStatus.OVER_BUDGET, sentence, OVER_BUDGET)
 
-    async def fail(self, turn_id: str, fault: Fault) -> None:
+    async def stop_failed(self, turn_id: str, fault: Fault) -> None:
         """Stop a turn because its model provider rejects its requests. The agent would retry for minutes."""
         with contextlib.suppress(NotFoundError):
             await self._cancel_turn(turn_id, TurnStatus.FAILED, fault.sentence, fault.code)
 
-    async def note(self, turn_id: str, code: str, sentence: str) -> None:
+    async def add_notice(self, turn_id: str, code: str, sentence: str) -> None:
         """Add a message of the platform to the transcript of an open turn."""
         async with self._database.transaction() as tx:
             locked = await lock_turn(tx, turn_id)
@@ -369,9 +369,6 @@ class AgentTurns:
         for session_id in sorted(open_):
             self._ensure_runner(session_id)
 
-    def start(self) -> None:
-        """Do nothing: `recover` starts what was requested."""
-
     def stop(self) -> None:
         """Release everybody who waits, because the platform is about to stop. Agents continue."""
         if not self._stop.done():
@@ -430,7 +427,7 @@ class AgentTurns:
 
     async def _on_before_pause(self, sandbox: Sandbox) -> None:
         if sandbox.session_id is not None and (known := self._runners.get(sandbox.session_id)) is not None:
-            known.resting = True
+            known.paused_by_platform = True
 
     def _on_events(self, events: Sequence[Event]) -> None:
         for event in events:

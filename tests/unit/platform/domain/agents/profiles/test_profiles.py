@@ -11,7 +11,7 @@ import pytest
 
 from sandyard.kit.secret import Secret
 from sandyard.platform.domain.agents.profiles import BUILT_IN, claude, codex, gemini, opencode
-from sandyard.platform.domain.agents.profiles.base import BuiltIn, read_lock
+from sandyard.platform.domain.agents.profiles.base import BuiltInProfile, read_lock
 from sandyard.platform.domain.agents.profiles.model import Launch, LaunchRequest, Profile, list_asking_modes
 from sandyard.platform.domain.models.model import ModelApi, ModelEndpoint
 
@@ -137,7 +137,7 @@ def test_all_packages_are_locked(name: str) -> None:
 
 @pytest.mark.parametrize("module", [claude, codex, gemini, opencode])
 def test_installs_locked_version(module: ModuleType) -> None:
-    (profile,) = (one for one in vars(module).values() if isinstance(one, BuiltIn))
+    (profile,) = (one for one in vars(module).values() if isinstance(one, BuiltInProfile))
     assert profile.install is not None
     script = profile.install.script
     assert f'"{module.PACKAGE}":"{module.VERSION}"' in script

@@ -20,7 +20,7 @@ from sandyard.platform.domain.agents.runner.message_handler import MessageHandle
 from sandyard.platform.domain.models.faults import Cause, Fault
 from sandyard.platform.domain.projects.model import PermissionSettings
 from sandyard.platform.domain.sandboxes.model import utc_now
-from tests.unit.platform.domain.agents.test_repository import drawn
+from tests.unit.platform.domain.agents.test_repository import create_turn
 
 
 class Shaky:
@@ -42,7 +42,7 @@ class Shaky:
 
 async def test_repeated_lines_count_once(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "MAX_REQUESTS", 2)
-    await drawn(database)
+    await create_turn(database)
     handler = MessageHandler(cast(AgentRunnerDeps, Shaky(database, 5)), "r")
     line = b'{"jsonrpc": "2.0", "id": 1, "method": "fs/read_text_file", "params": {}}'
     lines: Any = [(len(line), line)]
@@ -76,7 +76,7 @@ class Watched:
 
 
 async def test_decides_permissions_between_transactions(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    await drawn(database)
+    await create_turn(database)
     now = utc_now()
     async with database.transaction() as tx:
         settings = {"agent": {"permissions": {"deny": ["sudo"]}}}
@@ -118,7 +118,7 @@ async def test_decides_permissions_between_transactions(database: Database, monk
 
 async def test_limits_pending_requests(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(asks, "MAX_PENDING", 3)
-    await drawn(database)
+    await create_turn(database)
     async with database.transaction() as tx:
         turn = await tx.session.get(Turn, "t")
         assert turn is not None
@@ -183,7 +183,7 @@ class Failing(Watched):
 
 async def turn_after(database: Database, deps: Failing, *lines: dict[str, Any]) -> Turn:
     """Return the turn after the agent sent these messages and ended it normally."""
-    await drawn(database)
+    await create_turn(database)
     async with database.transaction() as tx:
         run, turn = await tx.session.get(AgentRun, "r"), await tx.session.get(Turn, "t")
         assert run is not None and turn is not None
