@@ -20,7 +20,7 @@ from sandyard.platform.db.database import Database, Transaction
 from sandyard.platform.db.models import AgentInput, AgentRun, Event, Message, Project, Sandbox, Session, Turn
 from sandyard.platform.domain.agents.acp.outbox import queue_cancellation
 from sandyard.platform.domain.agents.acp.transcript import next_message_id, to_event_part
-from sandyard.platform.domain.agents.default_agent import find_default_agent
+from sandyard.platform.domain.agents.catalogue import find_default_agent
 from sandyard.platform.domain.agents.model import LIVE_RUNS, OPEN_TURNS, Origin, TurnStatus
 from sandyard.platform.domain.agents.questions.asks import cancel_pending, resume_turn
 from sandyard.platform.domain.agents.repository import (
