@@ -1,4 +1,4 @@
-"""Agents at work before a real engine: the service of turns with an agent of the tests', which can be cut off and built anew."""
+"""Agents on a real engine: the turns of a scripted agent, by a service that can be interrupted and opened again."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from sandyard.platform.domain.sandboxes.output import STDOUT
 from tests.integration.platform.domain.sandboxes.yard import DEADLINE, Yard
 
 AGENT = "/home/user/.acting/agent.py"
-SOURCE = (Path(__file__).parent / "acting.py").read_bytes()
+SOURCE = (Path(__file__).parent / "scripted_agent.py").read_bytes()
 
 
 @dataclass(frozen=True)
-class ActingProfile:
+class ScriptedProfile:
     name: str = "acting"
     title: str = "Acting"
     description: str = "For tests."
@@ -50,7 +50,7 @@ class ActingProfile:
 
 @dataclass
 class FakeAgents:
-    known: Profile = field(default_factory=ActingProfile)
+    known: Profile = field(default_factory=ScriptedProfile)
 
     async def profile(self, owner_id: str, name: str) -> Profile:
         return self.known
@@ -111,7 +111,7 @@ async def _install(*_: Any) -> bool:
 
 
 @dataclass
-class Stage:
+class AgentHarness:
     yard: Yard
     agents: FakeAgents = field(default_factory=FakeAgents)
     models: FakeModels = field(default_factory=FakeModels)
@@ -181,10 +181,10 @@ class Stage:
 
 
 @contextlib.asynccontextmanager
-async def staged(yard: Yard) -> AsyncIterator[Stage]:
-    stage = Stage(yard)
-    stage.open()
+async def open_harness(yard: Yard) -> AsyncIterator[AgentHarness]:
+    harness = AgentHarness(yard)
+    harness.open()
     try:
-        yield stage
+        yield harness
     finally:
-        await stage.turns.close()
+        await harness.turns.close()
