@@ -82,32 +82,32 @@ def build_command(run_id: str, argv: Sequence[str], first: str) -> str:
 class InputWriter:
     """Deliver the queued input of an agent in order. Call `nudge` when there is more.
 
-    `heard` returns how many bytes of standard output and standard error have been read so far.
+    `offsets` returns how many bytes of standard output and standard error have been read so far.
     """
 
     def __init__(
-        self, database: Database, lifecycle: Lifecycle, run: AgentRun, heard: Callable[[], tuple[int, int]]
+        self, database: Database, lifecycle: Lifecycle, run: AgentRun, offsets: Callable[[], tuple[int, int]]
     ) -> None:
         self._database = database
         self._lifecycle = lifecycle
         self._run_id = run.id
         self._sandbox_id = run.sandbox_id
         self._has_more = asyncio.Event()
-        self._heard = heard
+        self._offsets = offsets
         self._writes: list[tuple[int, tuple[int, int]]] = []
         self.delivered: int | None = options_of(run).get("delivered")  # None: unknown
 
     def nudge(self) -> None:
         self._has_more.set()
 
-    def heard_before(self, position: int) -> tuple[int, int] | None:
+    def output_before(self, position: int) -> tuple[int, int] | None:
         """Return how much output had been read before the agent could read the input at this position.
 
         Returns None if the agent cannot read it yet.
         """
-        for end, heard in self._writes:
+        for end, offsets in self._writes:
             if end > position:
-                return heard
+                return offsets
         return (0, 0) if self.delivered is None or self.delivered > position else None
 
     async def run(self) -> None:
@@ -158,7 +158,7 @@ class InputWriter:
             piece = text[at - start : at - start + WRITE_BYTES]
             words = ["/bin/bash", "-c", _WRITE, "sandyard", path, str(at), piece]
             if len(self._writes) < REMEMBERED_WRITES:
-                self._writes.append((at + len(piece), self._heard()))
+                self._writes.append((at + len(piece), self._offsets()))
             ran = await engine.run(engine_id, words, idempotent=True)
             if ran.exit_code == _EXIT_GAP:
                 self.delivered = None
@@ -191,9 +191,9 @@ class OutputReader:
         self._last = 0.0
         self._stray, self._stray_bytes = b"", 0  # output before the first message that is not a message
         self._speaks_acp = consumed > 0
-        self.stray_at: float | None = None
+        self.stray_since: float | None = None
         """Loop time of the first output that is not a message, until the first message arrives."""
-        self.heard = 0.0
+        self.last_output_at = 0.0
         """Loop time of the last output."""
         self.tail = b""
 
@@ -241,7 +241,7 @@ class OutputReader:
         async with contextlib.aclosing(cast("AsyncGenerator[Started | Output | Ended, None]", events)) as stream:
             async for event in stream:
                 if isinstance(event, Output):
-                    self.heard = asyncio.get_running_loop().time()
+                    self.last_output_at = asyncio.get_running_loop().time()
                     self._add_output(event)
                     if self._held > MAX_HELD_BYTES:
                         await self.flush()
@@ -284,14 +284,14 @@ class OutputReader:
         """Look for the first message. Raises RunBrokenError after too much output without one."""
         for line in lines:
             if line.strip() == START_LINE.encode():
-                self._stray, self._stray_bytes, self.stray_at = b"", 0, None
+                self._stray, self._stray_bytes, self.stray_since = b"", 0, None
             elif wire.parse_line(line) is not None:
-                self._speaks_acp, self.stray_at = True, None
+                self._speaks_acp, self.stray_since = True, None
                 return
             elif line.strip():
                 self._stray = (self._stray + line + b"\n")[:STRAY_SHOWN]
                 self._stray_bytes += len(line)
-                self.stray_at = self.stray_at or asyncio.get_running_loop().time()
+                self.stray_since = self.stray_since or asyncio.get_running_loop().time()
         if self._stray_bytes > STRAY_BYTES:
             raise RunBrokenError(self.stray_fault, AgentProtocolError.code)
 

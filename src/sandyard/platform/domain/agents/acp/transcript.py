@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sandyard.kit.ids import ordered_id
-from sandyard.platform.domain.agents.json_columns import RunOptions, SlashCommand
+from sandyard.platform.domain.agents.json_columns import RunOptions, SlashCommand, TurnUsage
 
 PART_LIMIT = 256 << 10
 """Characters of a text. Longer texts continue in a new message."""
@@ -50,7 +50,7 @@ class ReportedState:
     """What an update contains besides the transcript: options of the agent, and its own usage counts."""
 
     options: RunOptions = field(default_factory=RunOptions)
-    usage: dict[str, Any] = field(default_factory=dict)
+    usage: TurnUsage = field(default_factory=TurnUsage)
 
 
 def next_message_id(after: str) -> str:
@@ -318,8 +318,8 @@ def _limit_size(part: dict[str, Any]) -> dict[str, Any]:
     return {**part, "content": kept}
 
 
-def _parse_usage(update: dict[str, Any]) -> dict[str, Any]:
-    found = {name: update[name] for name in ("used", "size") if isinstance(update.get(name), int)}
+def _parse_usage(update: dict[str, Any]) -> TurnUsage:
+    found: dict[str, Any] = {name: update[name] for name in ("used", "size") if isinstance(update.get(name), int)}
     cost = update.get("cost")
     if isinstance(cost, dict) and isinstance(cost.get("amount"), int | float):
         found["cost"] = {"amount": cost["amount"], "currency": truncate(str(cost.get("currency") or "USD"), 10)}

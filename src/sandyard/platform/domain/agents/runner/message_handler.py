@@ -37,7 +37,7 @@ from sandyard.platform.domain.agents.acp.transcript import (
     truncate,
 )
 from sandyard.platform.domain.agents.errors import AgentFailedError, RunBrokenError, RunGoneError
-from sandyard.platform.domain.agents.json_columns import change_options, options_of
+from sandyard.platform.domain.agents.json_columns import TurnUsage, change_options, options_of
 from sandyard.platform.domain.agents.model import RunStatus, TurnStatus
 from sandyard.platform.domain.agents.questions import asks
 from sandyard.platform.domain.agents.questions.policy import UndecidedError, Verdicts
@@ -81,7 +81,7 @@ class MessageHandler:
 
     `handle_lines` and `record_end` raise the errors of the database, and may then be called again with the same arguments.
 
-    `heard_before` returns how many bytes of standard output and standard error had been read before the agent could
+    `output_before` returns how many bytes of standard output and standard error had been read before the agent could
     read the input at a position, or None if it cannot read it yet.
     """
 
@@ -89,11 +89,11 @@ class MessageHandler:
         self,
         deps: AgentRunnerDeps,
         run_id: str,
-        heard_before: Callable[[int], tuple[int, int] | None] = lambda _: (0, 0),
+        output_before: Callable[[int], tuple[int, int] | None] = lambda _: (0, 0),
     ) -> None:
         self._deps = deps
         self._run_id = run_id
-        self._heard_before = heard_before
+        self._output_before = output_before
         self._transcript: Transcript | None = None
         self._turn_id: str | None = None
         self._handled: int | None = None  # the output offset that the transcript here includes
@@ -125,7 +125,7 @@ class MessageHandler:
         self,
         incoming: Sequence[tuple[int, wire.Incoming]],
         consumed: int,
-        usage: dict[str, Any],
+        usage: TurnUsage,
         counter: MessageCounter,
         verdicts: Verdicts,
     ) -> tuple[int, UndecidedError | None]:
@@ -174,8 +174,8 @@ class MessageHandler:
         prompted = options_of(run).get("prompted")
         if prompted is None:  # a run of an earlier version may have been prompted already
             return 0 if turn is not None and turn.request is not None else math.inf
-        heard = self._heard_before(prompted)
-        return math.inf if heard is None else heard[0]
+        read_before = self._output_before(prompted)
+        return math.inf if read_before is None else read_before[0]
 
     async def _parse_lines(
         self, lines: Sequence[tuple[int, bytes]], counter: MessageCounter
@@ -208,7 +208,7 @@ class MessageHandler:
                 return
             turn = await find_turn_of_run(tx.session, run.id, for_update=True)
             prompted = options_of(run).get("prompted")
-            heard = self._heard_before(prompted) if prompted is not None else None
+            read_before = self._output_before(prompted) if prompted is not None else None
             await finish_run(
                 tx,
                 session,
@@ -218,11 +218,11 @@ class MessageHandler:
                 exit_code=exit_code,
                 error=error,
                 code=code,
-                stderr=stderr(heard[1] if heard is not None else 0),
+                stderr=stderr(read_before[1] if read_before is not None else 0),
                 usage=usage,
             )
 
-    async def _load_batch(self, tx: Transaction, usage: dict[str, Any]) -> _Batch:
+    async def _load_batch(self, tx: Transaction, usage: TurnUsage) -> _Batch:
         found = (await tx.session.execute(_RUN, {"run": self._run_id})).first()
         if found is None:
             raise RunGoneError
@@ -237,7 +237,7 @@ class MessageHandler:
         idle = fault is not None and fault.alone and fault.at > self._worked_at
         return _Batch(tx, session, run, turn, self._transcript, self._turn_id, usage, fault, idle=idle)
 
-    async def _load_usage(self) -> dict[str, Any]:
+    async def _load_usage(self) -> TurnUsage:
         async with self._deps.database.reading() as session:
             turn = await find_turn_of_run(session, self._run_id)
         if turn is None or turn.request is None:
@@ -270,7 +270,7 @@ class _Batch:
     turn: Turn | None
     transcript: Transcript
     turn_id: str | None  # the turn that messages belong to: the current or the previous one
-    usage: dict[str, Any]
+    usage: TurnUsage
     fault: Fault | None
     idle: bool  # the agent has done nothing since the fault
 

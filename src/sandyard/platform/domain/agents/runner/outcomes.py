@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from sqlalchemy import String, cast, or_, select
 
 from sandyard.kit.text import storable
@@ -12,6 +10,7 @@ from sandyard.platform.db.models import AgentRun, Ask, Message, Session, Turn
 from sandyard.platform.domain.agents.acp.client import WAKING
 from sandyard.platform.domain.agents.acp.transcript import OPEN_CALLS, next_message_id, to_event_part, truncate
 from sandyard.platform.domain.agents.errors import AgentDiedError, AgentFailedError, PermissionRefusedError
+from sandyard.platform.domain.agents.json_columns import TurnUsage
 from sandyard.platform.domain.agents.model import RunStatus, TurnStatus
 from sandyard.platform.domain.agents.questions.asks import (
     cancel_pending,
@@ -46,7 +45,7 @@ async def finish_turn(
     stop_reason: str | None = None,
     error: str | None = None,
     code: str | None = None,
-    usage: dict[str, Any] | None = None,
+    usage: TurnUsage | None = None,
 ) -> None:
     """End a turn with this status. Idempotent: a turn that is over is not changed."""
     tx, session, turn = locked.tx, locked.session, locked.turn
@@ -91,7 +90,7 @@ async def _close_calls(locked: LockedTurn, status: str) -> None:
 
 
 async def finish_answered_turn(
-    running: RunningTurn, stop_reason: str, usage: dict[str, Any], fault: Fault | None = None
+    running: RunningTurn, stop_reason: str, usage: TurnUsage, fault: Fault | None = None
 ) -> None:
     """End a turn that the agent has ended.
 
@@ -116,7 +115,7 @@ async def finish_answered_turn(
     await finish_turn(running, status, stop_reason=stop_reason, error=error, code=code, usage=usage)
 
 
-async def finish_rejected_turn(running: RunningTurn, words: str, usage: dict[str, Any], fault: Fault | None) -> None:
+async def finish_rejected_turn(running: RunningTurn, words: str, usage: TurnUsage, fault: Fault | None) -> None:
     """End a turn whose prompt the agent answered with an error. `fault` is the last error of its model provider."""
     turn = running.turn
     if turn.cancel_at is not None:
@@ -149,7 +148,7 @@ async def finish_run(
     error: str | None = None,
     code: str | None = None,
     stderr: str = "",
-    usage: dict[str, Any] | None = None,
+    usage: TurnUsage | None = None,
 ) -> None:
     """Record the end of a process, and finish or requeue the turn it worked on. Idempotent.
 

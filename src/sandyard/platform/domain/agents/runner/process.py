@@ -121,22 +121,22 @@ class AgentProcess:
             deps.database, deps.files, run.id, run.consumed, self._handle_lines, kept=deps.settings.output_kept
         )
         self._input = InputWriter(deps.database, deps.lifecycle, run, lambda: self._output.offsets)
-        self._handler = MessageHandler(deps, run.id, self._input.heard_before)
+        self._handler = MessageHandler(deps, run.id, self._input.output_before)
         self._awake, self._woken = asyncio.Event(), asyncio.Event()
         self._attach_task: asyncio.Task[None] | None = None
-        self.asked = run.consumed > 0 or run.status == RunStatus.READY  # the process may be running
-        self.begun = self.asked
-        self.began_at: float | None = None
+        self.start_requested = run.consumed > 0 or run.status == RunStatus.READY  # the process may be running
+        self.started = self.start_requested
+        self.started_at: float | None = None
 
     @property
-    def heard(self) -> float:
+    def last_output_at(self) -> float:
         """Loop time of its last output, or 0."""
-        return self._output.heard
+        return self._output.last_output_at
 
     @property
-    def stray_at(self) -> float | None:
+    def stray_since(self) -> float | None:
         """Loop time since which it has printed output without any message."""
-        return self._output.stray_at
+        return self._output.stray_since
 
     @property
     def stray_fault(self) -> str:
@@ -159,8 +159,8 @@ class AgentProcess:
         delivering: asyncio.Task[None] | None = None
         try:
             await self._output.begin()
-            spec = None if self.begun else await self._retry_database(lambda: self._retry_engine(self._prepare))
-            if self.begun and self._served:
+            spec = None if self.started else await self._retry_database(lambda: self._retry_engine(self._prepare))
+            if self.started and self._served:
                 self._attach_task = self._deps.tasks.spawn(self._reattach_models())
             delivering = asyncio.get_running_loop().create_task(self._deliver_inputs())
             await self._follow_process(spec)
@@ -318,7 +318,7 @@ class AgentProcess:
                 )
                 return
             if row.status != Status.RUNNING or row.engine_id is None:
-                if not self.begun:
+                if not self.started:
                     await self._wake_sandbox(row)
                     continue
                 await self._wait_until_awake()
@@ -332,9 +332,9 @@ class AgentProcess:
     async def _read_output(self, row: Sandbox, engine_id: str, spec: CommandSpec | None) -> Ended | None:
         """Read output until the process ends. Returns None if it cannot be read for now."""
         commands = self._deps.lifecycle.engine.commands
-        self.asked = True
+        self.start_requested = True
         try:
-            if spec is not None and not self.begun:
+            if spec is not None and not self.started:
                 return await self._output.read(commands.start(engine_id, spec), self._on_started)
             stream = commands.follow(engine_id, self.run_id, *self._output.offsets)
             return await self._output.read(stream, self._on_started)
@@ -345,7 +345,7 @@ class AgentProcess:
         except SandboxNotRunningError:
             await self._deps.lifecycle.seen_paused(row.id)
         except SandyardError as error:
-            if not self.begun and error.status < 500:  # it certainly does not run
+            if not self.started and error.status < 500:  # it certainly does not run
                 raise
             log.warning("agent_not_followed", run=self.run_id, reason=error.message)
             await asyncio.sleep(RETRY_S)
@@ -367,14 +367,14 @@ class AgentProcess:
             await asyncio.sleep(RETRY_S)
 
     def _on_started(self, event: Started) -> None:
-        if not self.begun and event.pid is not None:
+        if not self.started and event.pid is not None:
             self._input.delivered = self._initial_input_size
-        self.begun = True
-        self.began_at = asyncio.get_running_loop().time()
+        self.started = True
+        self.started_at = asyncio.get_running_loop().time()
         self._awake.set()
 
     async def _deliver_inputs(self) -> None:
-        while not self.begun:
+        while not self.started:
             self._awake.clear()
             await self._awake.wait()
         await self._input.run()
@@ -441,7 +441,7 @@ class AgentProcess:
                 run = await tx.session.get(AgentRun, self.run_id)
                 if run is not None:
                     run.error_code = REPLACED
-        reached = self.asked and await self._kill_process()
+        reached = self.start_requested and await self._kill_process()
         if reached and not task.done():
             await asyncio.wait((task,), timeout=KILL_S)
         await end_tasks(task)

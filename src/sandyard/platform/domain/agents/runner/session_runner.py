@@ -68,7 +68,7 @@ class SessionRunner:
         self._held = contextlib.ExitStack()
         self._holding: tuple[str, str, bool] | None = None
         self._watch: InactivityWatch | None = None
-        self._last_heard = 0.0
+        self._last_output_at = 0.0
         self._idle_since: float | None = None
         self._tick = TICK_S
         self._crashes: list[float] = []
@@ -282,12 +282,12 @@ class SessionRunner:
             if await expire_asks(self._deps, turn.id):
                 self.nudge()
         elif run.status == RunStatus.STARTING:
-            began = self._process.began_at if self._process is not None else None
-            stray = self._process.stray_at if self._process is not None else None
+            started = self._process.started_at if self._process is not None else None
+            stray = self._process.stray_since if self._process is not None else None
             if self._process is not None and stray is not None and asyncio.get_running_loop().time() - stray > STRAY_S:
                 await self._fail_turn(self._process.stray_fault, AgentProtocolError.code)
                 await self._end_process(state)
-            elif began is not None and asyncio.get_running_loop().time() - began > INITIALIZE_S:
+            elif started is not None and asyncio.get_running_loop().time() - started > INITIALIZE_S:
                 await self._fail_turn(AgentSilentError().message, AgentSilentError.code)
                 await self._end_process(state)
         elif turn.request is not None:
@@ -296,8 +296,8 @@ class SessionRunner:
     async def _check_stuck(self, state: SessionState, turn: Turn) -> None:
         if self._watch is None:
             self._watch = InactivityWatch(self._deps.clock)
-        if self._process is not None and self._process.heard != self._last_heard:
-            self._last_heard = self._process.heard
+        if self._process is not None and self._process.last_output_at != self._last_output_at:
+            self._last_output_at = self._process.last_output_at
             self._watch.record_output()
         sandbox = state.sandbox
         awake = sandbox is not None and sandbox.status == Status.RUNNING
