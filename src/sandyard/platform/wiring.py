@@ -17,12 +17,11 @@ from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import Setting
 from sandyard.platform.db.ownership import Ownership, identify
 from sandyard.platform.db.retry import retry_while_database_unavailable
-from sandyard.platform.domain.agents.asks import Asks
-from sandyard.platform.domain.agents.catalogue import Agents
-from sandyard.platform.domain.agents.installing import ensure_installed
-from sandyard.platform.domain.agents.launching import put_files
-from sandyard.platform.domain.agents.trial import Trials
-from sandyard.platform.domain.agents.turns import Turns
+from sandyard.platform.domain.agents.catalogue import AgentCatalogue
+from sandyard.platform.domain.agents.installation import ensure_installed
+from sandyard.platform.domain.agents.questions.service import Asks
+from sandyard.platform.domain.agents.runner.turns import AgentTurns
+from sandyard.platform.domain.agents.trials import Trials
 from sandyard.platform.domain.audit.service import Audit
 from sandyard.platform.domain.events.feed import Feed
 from sandyard.platform.domain.forge.access import Access
@@ -113,7 +112,7 @@ def _create_services(
     vault = Vault(settings.data_dir / "secret.key")
     destinations = Destinations(settings.private_hosts)
     projects = Projects(database, clock, destinations)
-    agents = Agents(database)
+    agents = AgentCatalogue(database, settings)
     lifecycle = Lifecycle(
         database,
         engine,
@@ -164,7 +163,7 @@ def _create_services(
     )
     stack.push_async_callback(preparing.close)
     pull_requests = PullRequests(database, git, access, mirrors, projects, settings, clock)
-    turns = Turns(
+    turns = AgentTurns(
         database,
         lifecycle,
         files=files,
@@ -174,7 +173,6 @@ def _create_services(
         settings=settings,
         clock=clock,
         install=ensure_installed,
-        put_files=put_files,
     )
     stack.push_async_callback(turns.close)
     _report_to_turns(turns, models, mcp)
@@ -242,11 +240,11 @@ def _create_services(
     )
 
 
-def _report_to_turns(turns: Turns, models: Models, mcp: McpGateway) -> None:
+def _report_to_turns(turns: AgentTurns, models: Models, mcp: McpGateway) -> None:
     """Report problems with the models and MCP servers that an agent uses in its turn."""
-    models.over_budget.append(turns.over_budget)
-    models.refused.append(turns.fail)
-    mcp.note_failure.append(turns.note)
+    models.over_budget.append(turns.stop_over_budget)
+    models.refused.append(turns.stop_failed)
+    mcp.note_failure.append(turns.add_notice)
 
 
 async def _start_services(services: Services, instance: str, stack: contextlib.AsyncExitStack) -> None:
@@ -259,7 +257,6 @@ async def _start_services(services: Services, instance: str, stack: contextlib.A
     await services.git.recover()
     await services.preparing.recover()
     await services.turns.recover()
-    services.turns.start()
     await services.trials.recover()
     steps = Steps(
         services.database,

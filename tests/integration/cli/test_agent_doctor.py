@@ -12,8 +12,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from sandyard.cli.main import cli
-from sandyard.platform.domain.agents.model import LaunchWish
 from sandyard.platform.domain.agents.profiles import BUILT_IN
+from sandyard.platform.domain.agents.profiles.model import LaunchRequest
 from tests.integration.cli.real import Yard
 from tests.protocol.engine import ROOT
 
@@ -42,7 +42,7 @@ def example(tmp_path: Path) -> Path:
 
 
 def test_one_that_can_do_everything(tmp_path: Path) -> None:
-    launch = BUILT_IN["demo"].launch(LaunchWish(str(tmp_path), str(tmp_path)))
+    launch = BUILT_IN["demo"].launch(LaunchRequest(str(tmp_path), str(tmp_path)))
     for name, content in launch.files.items():
         Path(name).parent.mkdir(parents=True, exist_ok=True)
         Path(name).write_bytes(content)

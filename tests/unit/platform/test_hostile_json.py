@@ -12,8 +12,7 @@ import pytest
 from sandyard.kit.bounded_json import TooManyValuesError
 from sandyard.kit.errors import InvalidInputError
 from sandyard.platform.api import remote, terminal
-from sandyard.platform.domain.agents import wire
-from sandyard.platform.domain.agents.model import ModelApi
+from sandyard.platform.domain.agents.acp import wire
 from sandyard.platform.domain.forge import connection
 from sandyard.platform.domain.forge.deliveries import payload_of
 from sandyard.platform.domain.forge.errors import ForgeUnreachableError
@@ -23,7 +22,7 @@ from sandyard.platform.domain.mcp_servers import probe
 from sandyard.platform.domain.models import faults, gateway, trying
 from sandyard.platform.domain.models.apis import Asked
 from sandyard.platform.domain.models.counting import Counter
-from sandyard.platform.domain.models.model import Tokens
+from sandyard.platform.domain.models.model import ModelApi, Tokens
 from sandyard.platform.domain.models.redaction import Redactor
 from sandyard.platform.domain.models.tunnel import Room, Tunnel, TunnelError
 from sandyard.platform.domain.preparing import jsonc
@@ -48,7 +47,7 @@ ENTRY_POINTS: dict[str, Callable[[], object]] = {
     "terminal": lambda: terminal._size(flood(type="resize", cols=1, rows=1).decode()),
     "ssh": lambda: remote._is_end(flood(type="eof").decode()),
     "command": lambda: CommandEnded.parse(flood(reason="exited").decode()),
-    "agent": lambda: wire.parse(flood(method="session/update")),
+    "agent": lambda: wire.parse_line(flood(method="session/update")),
     "forge error": lambda: words(flood(message="no")),
     "provider error": lambda: faults._quote(flood(error="no").decode(), Redactor())[:20],
     "models": lambda: trying._listed(flood(data=[{"id": "m"}])),

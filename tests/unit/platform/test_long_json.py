@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 
-from sandyard.platform.domain.agents.model import ModelApi
 from sandyard.platform.domain.forge.connection import _answer
 from sandyard.platform.domain.forge.remembered import Kept
 from sandyard.platform.domain.models.apis import Asked
 from sandyard.platform.domain.models.counting import Counter
 from sandyard.platform.domain.models.gateway import _parsed
-from sandyard.platform.domain.models.model import Tokens
+from sandyard.platform.domain.models.model import ModelApi, Tokens
 
 CODE = 'values = [{"a": 1, "b": [2, 3]}, {"c": "\\""}]\n' * 30_000  # 210,000 commas and brackets
 

@@ -18,11 +18,11 @@ from sandyard.kit.destinations import Destinations
 from sandyard.kit.vault import Vault
 from sandyard.platform.api.app import build
 from sandyard.platform.db.database import Database
-from sandyard.platform.db.models import Event, Project
+from sandyard.platform.db.models import Event
+from sandyard.platform.domain.agents.catalogue import AgentCatalogue
 from sandyard.platform.domain.audit.service import Audit
 from sandyard.platform.domain.events import Feed
 from sandyard.platform.domain.forge.access import Access
-from sandyard.platform.domain.models import default_agent
 from sandyard.platform.domain.projects.credentials import Credentials
 from sandyard.platform.domain.projects.sample import Samples
 from sandyard.platform.domain.projects.service import Projects
@@ -40,22 +40,6 @@ PASSWORD = "correct horse battery"
 
 
 @dataclass
-class DefaultAgents:
-    """The part of `Models` that the project routes need."""
-
-    database: Database
-    settings: PlatformSettings
-
-    async def find_default_agent(self, project: Project | None) -> str:
-        async with self.database.reading() as session:
-            return await default_agent.find_default_agent(session, project, self.settings)
-
-    async def find_default_agents(self, projects: Iterable[Project]) -> dict[str, str]:
-        async with self.database.reading() as session:
-            return await default_agent.find_default_agents(session, projects, self.settings)
-
-
-@dataclass
 class World:
     settings: PlatformSettings
     clock: ManualClock
@@ -70,7 +54,7 @@ class World:
     vault: Vault
     engine: SandboxEngine
     events: Feed
-    models: DefaultAgents
+    agents: AgentCatalogue
 
     async def person(self, name: str, role: str = "member", password: str | None = None) -> Person:
         """Create a user with a token, as the first administrator."""
@@ -123,7 +107,7 @@ async def opened(folder: Path, **settings: Any) -> AsyncIterator[World]:
         vault=vault,
         engine=SandboxEngine(EngineConfig(configured.e2b_api_key), clock),
         events=Feed(database, clock=clock),
-        models=DefaultAgents(database, configured),
+        agents=AgentCatalogue(database, configured),
     )
     try:
         with mock.patch.object(passwords, "_N", 16):  # the real cost is 50 ms of CPU per password

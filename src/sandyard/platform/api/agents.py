@@ -16,17 +16,16 @@ from sandyard.platform.api.parts import part
 from sandyard.platform.api.routers import api_router
 from sandyard.platform.api.schema import Input, Instant, Model, example
 from sandyard.platform.api.trail import note
-from sandyard.platform.domain.agents import catalogue, trial
+from sandyard.platform.domain.agents import catalogue, trials
 from sandyard.platform.domain.agents.catalogue import MAX_NAME, ListedAgent
-from sandyard.platform.domain.agents.model import ModelApi
 from sandyard.platform.domain.agents.profiles.custom import Definition
 from sandyard.platform.domain.models import service
-from sandyard.platform.domain.models.model import Readiness
+from sandyard.platform.domain.models.model import ModelApi, Readiness
 
 router = api_router("agents")
-Agents = Annotated[catalogue.Agents, part("agents")]
+Agents = Annotated[catalogue.AgentCatalogue, part("agents")]
 Models = Annotated[service.Models, part("models")]
-Trials = Annotated[trial.Trials, part("trials")]
+Trials = Annotated[trials.Trials, part("trials")]
 AgentName = Annotated[str, Path(max_length=100, examples=["demo"], description="The agent's name.")]
 Title = Annotated[str, Field(min_length=1, max_length=200)]
 _DEFINITION = {
@@ -172,7 +171,7 @@ async def list_(caller: Caller, agents: Agents, models: Models) -> AgentList:
     """List built-in agents, agents available to all users, and your own agents."""
     found = await agents.list(caller)
     readiness = await models.readiness(caller, [one.profile for one in found])
-    default = await models.find_default_agent(None)
+    default = await agents.find_default_agent(None)
     return AgentList(items=[AgentView.of(one, readiness, default) for one in found])
 
 
@@ -183,12 +182,12 @@ async def create(request: Request, caller: Caller, agents: Agents, models: Model
     Agents created by an administrator are available to all users.
     """
     note(request, target=body.name)
-    return await _view(caller, models, await agents.create(caller, body.name, body.title, body.definition))
+    return await _view(caller, agents, models, await agents.create(caller, body.name, body.title, body.definition))
 
 
 @router.get("/agents/{agent_name}", name="agent.get", dependencies=[large_answer()])
 async def get(caller: Caller, agents: Agents, models: Models, agent_name: AgentName) -> AgentView:
-    return await _view(caller, models, await agents.get(caller, agent_name))
+    return await _view(caller, agents, models, await agents.get(caller, agent_name))
 
 
 @router.put("/agents/{agent_name}", name="agent.update", dependencies=[limited("execute")])
@@ -196,7 +195,7 @@ async def update(
     caller: Caller, agents: Agents, models: Models, agent_name: AgentName, body: ChangedAgent
 ) -> AgentView:
     """Replace the agent's definition. Running processes are not affected."""
-    return await _view(caller, models, await agents.update(caller, agent_name, body.title, body.definition))
+    return await _view(caller, agents, models, await agents.update(caller, agent_name, body.title, body.definition))
 
 
 @router.delete("/agents/{agent_name}", name="agent.delete", status_code=204)
@@ -226,6 +225,6 @@ async def test(
     return TrialView.model_validate(await trials.wait(trying))
 
 
-async def _view(caller: Caller, models: Models, listed: ListedAgent) -> AgentView:
+async def _view(caller: Caller, agents: Agents, models: Models, listed: ListedAgent) -> AgentView:
     readiness = await models.readiness(caller, [listed.profile])
-    return AgentView.of(listed, readiness, await models.find_default_agent(None))
+    return AgentView.of(listed, readiness, await agents.find_default_agent(None))

@@ -19,15 +19,14 @@ from sandyard.platform.api.routers import api_router
 from sandyard.platform.api.schema import Input, Instant, Model, Moment, example, id_in_path
 from sandyard.platform.api.trail import note
 from sandyard.platform.domain.agents import catalogue
-from sandyard.platform.domain.agents.model import ModelApi
 from sandyard.platform.domain.models import addresses, providers, service
-from sandyard.platform.domain.models.model import Price, Spent
+from sandyard.platform.domain.models.model import ModelApi, Price, Spent
 from sandyard.platform.domain.models.presets import all_presets, prices_taken
 from sandyard.platform.domain.models.providers import MAX_KEY, MAX_MODELS
 
 router = api_router("models")
 Models = Annotated[service.Models, part("models")]
-Agents = Annotated[catalogue.Agents, part("agents")]
+Agents = Annotated[catalogue.AgentCatalogue, part("agents")]
 ProviderId = Annotated[str, id_in_path("provider", "prv_0mh3k7a1x2abcdefghij")]
 OfProject = Annotated[
     str | None, Query(alias="projectId", max_length=40, description="Only providers that the project's agents may use.")

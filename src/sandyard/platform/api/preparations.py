@@ -21,15 +21,13 @@ from sandyard.platform.api.routers import api_router
 from sandyard.platform.api.schema import Input, Instant, Model, example, id_in_path
 from sandyard.platform.api.trail import note
 from sandyard.platform.db import models
-from sandyard.platform.domain.agents.catalogue import Agents as AgentCatalogue
-from sandyard.platform.domain.models.service import Models as ModelService
+from sandyard.platform.domain.agents.catalogue import AgentCatalogue
 from sandyard.platform.domain.preparing import service
 from sandyard.platform.domain.preparing.model import PreparationStatus
 
 router = api_router("preparations")
 Preparing = Annotated[service.Preparing, part("preparing")]
 Agents = Annotated[AgentCatalogue, part("agents")]
-Models = Annotated[ModelService, part("models")]
 PreparationId = Annotated[str, id_in_path("preparation", "prp_00mwhnkz2f0a9s8d7f6g")]
 Wait = Annotated[
     float,
@@ -130,14 +128,13 @@ async def create(
     preparing: Preparing,
     projects: Projects,
     agents: Agents,
-    model_service: Models,
     project_id: ProjectId,
     body: NewPreparation,
     wait: Wait = 0,
 ) -> JSONResponse:
     """Prepare the newest commit of the branch, unless that is already done. Retries a preparation whose setup failed."""
     project = await projects.get(caller, project_id)
-    name = body.agent or await model_service.find_default_agent(project)
+    name = body.agent or await agents.find_default_agent(project)
     profile = await agents.profile(caller.user_id, name)
     row = await preparing.begin(caller, project, base_branch=body.base_branch, profile=profile, again=True)
     note(request, target=row.id)

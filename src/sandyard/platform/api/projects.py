@@ -19,16 +19,16 @@ from sandyard.platform.api.routers import api_router
 from sandyard.platform.api.schema import Input, Instant, Model, example, id_in_path
 from sandyard.platform.api.trail import note
 from sandyard.platform.db.models import Project
+from sandyard.platform.domain.agents import catalogue
 from sandyard.platform.domain.forge import access as forge
 from sandyard.platform.domain.forge.addresses import explain_missing_pull_requests
-from sandyard.platform.domain.models import service as model_service
 from sandyard.platform.domain.projects import credentials as credential_service
 from sandyard.platform.domain.projects import sample, service
 from sandyard.platform.domain.projects.model import ProjectSettings
 
 router = api_router("projects")
 Projects = Annotated[service.Projects, part("projects")]
-Models = Annotated[model_service.Models, part("models")]
+Agents = Annotated[catalogue.AgentCatalogue, part("agents")]
 Samples = Annotated[sample.Samples, part("samples")]
 Access = Annotated[forge.Access, part("access")]
 Credentials = Annotated[credential_service.Credentials, part("credentials")]
@@ -143,12 +143,12 @@ async def list_projects(
     caller: Caller,
     page: Paging,
     projects: Projects,
-    models: Models,
+    agents: Agents,
     archived: Annotated[bool, Query(description="List archived projects instead.")] = False,
 ) -> Page[ProjectView]:
     """List projects that you own or are a member of. Administrators see all projects."""
     found = await projects.list(caller, page, archived=archived)
-    default = await models.find_default_agents(found.items)
+    default = await agents.find_default_agents(found.items)
     return Page[ProjectView].of(found, lambda one: _view(one, default[one.id]))
 
 
@@ -160,7 +160,7 @@ async def create_project(
     projects: Projects,
     credentials: Credentials,
     access: Access,
-    models: Models,
+    agents: Agents,
 ) -> ProjectView:
     drafts = await asyncio.to_thread(body.drafts)  # validate before anything is created
     project = await projects.draft(
@@ -172,7 +172,7 @@ async def create_project(
     note(request, target=project.id)
     if drafts:
         await credentials.store(project.id, drafts)
-    return await view(models, project)
+    return await view(agents, project)
 
 
 @router.post(
@@ -183,20 +183,20 @@ async def create_project(
     responses={200: {"model": SampleProject, "description": "The sample project already exists."}},
 )
 async def sample_project(
-    caller: Caller, request: Request, response: Response, samples: Samples, models: Models
+    caller: Caller, request: Request, response: Response, samples: Samples, agents: Agents
 ) -> SampleProject:
     """Create a sample project for the caller: a small repository and tasks for it. Idempotent."""
     found = await samples.ensure(caller)
     note(request, target=found.project.id)
     if not found.made:
         response.status_code = 200
-    project = await view(models, found.project)
+    project = await view(agents, found.project)
     return SampleProject(project=project, tasks=[SampleTask.model_validate(one) for one in sample.TASKS])
 
 
 @router.get("/projects/{project_id}", name="project.get", dependencies=[large_answer()])
-async def get_project(caller: Caller, project_id: ProjectId, projects: Projects, models: Models) -> ProjectView:
-    return await view(models, await projects.get(caller, project_id))
+async def get_project(caller: Caller, project_id: ProjectId, projects: Projects, agents: Agents) -> ProjectView:
+    return await view(agents, await projects.get(caller, project_id))
 
 
 @router.patch("/projects/{project_id}", name="project.update", dependencies=[limited("execute")])
@@ -207,7 +207,7 @@ async def update_project(
     request: Request,
     projects: Projects,
     access: Access,
-    models: Models,
+    agents: Agents,
     test: Annotated[
         bool,
         Query(
@@ -221,7 +221,7 @@ async def update_project(
     if test:
         tested = {name: given[name] for name in ("repository", "base_branch", "settings") if name in given}
         await access.check_api(await projects.draft_update(caller, project_id, **tested))
-    return await view(models, await projects.update(caller, project_id, **given))
+    return await view(agents, await projects.update(caller, project_id, **given))
 
 
 @router.delete("/projects/{project_id}", name="project.delete", status_code=204)
@@ -248,8 +248,8 @@ async def remove_member(caller: Caller, project_id: ProjectId, user_id: MemberId
     await projects.remove_member(caller, project_id, user_id)
 
 
-async def view(models: Models, project: Project) -> ProjectView:
-    return _view(project, await models.find_default_agent(project))
+async def view(agents: Agents, project: Project) -> ProjectView:
+    return _view(project, await agents.find_default_agent(project))
 
 
 def _view(project: Project, default_agent: str) -> ProjectView:

@@ -17,14 +17,15 @@ from sandyard.platform.api.schema import Input, Instant, Model, example, id_in_p
 from sandyard.platform.api.sessions import SessionId
 from sandyard.platform.api.trail import note
 from sandyard.platform.db import models
-from sandyard.platform.domain.agents import asks, turns
+from sandyard.platform.domain.agents.json_columns import list_public_options
 from sandyard.platform.domain.agents.model import AskKind, AskStatus, Origin, TurnStatus
-from sandyard.platform.domain.agents.rows import HIDDEN
+from sandyard.platform.domain.agents.questions import service
+from sandyard.platform.domain.agents.runner import turns
 from sandyard.platform.domain.tasks import board
 
 router = api_router("turns")
-Turns = Annotated[turns.Turns, part("turns")]
-Asks = Annotated[asks.Asks, part("asks")]
+Turns = Annotated[turns.AgentTurns, part("turns")]
+Asks = Annotated[service.Asks, part("asks")]
 Tasks = Annotated[board.Tasks, part("tasks")]
 TurnId = Annotated[str, id_in_path("turn", "trn_00mwi1cctnrcrsa8m4re")]
 AskId = Annotated[str, id_in_path("question", "ask_00mwi1cd0a1b2c3d4e5f")]
@@ -115,7 +116,7 @@ class AgentStateView(Model):
                 options={},
                 **blank,
             )
-        options = {name: value for name, value in run.options.items() if name not in HIDDEN}
+        options = list_public_options(run)
         return cls.model_validate(
             {
                 "agent": run.agent,
@@ -201,7 +202,7 @@ async def list_(caller: Caller, service: Turns, session_id: SessionId, page: Pag
 @router.get("/sessions/{session_id}/agent", name="session.agent", dependencies=[large_answer()])
 async def agent(caller: Caller, service: Turns, session_id: SessionId) -> AgentStateView:
     """Get the state of the session's agent and its options. Does not resume it."""
-    return AgentStateView.of(*await service.agent(caller, session_id))
+    return AgentStateView.of(*await service.get_agent_run(caller, session_id))
 
 
 @router.get("/turns/{turn_id}", name="turn.get", dependencies=[large_answer()])

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from sandyard.kit.clock import Clock
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.ownership import Ownership
-from sandyard.platform.domain.agents.asks import Asks
-from sandyard.platform.domain.agents.catalogue import Agents
-from sandyard.platform.domain.agents.trial import Trials
-from sandyard.platform.domain.agents.turns import Turns
+from sandyard.platform.domain.agents.catalogue import AgentCatalogue
+from sandyard.platform.domain.agents.questions.service import Asks
+from sandyard.platform.domain.agents.runner.turns import AgentTurns
+from sandyard.platform.domain.agents.trials import Trials
 from sandyard.platform.domain.audit.service import Audit
 from sandyard.platform.domain.events.feed import Feed
 from sandyard.platform.domain.forge.access import Access
@@ -53,7 +53,7 @@ class Services:
     secrets: Secrets
     projects: Projects
     samples: Samples
-    agents: Agents
+    agents: AgentCatalogue
     trials: Trials
     engine: SandboxEngine
     lifecycle: Lifecycle
@@ -63,7 +63,7 @@ class Services:
     preparing: Preparing
     previews: Previews
     sessions: Sessions
-    turns: Turns
+    turns: AgentTurns
     attempts: Attempts
     tasks: Tasks
     schedules: Schedules

@@ -41,9 +41,9 @@ from sandyard.platform.db.models import (
     Terminal,
     Turn,
 )
-from sandyard.platform.domain.agents.model import ModelApi
 from sandyard.platform.domain.agents.profiles.custom import Definition
 from sandyard.platform.domain.mcp_servers.service import McpServerDraft
+from sandyard.platform.domain.models.model import ModelApi
 from sandyard.platform.domain.services import Services
 from sandyard.platform.domain.tasks.schedules import ScheduledTask
 from sandyard.platform.domain.users.model import Principal

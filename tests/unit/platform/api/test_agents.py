@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from sandyard.platform.api.agents import router
-from sandyard.platform.domain.agents.catalogue import Agents
-from sandyard.platform.domain.agents.model import Profile
-from sandyard.platform.domain.agents.trial import Trial, TrialStep
+from sandyard.platform.domain.agents.profiles.model import Profile
+from sandyard.platform.domain.agents.trials import Trial, TrialStep
 from sandyard.platform.domain.models.model import Readiness
 from sandyard.platform.domain.users.model import Principal
 from tests.unit.platform.world import World, client, opened
@@ -46,9 +45,6 @@ class FakeTrials:
 class NoModels:
     """No model provider is configured."""
 
-    async def find_default_agent(self, project: object) -> str:
-        return "demo"
-
     async def readiness(self, caller: Principal, profiles: Sequence[Profile]) -> dict[str, Readiness]:
         return {one.name: Readiness(not one.apis) for one in profiles}
 
@@ -56,7 +52,7 @@ class NoModels:
 @pytest.fixture
 async def world(tmp_path: Path) -> AsyncIterator[World]:
     async with opened(tmp_path) as made:
-        made.agents, made.trials = Agents(made.database), FakeTrials()  # type: ignore[attr-defined]
+        made.trials = FakeTrials()  # type: ignore[attr-defined]
         made.models = NoModels()  # type: ignore[attr-defined]
         yield made
 

@@ -1,9 +1,10 @@
-"""The catalogue of agents: the built-in ones and those that users have added."""
+"""The catalogue of agents: the built-in ones, those that users have added, and the one to use when none is named."""
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -15,12 +16,17 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sandyard.kit.errors import ConflictError, ForbiddenError, InvalidInputError, NotFoundError
 from sandyard.kit.ids import ordered_id
 from sandyard.platform.db.database import Database, Transaction
-from sandyard.platform.db.models import Agent, User
-from sandyard.platform.domain.agents.model import Profile
+from sandyard.platform.db.models import Agent, ModelProvider, Project, User
 from sandyard.platform.domain.agents.profiles import BUILT_IN
-from sandyard.platform.domain.agents.profiles.custom import Custom, Definition
+from sandyard.platform.domain.agents.profiles.custom import CustomProfile, Definition
+from sandyard.platform.domain.agents.profiles.demo import DEMO
+from sandyard.platform.domain.agents.profiles.model import Profile
+from sandyard.platform.domain.models.apis import SPEAKS
+from sandyard.platform.domain.models.model import ModelApi
+from sandyard.platform.domain.projects.model import ProjectSettings
 from sandyard.platform.domain.sandboxes.model import utc_now
 from sandyard.platform.domain.users.model import NameTakenError, Principal
+from sandyard.platform.settings import PlatformSettings
 
 MAX_NAME = 50
 MAX_OWN = 50
@@ -44,15 +50,16 @@ class ListedAgent:
     updated_at: datetime | None = None
 
 
-class Agents:
+class AgentCatalogue:
     """Manage the agents that users can choose.
 
     Members see the built-in agents, the shared ones and their own; administrators see all. Agents added by an
     administrator are shared.
     """
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, settings: PlatformSettings) -> None:
         self._database = database
+        self._settings = settings
 
     async def profile(self, owner_id: str, name: str) -> Profile:
         """Return the profile for a session of this user. Raises InvalidInputError that lists the available agents."""
@@ -65,6 +72,16 @@ class Agents:
                 return _to_profile(row)
             others = list(await session.scalars(select(Agent.name).where(usable).order_by(Agent.name).limit(50)))
         raise InvalidInputError(f"There is no agent {name[:60]!r}. Available: {', '.join([*BUILT_IN, *others])}.")
+
+    async def find_default_agent(self, project: Project | None) -> str:
+        """Return the agent to use in the project, or without one, if none is named."""
+        async with self._database.reading() as session:
+            return await find_default_agent(session, project, self._settings)
+
+    async def find_default_agents(self, projects: Iterable[Project]) -> dict[str, str]:
+        """Return the default agents by project id."""
+        async with self._database.reading() as session:
+            return await find_default_agents(session, projects, self._settings)
 
     async def list(self, caller: Principal) -> list[ListedAgent]:
         """List the built-in agents first, then the others by name."""
@@ -175,10 +192,52 @@ def _emit(tx: Transaction, kind: str, row: Agent) -> None:
     tx.emit(kind, owner_id=row.owner_id, agent=row.name, title=row.title)
 
 
-def _to_profile(row: Agent) -> Custom:
-    return Custom(row.name, row.title, Definition.model_validate(row.definition))
+def _to_profile(row: Agent) -> CustomProfile:
+    return CustomProfile(row.name, row.title, Definition.model_validate(row.definition))
 
 
 def _to_listed_agent(row: Agent) -> ListedAgent:
     made = _to_profile(row)
     return ListedAgent(made, made.definition, row.owner_id, row.created_at, row.updated_at)
+
+
+async def find_default_agent(session: AsyncSession, project: Project | None, settings: PlatformSettings) -> str:
+    """Return the project's default agent, or else the platform's, or else the built-in agent for the first provider that was added.
+
+    So adding another provider does not change it. The demo agent is the last resort, because it cannot do real work.
+    """
+    if chosen := _get_configured_agent(project, settings):
+        return chosen
+    return _choose_for_first_provider(await _load_provider_kinds(session), project)
+
+
+async def find_default_agents(
+    session: AsyncSession, projects: Iterable[Project], settings: PlatformSettings
+) -> dict[str, str]:
+    """Return the result of `find_default_agent` for each of these projects, by id."""
+    kinds = await _load_provider_kinds(session)
+    return {one.id: _get_configured_agent(one, settings) or _choose_for_first_provider(kinds, one) for one in projects}
+
+
+def _get_configured_agent(project: Project | None, settings: PlatformSettings) -> str | None:
+    usual = ProjectSettings.of(project).agent.default if project is not None else None
+    return usual or settings.default_agent
+
+
+async def _load_provider_kinds(session: AsyncSession) -> Sequence[tuple[str | None, ModelApi]]:
+    """Return project (None means all users) and kind of all providers, oldest first."""
+    rows = await session.execute(
+        select(ModelProvider.project_id, ModelProvider.kind)
+        .group_by(ModelProvider.project_id, ModelProvider.kind)
+        .order_by(func.min(ModelProvider.id))
+    )
+    return [(project_id, ModelApi(kind)) for project_id, kind in rows]
+
+
+def _choose_for_first_provider(kinds: Sequence[tuple[str | None, ModelApi]], project: Project | None) -> str:
+    here = (None, project.id if project is not None else None)
+    for owner, kind in kinds:
+        usable = [one for one in BUILT_IN.values() if not set(SPEAKS[kind]).isdisjoint(one.apis)]
+        if owner in here and usable:
+            return min(usable, key=lambda one: len(one.apis)).name
+    return DEMO.name

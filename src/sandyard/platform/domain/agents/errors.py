@@ -57,3 +57,19 @@ class AskOverError(ConflictError):
     """This request was already answered, or the agent no longer waits for it."""
 
     code = "ask_over"
+
+
+class RunGoneError(SandyardError):
+    """The agent's session was deleted."""
+
+    code, status = "run_gone", 410
+
+
+class RunBrokenError(SandyardError):
+    """The agent could not be used, and its process has to be ended. `reason` is the error code of its turn."""
+
+    TOO_LOUD = "agent_too_loud"
+
+    def __init__(self, message: str, reason: str) -> None:
+        super().__init__(message)
+        self.reason = reason

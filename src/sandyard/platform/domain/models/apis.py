@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
 from sandyard.kit.secret import Secret
-from sandyard.platform.domain.agents.model import ModelApi
+from sandyard.platform.domain.models.model import ModelApi
 
 DEFAULT_URLS = {
     ModelApi.ANTHROPIC: "https://api.anthropic.com",

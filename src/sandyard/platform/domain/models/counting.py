@@ -10,8 +10,7 @@ from typing import Any
 from sandyard.kit.bounded_json import count_values
 from sandyard.kit.event_stream import EventStream
 from sandyard.kit.pacing import take_turn
-from sandyard.platform.domain.agents.model import ModelApi
-from sandyard.platform.domain.models.model import MOST_TOKENS, Tokens
+from sandyard.platform.domain.models.model import MOST_TOKENS, ModelApi, Tokens
 
 LARGEST = 8 << 20
 """Maximum size of a response or of one event of a stream. Larger ones are passed on without being parsed."""

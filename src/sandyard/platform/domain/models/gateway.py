@@ -21,7 +21,6 @@ from sandyard.kit.secret import Secret
 from sandyard.kit.tasks import TaskSet
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import ModelProvider, Project, Session
-from sandyard.platform.domain.agents.model import ModelApi
 from sandyard.platform.domain.models import apis
 from sandyard.platform.domain.models.apis import Asked
 from sandyard.platform.domain.models.budgets import Budgets
@@ -31,7 +30,7 @@ from sandyard.platform.domain.models.counting import BYTES_OF_A_TOKEN, Counter
 from sandyard.platform.domain.models.faults import Fault, fault_of_answer, fault_of_error, label_of
 from sandyard.platform.domain.models.hosted import hosted_tools, refused_tools
 from sandyard.platform.domain.models.ledger import Ledger
-from sandyard.platform.domain.models.model import MOST_TOKENS, OverBudgetError, Price, Tokens, cost_micros
+from sandyard.platform.domain.models.model import MOST_TOKENS, ModelApi, OverBudgetError, Price, Tokens, cost_micros
 from sandyard.platform.domain.models.presets import price_at
 from sandyard.platform.domain.models.providers import Providers
 from sandyard.platform.domain.models.redaction import Redactor

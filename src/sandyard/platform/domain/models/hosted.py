@@ -10,7 +10,7 @@ import re
 from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import Any
 
-from sandyard.platform.domain.agents.model import ModelApi
+from sandyard.platform.domain.models.model import ModelApi
 
 REMOTE_FILES = "remote_files"
 """An image or a file that the provider fetches from a URL."""

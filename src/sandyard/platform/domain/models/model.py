@@ -5,19 +5,55 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import date, datetime
-from typing import Any
+from enum import StrEnum
+from typing import Any, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
 from sandyard.kit.errors import ConflictError, SandyardError
-from sandyard.platform.domain.agents.model import ModelApi
+from sandyard.kit.secret import Secret
 
 MICROS = 1_000_000
 MOST_TOKENS = 10**9
 """Maximum of each count of one request, far above what any model can use. Larger numbers are reduced to it."""
 MOST_COST_MICROS = 10**15
 """Maximum cost of one request."""
+
+
+class ModelApi(StrEnum):
+    """The API of a model."""
+
+    ANTHROPIC = "anthropic"  # POST /v1/messages
+    OPENAI = "openai"  # POST /v1/responses
+    OPENAI_CHAT = "openai_chat"  # POST /v1/chat/completions
+    GEMINI = "gemini"  # POST /v1beta/models/…:streamGenerateContent
+
+
+@dataclass(frozen=True, slots=True)
+class ModelEndpoint:
+    """Where an agent finds its model: an address inside the sandbox, and a capability in place of an API key."""
+
+    api: ModelApi
+    base_url: str  # without the version path of the API, as in http://127.0.0.1:4100/prv_…
+    capability: Secret
+    model: str | None
+
+
+class ModelUser(Protocol):
+    """An agent, as far as it matters for the choice of its model."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def title(self) -> str: ...
+    @property
+    def apis(self) -> tuple[ModelApi, ...]:
+        """The model APIs it supports, best first. Empty if it needs no model."""
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Models it is known to work with. Others may be used."""
 
 
 class NoModelError(ConflictError):

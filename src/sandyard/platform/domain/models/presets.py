@@ -16,10 +16,9 @@ from pydantic import BaseModel, ConfigDict
 from pydantic.alias_generators import to_camel
 
 from sandyard.kit.errors import InvalidInputError
-from sandyard.platform.domain.agents.model import ModelApi, Profile
 from sandyard.platform.domain.models import addresses
 from sandyard.platform.domain.models.apis import SPEAKS
-from sandyard.platform.domain.models.model import Price, price_of
+from sandyard.platform.domain.models.model import ModelApi, ModelUser, Price, price_of
 
 
 class Preset(BaseModel):
@@ -36,7 +35,7 @@ class Preset(BaseModel):
     models: tuple[str, ...]
     prices: Mapping[str, Price]
 
-    def serves(self, profile: Profile) -> bool:
+    def serves(self, profile: ModelUser) -> bool:
         """Return whether this agent can use it."""
         return any(api in SPEAKS[self.kind] for api in profile.apis)
 

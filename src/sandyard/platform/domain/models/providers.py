@@ -16,10 +16,9 @@ from sandyard.kit.secret import Secret
 from sandyard.kit.vault import Vault
 from sandyard.platform.db.database import Database, Transaction
 from sandyard.platform.db.models import ModelProvider, Project
-from sandyard.platform.domain.agents.model import ModelApi
 from sandyard.platform.domain.models import addresses
 from sandyard.platform.domain.models.apis import DEFAULT_URLS
-from sandyard.platform.domain.models.model import Price, ProviderInfo
+from sandyard.platform.domain.models.model import ModelApi, Price, ProviderInfo
 from sandyard.platform.domain.models.presets import get_preset
 from sandyard.platform.domain.paging import Listing, PageRequest, newest_first
 from sandyard.platform.domain.projects.service import Projects, visible_to

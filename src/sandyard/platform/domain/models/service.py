@@ -18,9 +18,7 @@ from sandyard.kit.logging import get_logger
 from sandyard.kit.secret import Secret
 from sandyard.kit.vault import Vault
 from sandyard.platform.db.database import Database
-from sandyard.platform.db.models import ModelProvider, Project, Sandbox, Session, Turn
-from sandyard.platform.domain.agents.model import ModelApi, ModelEndpoint, Profile
-from sandyard.platform.domain.models import default_agent
+from sandyard.platform.db.models import ModelProvider, Sandbox, Session, Turn
 from sandyard.platform.domain.models.apis import SPEAKS
 from sandyard.platform.domain.models.budgets import Budgets
 from sandyard.platform.domain.models.capability import Capabilities
@@ -28,7 +26,17 @@ from sandyard.platform.domain.models.faults import Cause, Fault, ProviderTestFai
 from sandyard.platform.domain.models.gateway import Gateway, Place
 from sandyard.platform.domain.models.keeping import Keeper
 from sandyard.platform.domain.models.ledger import Ledger, calls_of
-from sandyard.platform.domain.models.model import DaySpent, ModelUnknownError, NoModelError, Readiness, Spent, Verdict
+from sandyard.platform.domain.models.model import (
+    DaySpent,
+    ModelApi,
+    ModelEndpoint,
+    ModelUnknownError,
+    ModelUser,
+    NoModelError,
+    Readiness,
+    Spent,
+    Verdict,
+)
 from sandyard.platform.domain.models.presets import all_presets
 from sandyard.platform.domain.models.providers import Providers
 from sandyard.platform.domain.models.trying import tried
@@ -117,7 +125,7 @@ class Models:
     # model selection ---------------------------------------------------------------------------------------------------
 
     async def endpoint(
-        self, session: Session, sandbox: Sandbox, profile: Profile, model: str | None
+        self, session: Session, sandbox: Sandbox, profile: ModelUser, model: str | None
     ) -> ModelEndpoint | None:
         """Return the model endpoint for an agent; None if it needs no model. Opens the tunnel like `attach`.
 
@@ -135,12 +143,12 @@ class Models:
         port = await self._keepers[sandbox.id].up()
         return f"http://127.0.0.1:{port}", await asyncio.to_thread(self._capabilities.of, sandbox.id)
 
-    async def require(self, project_id: str | None, profile: Profile, model: str | None) -> None:
+    async def require(self, project_id: str | None, profile: ModelUser, model: str | None) -> None:
         """Raise NoModelError if `endpoint` would have no model."""
         if profile.apis:
             chosen_from(await self.providers.usable(project_id), profile, model)
 
-    async def readiness(self, caller: Principal, profiles: Iterable[Profile]) -> dict[str, Readiness]:
+    async def readiness(self, caller: Principal, profiles: Iterable[ModelUser]) -> dict[str, Readiness]:
         """Return readiness by agent name, based on the providers the caller may see."""
         known = await self.providers.scopes(caller)
         found = {}
@@ -149,16 +157,6 @@ class Models:
             projects = sorted(project for project in fitting if project is not None)
             found[profile.name] = Readiness(not profile.apis or None in fitting, tuple(projects))
         return found
-
-    async def find_default_agent(self, project: Project | None) -> str:
-        """Return the agent to use in the project, or without one, if none is named."""
-        async with self._database.reading() as session:
-            return await default_agent.find_default_agent(session, project, self._settings)
-
-    async def find_default_agents(self, projects: Iterable[Project]) -> dict[str, str]:
-        """Return the default agents by project id."""
-        async with self._database.reading() as session:
-            return await default_agent.find_default_agents(session, projects, self._settings)
 
     # the tunnel --------------------------------------------------------------------------------------------------------
 
@@ -302,7 +300,7 @@ class Models:
 
 
 def chosen_from(
-    providers: Sequence[ModelProvider], profile: Profile, model: str | None
+    providers: Sequence[ModelProvider], profile: ModelUser, model: str | None
 ) -> tuple[ModelProvider, ModelApi, str | None]:
     """Return the first matching provider, by the agent's preferred API, then a project's own before those for all users.
 

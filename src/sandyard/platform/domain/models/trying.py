@@ -13,11 +13,10 @@ from sandyard.kit.pacing import take_turn
 from sandyard.kit.secret import Secret
 from sandyard.kit.text import storable
 from sandyard.platform.db.models import ModelProvider
-from sandyard.platform.domain.agents.model import ModelApi
 from sandyard.platform.domain.models import apis
 from sandyard.platform.domain.models.apis import Asked
 from sandyard.platform.domain.models.faults import Cause, Fault, fault_of_answer, fault_of_error, label_of
-from sandyard.platform.domain.models.model import Verdict
+from sandyard.platform.domain.models.model import ModelApi, Verdict
 from sandyard.platform.domain.models.presets import preset_at
 from sandyard.platform.domain.models.redaction import Redactor
 

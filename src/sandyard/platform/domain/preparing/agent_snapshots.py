@@ -22,8 +22,8 @@ from sandyard.kit.logging import get_logger
 from sandyard.kit.tasks import TaskSet
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import AgentSnapshot, Sandbox
-from sandyard.platform.domain.agents.model import Profile
 from sandyard.platform.domain.agents.profiles import BUILT_IN
+from sandyard.platform.domain.agents.profiles.model import Profile
 from sandyard.platform.domain.preparing.building import Install
 from sandyard.platform.domain.preparing.clearing import SUPERSEDED_AFTER, end_sandbox
 from sandyard.platform.domain.sandboxes.commands import StoppingError

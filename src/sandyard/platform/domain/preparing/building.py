@@ -13,8 +13,8 @@ from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import Command as CommandRow
 from sandyard.platform.db.models import Project, Sandbox
 from sandyard.platform.db.retry import retry_while_database_unavailable
-from sandyard.platform.domain.agents.launching import put_files
-from sandyard.platform.domain.agents.model import LaunchWish, Profile
+from sandyard.platform.domain.agents.installation import put_files
+from sandyard.platform.domain.agents.profiles.model import LaunchRequest, Profile
 from sandyard.platform.domain.git.checkout.sandbox_git import SealedCheckout
 from sandyard.platform.domain.git.model import FOLDER
 from sandyard.platform.domain.git.prepared_checkouts import PreparedCheckouts
@@ -65,7 +65,7 @@ class Builder:
             async with self.lifecycle.using(sandbox) as engine_id:
                 await self.install(self.lifecycle.engine, engine_id, wished.profile, self.settings, lambda _: None)
         if not wished.profile.apis:  # otherwise its files depend on the session's model
-            launch = wished.profile.launch(LaunchWish(HOME, FOLDER))
+            launch = wished.profile.launch(LaunchRequest(HOME, FOLDER))
             async with self.lifecycle.using(sandbox) as engine_id:
                 await put_files(self.lifecycle.engine, engine_id, launch)
         ran: list[dict[str, Any]] = []

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from sandyard.platform.db.models import Project
-from sandyard.platform.domain.agents.model import Profile
+from sandyard.platform.domain.agents.profiles.model import Profile
 from sandyard.platform.domain.git.prepared_checkouts import PreparedCheckouts, TreeFile
 from sandyard.platform.domain.preparing import devcontainer
 from sandyard.platform.domain.preparing.devcontainer import Command

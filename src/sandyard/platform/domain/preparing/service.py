@@ -24,8 +24,8 @@ from sandyard.kit.text import storable, storable_json
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import Preparation, Project, Sandbox
 from sandyard.platform.db.retry import retry_while_database_unavailable
-from sandyard.platform.domain.agents.installing import AgentInstallError
-from sandyard.platform.domain.agents.model import Profile
+from sandyard.platform.domain.agents.installation import AgentInstallError
+from sandyard.platform.domain.agents.profiles.model import Profile
 from sandyard.platform.domain.git.service import GitService
 from sandyard.platform.domain.paging import Listing, PageRequest, newest_first
 from sandyard.platform.domain.preparing import recipe as recipes

@@ -21,7 +21,7 @@ from sandyard.kit.tasks import TaskSet
 from sandyard.kit.text import storable
 from sandyard.platform.db.database import Database, Transaction
 from sandyard.platform.db.models import Attempt, Project, Session, Step, Task
-from sandyard.platform.domain.models.default_agent import find_default_agent
+from sandyard.platform.domain.agents.catalogue import find_default_agent
 from sandyard.platform.domain.projects.model import AgentSettings, ProjectSettings
 from sandyard.platform.domain.projects.service import Projects, visible_to
 from sandyard.platform.domain.sandboxes.lifecycle import Lifecycle
@@ -53,7 +53,7 @@ class Executor(Protocol):
 
 
 class Turns(Protocol):
-    """The part of `agents.turns.Turns` that attempts need."""
+    """The part of `agents.runner.turns.AgentTurns` that attempts need."""
 
     async def cancel_all(self, session_id: str) -> None: ...
     async def end_agent(self, session_id: str) -> None: ...

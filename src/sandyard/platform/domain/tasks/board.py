@@ -21,7 +21,7 @@ from sandyard.kit.ids import ordered_id
 from sandyard.kit.tasks import TaskSet
 from sandyard.platform.db.database import Database, Transaction
 from sandyard.platform.db.models import Attempt, Project, Task
-from sandyard.platform.domain.agents.turns import allowed_words
+from sandyard.platform.domain.agents.runner.turns import write_allowance
 from sandyard.platform.domain.paging import Listing, PageRequest, read_rows
 from sandyard.platform.domain.projects.service import Projects, visible_to
 from sandyard.platform.domain.sandboxes.repository import sessions_visible_to
@@ -358,7 +358,7 @@ class Tasks:
             project, task = await self._hold(tx, caller, attempt.task_id)
             await tx.session.refresh(attempt)  # it may have been retried before the board was locked
             if task.status in _AT_WORK and attempt.status == AttemptStatus.FAILED:
-                said = {"words": allowed_words(titles), "by": caller.name, "automatic": False}
+                said = {"words": write_allowance(titles), "by": caller.name, "automatic": False}
                 await self._continue(tx, project, task, attempt.id, said)
         self._attempts.nudge()
         return True

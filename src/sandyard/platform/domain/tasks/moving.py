@@ -12,7 +12,7 @@ from sandyard.kit.clock import Clock
 from sandyard.kit.errors import ConflictError, NotFoundError
 from sandyard.platform.db.database import Transaction
 from sandyard.platform.db.models import Attempt, Project, Task
-from sandyard.platform.domain.agents.model import Profile
+from sandyard.platform.domain.agents.profiles.model import Profile
 from sandyard.platform.domain.projects.model import ProjectSettings
 from sandyard.platform.domain.tasks.errors import (
     ColumnFullError,

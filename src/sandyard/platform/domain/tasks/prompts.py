@@ -25,7 +25,7 @@ def of_person(text: str) -> Part:
 
 
 def of_platform(text: str, about: Literal["task", "failure"] = "task") -> Part:
-    """Return text that no person wrote. Agents that follow instructions literally are told so; see `agents/steps.py`."""
+    """Return text that no person wrote. Agents that follow instructions literally are told so; see `agents/acp/client.py`."""
     return {"type": "text", "text": text, "source": PLATFORM, "about": about}
 
 

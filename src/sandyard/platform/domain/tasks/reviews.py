@@ -18,8 +18,14 @@ from sandyard.kit.logging import get_logger
 from sandyard.kit.tasks import TaskSet
 from sandyard.platform.db.database import Database, Transaction
 from sandyard.platform.db.models import Ask, Attempt, Message, Project, Session, Setting, Task
-from sandyard.platform.domain.agents.asking import SEND, close, open_feedback, pending_feedback
+from sandyard.platform.domain.agents.json_columns import Feedback, answer_of, detail_of
 from sandyard.platform.domain.agents.model import AskStatus
+from sandyard.platform.domain.agents.questions.asks import (
+    SEND,
+    close_ask,
+    list_pending_feedback,
+    open_feedback_question,
+)
 from sandyard.platform.domain.events.feed import Feed
 from sandyard.platform.domain.events.model import EventView
 from sandyard.platform.domain.forge.model import Review
@@ -217,8 +223,8 @@ class Reviews:
     async def _answered(self, tx: Transaction, event: EventView, task: Task, attempt: Attempt) -> None:
         """Send feedback that a person has approved."""
         ask = await tx.session.get(Ask, str(event.data.get("askId")))
-        feedback = ask.detail.get("feedback") if ask is not None and ask.run_id is None else None
-        if ask is None or feedback is None or (ask.answer or {}).get("optionId") != SEND:
+        feedback = detail_of(ask).get("feedback") if ask is not None and ask.run_id is None else None
+        if ask is None or feedback is None or answer_of(ask).get("optionId") != SEND:
             return
         if attempt.status in _ANSWERABLE and task.status in (Column.IN_PROGRESS, Column.IN_REVIEW):
             await self._send(tx, task, attempt, feedback["words"], feedback["author"])
@@ -281,7 +287,9 @@ async def _ask(tx: Transaction, event: EventView, attempt: Attempt, why: _Why, w
     session = await tx.session.get(Session, attempt.session_id)
     if session is None:
         return
-    waiting = [one for one in await pending_feedback(tx, session.id) if one.detail["feedback"].get("reason") == why]
+    waiting = [
+        one for one in await list_pending_feedback(tx, session.id) if detail_of(one)["feedback"].get("reason") == why
+    ]
     if len(waiting) >= ASKED:
         log.warning("feedback_not_asked", attempt=attempt.id, reason=why)
         return
@@ -290,16 +298,16 @@ async def _ask(tx: Transaction, event: EventView, attempt: Attempt, why: _Why, w
     number = event.data.get("number")
     head = _TITLES[why].format(author=author, verb=verb, number=number, round=attempt.round)
     title = cut(f"{head}\n\n{seen(str(event.data.get('text') or '')).strip()}".strip(), _LONGEST_TITLE)
-    feedback = {"words": words[:WORDS], "author": author, "reason": why, "number": number}
-    open_feedback(tx, session, title, feedback)
+    feedback: Feedback = {"words": words[:WORDS], "author": author, "reason": why, "number": number}
+    open_feedback_question(tx, session, title, feedback)
 
 
 async def _withdraw(tx: Transaction, session_id: str) -> None:
     """Withdraw open questions about feedback."""
     session = await tx.session.get(Session, session_id)
-    for ask in await pending_feedback(tx, session_id) if session is not None else ():
+    for ask in await list_pending_feedback(tx, session_id) if session is not None else ():
         assert session is not None
-        close(tx, session, None, ask, AskStatus.CANCELLED, by="cancel")
+        close_ask(tx, session, None, ask, AskStatus.CANCELLED, by="cancel")
 
 
 def _is_for_agent(event: EventView, mention: str, agent: str) -> bool:

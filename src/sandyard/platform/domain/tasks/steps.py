@@ -22,11 +22,12 @@ from sandyard.kit.text import storable_json
 from sandyard.kit.times import rfc3339
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import AgentRun, Ask, Attempt, Command, Preparation, Project, Step, Task, Turn
-from sandyard.platform.domain.agents import asking
-from sandyard.platform.domain.agents.catalogue import Agents
+from sandyard.platform.domain.agents.catalogue import AgentCatalogue
 from sandyard.platform.domain.agents.errors import PermissionRefusedError, SandboxRestartedError
-from sandyard.platform.domain.agents.model import Origin, Profile, TurnStatus
-from sandyard.platform.domain.agents.turns import Turns
+from sandyard.platform.domain.agents.model import Origin, TurnStatus
+from sandyard.platform.domain.agents.profiles.model import Profile
+from sandyard.platform.domain.agents.questions import asks
+from sandyard.platform.domain.agents.runner.turns import AgentTurns
 from sandyard.platform.domain.forge.service import PullRequests
 from sandyard.platform.domain.git import commit_messages
 from sandyard.platform.domain.git.errors import CommitMessageError
@@ -98,8 +99,8 @@ class Steps:
         sessions: Sessions,
         lifecycle: Lifecycle,
         commands: Commands,
-        turns: Turns,
-        agents: Agents,
+        turns: AgentTurns,
+        agents: AgentCatalogue,
         models: Models,
         preparing: Preparing,
         git: GitService,
@@ -259,7 +260,7 @@ class Steps:
         """
         while True:
             async with self._database.reading() as session:
-                instead = await asking.turn_instead(session, row.id)
+                instead = await asks.find_replacement_turn(session, row.id)
             if instead is None:
                 return row
             done = await self._wait_for(work, place, instead.id)
@@ -412,9 +413,9 @@ class Steps:
                 Turn.key.startswith(f"{work.attempt.id}/{work.attempt.round}/", autoescape=True)
             )
             async with self._database.reading() as session:
-                refused = await asking.refused_permissions(session, Ask.turn_id.in_(turns))
+                refused = await asks.list_denied_permissions(session, Ask.turn_id.in_(turns))
             if refused:
-                raise PermissionRefusedError(f"{asking.describe_refusal(refused)} The agent changed nothing.")
+                raise PermissionRefusedError(f"{asks.describe_denial(refused)} The agent changed nothing.")
             raise ConflictError(
                 "The agent changed nothing, so there is nothing to open a pull request for. See its last message."
             )

@@ -4,11 +4,11 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.integration.platform.domain.agents.stage import Stage, staged
+from tests.integration.platform.domain.agents.harness import AgentHarness, open_harness
 from tests.integration.platform.domain.sandboxes.yard import Yard
 
 
 @pytest.fixture
-async def stage(yard: Yard) -> AsyncIterator[Stage]:
-    async with staged(yard) as made:
+async def harness(yard: Yard) -> AsyncIterator[AgentHarness]:
+    async with open_harness(yard) as made:
         yield made

@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sandyard.platform.domain.agents.model import LaunchWish
 from sandyard.platform.domain.agents.profiles.demo import DEMO
+from sandyard.platform.domain.agents.profiles.model import LaunchRequest
 from tests.later import Later
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class Talk:
 
 def put_program(home: Path) -> list[str]:
     """Its command line, with its file written as a sandbox would have it."""
-    launch = DEMO.launch(LaunchWish(home=str(home), folder="/"))
+    launch = DEMO.launch(LaunchRequest(home=str(home), folder="/"))
     for name, content in launch.files.items():
         Path(name).parent.mkdir(parents=True, exist_ok=True)
         Path(name).write_bytes(content)

@@ -12,13 +12,13 @@ from sqlalchemy import select
 from sandyard.kit.destinations import Destinations
 from sandyard.platform.db.database import DatabaseUnavailableError
 from sandyard.platform.db.models import ModelCall, Sandbox
-from sandyard.platform.domain.agents.model import ModelApi
 from sandyard.platform.domain.models import gateway
 from sandyard.platform.domain.models.apis import Asked
 from sandyard.platform.domain.models.faults import Cause, Fault
 from sandyard.platform.domain.models.gateway import _parsed
 from sandyard.platform.domain.models.keeping import UP_S, Keeper
 from sandyard.platform.domain.models.ledger import UNFINISHED
+from sandyard.platform.domain.models.model import ModelApi
 from sandyard.platform.domain.models.service import Models
 from sandyard.platform.domain.models.tunnel import Answering, Asking, Room, TunnelError
 from sandyard.platform.domain.sandboxes.e2b import SandboxNotRunningError

@@ -11,21 +11,21 @@ from typing import Any
 import pytest
 
 from sandyard.platform.db.models import Preparation, Project, Sandbox, Session
-from sandyard.platform.domain.agents.model import Install, Launch, LaunchWish
-from sandyard.platform.domain.agents.profiles.base import BuiltIn
+from sandyard.platform.domain.agents.profiles.base import BuiltInProfile
+from sandyard.platform.domain.agents.profiles.model import Install, Launch, LaunchRequest
 from sandyard.platform.domain.paging import PageRequest
 from sandyard.platform.domain.projects.model import ProjectSettings
 from sandyard.platform.domain.users.model import Principal
 from tests.integration.platform.domain.sandboxes.yard import Yard
 
-BARE = BuiltIn(name="bare", title="Bare", description="Needs nothing.", start=lambda _: Launch(argv=("true",)))
+BARE = BuiltInProfile(name="bare", title="Bare", description="Needs nothing.", start=lambda _: Launch(argv=("true",)))
 
 
-def _start(wish: LaunchWish) -> Launch:
-    return Launch(argv=("true",), files={f"{wish.home}/.tool/config": b"plain"})
+def _start(request: LaunchRequest) -> Launch:
+    return Launch(argv=("true",), files={f"{request.home}/.tool/config": b"plain"})
 
 
-TOOL = BuiltIn(
+TOOL = BuiltInProfile(
     name="tool",
     title="Tool",
     description="Is installed.",

@@ -13,7 +13,7 @@ from sqlalchemy import select
 
 from sandyard.kit.errors import ConflictError, InvalidInputError, NotFoundError
 from sandyard.platform.db.models import Preparation, Sandbox
-from sandyard.platform.domain.agents.model import Install
+from sandyard.platform.domain.agents.profiles.model import Install
 from sandyard.platform.domain.paging import PageRequest
 from sandyard.platform.domain.preparing.agent_snapshots import INSTALLER, Making
 from sandyard.platform.domain.preparing.model import PreparationFailedError

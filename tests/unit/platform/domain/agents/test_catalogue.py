@@ -13,15 +13,16 @@ from pydantic import ValidationError
 from sandyard.kit.errors import ConflictError, ForbiddenError, InvalidInputError, NotFoundError
 from sandyard.kit.secret import Secret
 from sandyard.platform.domain.agents import catalogue
-from sandyard.platform.domain.agents.catalogue import Agents
-from sandyard.platform.domain.agents.model import LaunchWish, ModelApi, ModelEndpoint
+from sandyard.platform.domain.agents.catalogue import AgentCatalogue
 from sandyard.platform.domain.agents.profiles import BUILT_IN
-from sandyard.platform.domain.agents.profiles.custom import Custom, Definition
+from sandyard.platform.domain.agents.profiles.custom import CustomProfile, Definition
+from sandyard.platform.domain.agents.profiles.model import LaunchRequest
+from sandyard.platform.domain.models.model import ModelApi, ModelEndpoint
 from sandyard.platform.domain.users.model import NameTakenError
 from tests.unit.platform.world import World, opened
 
 PLAIN = Definition(argv=["my-agent", "acp"])
-WISH = LaunchWish(home="/home/user", folder="/home/user/repo")
+WISH = LaunchRequest(home="/home/user", folder="/home/user/repo")
 ENDPOINT = ModelEndpoint(ModelApi.OPENAI_CHAT, "http://127.0.0.1:4100/prv_1", Secret("cap_1"), "fallback")
 
 
@@ -32,7 +33,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
 
 
 async def test_users_see_built_in_shared_and_own_agents(world: World) -> None:
-    agents = Agents(world.database)
+    agents = AgentCatalogue(world.database, world.settings)
     root, ann, bob = [
         (await world.person(name, role)).principal
         for name, role in (("ada", "admin"), ("ann", "member"), ("bob", "member"))
@@ -59,7 +60,7 @@ async def test_users_see_built_in_shared_and_own_agents(world: World) -> None:
 async def test_limits_agents_per_user(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """All agents are listed in one answer."""
     monkeypatch.setattr(catalogue, "MAX_OWN", 2)
-    agents = Agents(world.database)
+    agents = AgentCatalogue(world.database, world.settings)
     root, ann, bob = [
         (await world.person(name, role)).principal
         for name, role in (("ada", "admin"), ("ann", "member"), ("bob", "member"))
@@ -82,7 +83,7 @@ async def test_limits_agents_per_user(world: World, monkeypatch: pytest.MonkeyPa
 async def test_limits_concurrent_creates(tmp_path: Path, database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(catalogue, "MAX_OWN", 2)
     async with opened(tmp_path, database_url=database_url) as made:
-        agents, ann = Agents(made.database), (await made.person("ann")).principal
+        agents, ann = AgentCatalogue(made.database, made.settings), (await made.person("ann")).principal
         adding = [agents.create(ann, f"agent-{number}", None, PLAIN) for number in range(6)]
         found = await asyncio.gather(*adding, return_exceptions=True)
         assert sum(isinstance(one, ConflictError) for one in found) == 4
@@ -90,7 +91,7 @@ async def test_limits_concurrent_creates(tmp_path: Path, database_url: str, monk
 
 
 async def test_names_are_unique_and_only_owner_may_change(world: World) -> None:
-    agents = Agents(world.database)
+    agents = AgentCatalogue(world.database, world.settings)
     root, ann = (await world.person("ada", "admin")).principal, (await world.person("ann")).principal
     await agents.create(root, "shared", None, PLAIN)
     for name in ("shared", "demo"):
@@ -120,21 +121,21 @@ def test_fills_in_placeholders() -> None:
         envs={"BASE": "{base_url}/v1", "KEY": "{capability}"},
         apis=[ModelApi.OPENAI_CHAT],
     )
-    profile = Custom("it", "It", definition)
-    launch = profile.launch(LaunchWish(WISH.home, "/w {model}", model=None, endpoint=ENDPOINT))
+    profile = CustomProfile("it", "It", definition)
+    launch = profile.launch(LaunchRequest(WISH.home, "/w {model}", model=None, endpoint=ENDPOINT))
     assert launch.argv == ("/home/user/bin/it", "--model=fallback", "/w {model}", "{other}")
     assert launch.envs == {"BASE": "http://127.0.0.1:4100/prv_1/v1", "KEY": "cap_1"}
-    assert profile.launch(LaunchWish("/h", "/f", "big", None, ENDPOINT)).argv[1] == "--model=big"
+    assert profile.launch(LaunchRequest("/h", "/f", "big", None, ENDPOINT)).argv[1] == "--model=big"
     with pytest.raises(InvalidInputError, match="name one"):
         profile.launch(WISH)
     with pytest.raises(InvalidInputError, match="model provider"):
-        Custom("it", "It", Definition(argv=["x"], envs={"A": "{base_url}"}, apis=[ModelApi.OPENAI])).launch(WISH)
+        CustomProfile("it", "It", Definition(argv=["x"], envs={"A": "{base_url}"}, apis=[ModelApi.OPENAI])).launch(WISH)
     assert Definition.model_validate(definition.stored()) == definition
 
 
 def test_install_version_depends_on_script() -> None:
-    def made(script: str) -> Custom:
-        return Custom(
+    def made(script: str) -> CustomProfile:
+        return CustomProfile(
             "x", "X", Definition.model_validate({"argv": ["x"], "install": {"script": script, "check": "true"}})
         )
 
@@ -143,7 +144,7 @@ def test_install_version_depends_on_script() -> None:
     assert one is not None
     assert other is not None
     assert one.version != other.version
-    assert Custom("x", "X", PLAIN).install is None
+    assert CustomProfile("x", "X", PLAIN).install is None
 
 
 @pytest.mark.parametrize(

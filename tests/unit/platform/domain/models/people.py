@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from sandyard.kit.secret import Secret
 from sandyard.platform.db.models import Sandbox, Session, Turn
-from sandyard.platform.domain.agents.model import Install, Launch, LaunchWish, ModelApi, ModelEndpoint
-from sandyard.platform.domain.models.model import Price, ProviderInfo
+from sandyard.platform.domain.agents.profiles.model import Install, Launch, LaunchRequest
+from sandyard.platform.domain.models.model import ModelApi, ModelEndpoint, Price, ProviderInfo
 from sandyard.platform.domain.sandboxes.model import utc_now
 from tests.unit.platform.domain.models.upstream import Upstream
 from tests.unit.platform.world import ROOT
@@ -36,7 +36,7 @@ class Speaker:
     auth_method: str | None = None
     extra: dict[str, Any] = field(default_factory=dict)
 
-    def launch(self, wish: LaunchWish) -> Launch:
+    def launch(self, request: LaunchRequest) -> Launch:
         return Launch(("true",))
 
 

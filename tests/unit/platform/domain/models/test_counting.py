@@ -11,10 +11,9 @@ import pytest
 
 from sandyard.kit.pacing import PIECES
 from sandyard.kit.secret import Secret
-from sandyard.platform.domain.agents.model import ModelApi
 from sandyard.platform.domain.models import counting
 from sandyard.platform.domain.models.counting import Counter
-from sandyard.platform.domain.models.model import MOST_TOKENS, Price, Tokens, cost_micros, price_of
+from sandyard.platform.domain.models.model import MOST_TOKENS, ModelApi, Price, Tokens, cost_micros, price_of
 from sandyard.platform.domain.models.redaction import Redactor, redactor_of_headers
 
 

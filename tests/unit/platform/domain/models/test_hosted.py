@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from sandyard.platform.domain.agents.model import ModelApi
 from sandyard.platform.domain.models.hosted import hosted_tools, refused_tools
+from sandyard.platform.domain.models.model import ModelApi
 from sandyard.platform.domain.projects.model import AgentSettings
 
 ANTHROPIC, OPENAI, CHAT, GEMINI = ModelApi.ANTHROPIC, ModelApi.OPENAI, ModelApi.OPENAI_CHAT, ModelApi.GEMINI

@@ -13,10 +13,9 @@ from sandyard.kit.errors import ConflictError, ForbiddenError, InvalidInputError
 from sandyard.kit.names import Address
 from sandyard.kit.secret import Secret
 from sandyard.platform.db.models import ModelProvider
-from sandyard.platform.domain.agents.model import ModelApi
 from sandyard.platform.domain.models.apis import Asked, address, asked, upward
 from sandyard.platform.domain.models.clients import Clients
-from sandyard.platform.domain.models.model import NoModelError, Price
+from sandyard.platform.domain.models.model import ModelApi, NoModelError, Price
 from sandyard.platform.domain.models.providers import Providers
 from sandyard.platform.domain.models.service import chosen_from
 from sandyard.platform.domain.models.trying import tried

@@ -14,12 +14,12 @@ import pytest
 from sandyard.kit.destinations import Destinations
 from sandyard.kit.secret import Secret
 from sandyard.platform.db.models import Session
-from sandyard.platform.domain.agents.model import ModelApi
 from sandyard.platform.domain.models import tunnel
 from sandyard.platform.domain.models.budgets import Budgets
 from sandyard.platform.domain.models.capability import Capabilities
 from sandyard.platform.domain.models.gateway import Gateway, Place
 from sandyard.platform.domain.models.ledger import Ledger
+from sandyard.platform.domain.models.model import ModelApi
 from sandyard.platform.domain.models.providers import Providers
 from sandyard.platform.domain.models.service import REQUESTS_HELD
 from sandyard.platform.domain.models.tunnel import BODY_LIMIT, HELD_SMALL, SHARES, NoRoomError, Room, Serve, Tunnel

@@ -16,10 +16,10 @@ from sandyard.kit.clock import SystemClock
 from sandyard.kit.destinations import Destinations
 from sandyard.kit.secret import Secret
 from sandyard.platform.db.models import ModelCall, Session, Turn
-from sandyard.platform.domain.agents.model import ModelApi
 from sandyard.platform.domain.models import gateway
 from sandyard.platform.domain.models.faults import Cause, Fault
 from sandyard.platform.domain.models.gateway import Place
+from sandyard.platform.domain.models.model import ModelApi
 from sandyard.platform.domain.models.service import Models
 from sandyard.platform.domain.models.tunnel import Asking
 from sandyard.platform.domain.sandboxes.model import utc_now

@@ -14,7 +14,7 @@ from sandyard.kit.errors import InvalidInputError
 from sandyard.kit.ids import ordered_id
 from sandyard.platform.db.database import Transaction
 from sandyard.platform.db.models import Attempt, Event, Project, Task
-from sandyard.platform.domain.agents.model import Profile
+from sandyard.platform.domain.agents.profiles.model import Profile
 from sandyard.platform.domain.paging import PageRequest
 from sandyard.platform.domain.projects.model import ProjectSettings
 from sandyard.platform.domain.tasks.board import Tasks

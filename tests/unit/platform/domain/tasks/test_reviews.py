@@ -11,9 +11,9 @@ import pytest
 from sandyard.kit.errors import ConflictError, NotFoundError
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import Ask, Attempt, Message, Session, Task
-from sandyard.platform.domain.agents.asks import Asks
 from sandyard.platform.domain.agents.errors import AskOverError
 from sandyard.platform.domain.agents.model import AskStatus
+from sandyard.platform.domain.agents.questions.service import Asks
 from sandyard.platform.domain.events.feed import Feed
 from sandyard.platform.domain.paging import PageRequest
 from sandyard.platform.domain.sandboxes.model import utc_now

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from sandyard.platform.domain.agents.model import Install, Launch, LaunchWish, ModelApi
+from sandyard.platform.domain.agents.profiles.model import Install, Launch, LaunchRequest
+from sandyard.platform.domain.models.model import ModelApi
 
 AGENTS = ".sandyard/agents"
 """Where agents are installed below the home folder: one folder per program and version."""
@@ -17,13 +18,13 @@ NODE = "24.21.0"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BuiltIn:
+class BuiltInProfile:
     """A profile that comes with the platform. `start` builds the command line."""
 
     name: str
     title: str
     description: str
-    start: Callable[[LaunchWish], Launch]
+    start: Callable[[LaunchRequest], Launch]
     demo: bool = False
     install: Install | None = None
     apis: tuple[ModelApi, ...] = ()
@@ -32,13 +33,13 @@ class BuiltIn:
     unasked_modes: tuple[str, ...] = ()
     auth_method: str | None = None
 
-    def launch(self, wish: LaunchWish) -> Launch:
-        return self.start(wish)
+    def launch(self, request: LaunchRequest) -> Launch:
+        return self.start(request)
 
 
 def read_lock(name: str) -> str:
     """Return the package-lock.json that comes with the platform under this name, made by `scripts/agent-locks`."""
-    lock = json.loads((Path(__file__).parents[1] / "locks" / f"{name}.json").read_text())
+    lock = json.loads((Path(__file__).parent / "locks" / f"{name}.json").read_text())
     return json.dumps(lock, separators=(",", ":"))
 
 

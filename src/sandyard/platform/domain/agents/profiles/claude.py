@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from sandyard.platform.domain.agents.model import Launch, LaunchWish, ModelApi
-from sandyard.platform.domain.agents.profiles.base import BuiltIn, npm_install, npm_program, read_lock
+from sandyard.platform.domain.agents.profiles.base import BuiltInProfile, npm_install, npm_program, read_lock
+from sandyard.platform.domain.agents.profiles.model import Launch, LaunchRequest
+from sandyard.platform.domain.models.model import ModelApi
 
 PACKAGE, VERSION, BINARY = "@agentclientprotocol/claude-agent-acp", "0.99.1", "claude-agent-acp"
 NODE = 22
@@ -31,18 +32,18 @@ STRICT: dict[str, Any] = {
 }
 
 
-def start(wish: LaunchWish) -> Launch:
-    folder = f"{wish.home}/.sandyard/agents/claude"
+def start(request: LaunchRequest) -> Launch:
+    folder = f"{request.home}/.sandyard/agents/claude"
     envs = {**QUIET, "CLAUDE_CONFIG_DIR": folder}
-    files = {f"{folder}/settings.json": json.dumps(STRICT if wish.asks else {}, indent=2).encode()}
-    if endpoint := wish.endpoint:
-        model = endpoint.model or wish.model or MODEL
+    files = {f"{folder}/settings.json": json.dumps(STRICT if request.asks else {}, indent=2).encode()}
+    if endpoint := request.endpoint:
+        model = endpoint.model or request.model or MODEL
         envs |= {"ANTHROPIC_BASE_URL": endpoint.base_url, "ANTHROPIC_API_KEY": endpoint.capability.reveal()}
         envs |= {"ANTHROPIC_MODEL": model, "ANTHROPIC_SMALL_FAST_MODEL": model}
-    return Launch((npm_program(wish.home, PACKAGE, VERSION, BINARY),), envs, files)
+    return Launch((npm_program(request.home, PACKAGE, VERSION, BINARY),), envs, files)
 
 
-CLAUDE = BuiltIn(
+CLAUDE = BuiltInProfile(
     name="claude",
     title="Claude Code",
     description="Anthropic's coding agent.",

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 
-from sandyard.platform.domain.agents.model import Launch, LaunchWish, ModelApi
-from sandyard.platform.domain.agents.profiles.base import BuiltIn, npm_install, npm_program, read_lock
+from sandyard.platform.domain.agents.profiles.base import BuiltInProfile, npm_install, npm_program, read_lock
+from sandyard.platform.domain.agents.profiles.model import Launch, LaunchRequest
+from sandyard.platform.domain.models.model import ModelApi
 
 PACKAGE, VERSION, BINARY = "@zed-industries/codex-acp", "0.16.0", "codex-acp"
 MODEL = "gpt-5.5"
@@ -50,26 +51,26 @@ RULES = f'prefix_rule(pattern=[{json.dumps(TRUSTED)}], decision="prompt")\n'
 """Ask before these programs too. The strictest rule of all rule files applies."""
 
 
-def start(wish: LaunchWish) -> Launch:
-    home = f"{wish.home}/.sandyard/agents/codex"
+def start(request: LaunchRequest) -> Launch:
+    home = f"{request.home}/.sandyard/agents/codex"
     envs = {"CODEX_HOME": home}
     files = {}
-    if endpoint := wish.endpoint:
+    if endpoint := request.endpoint:
         envs[KEY] = endpoint.capability.reveal()
         settings = CONFIG.format(
-            approval=_toml_string(MODES["ask"] if wish.asks else MODES.get(wish.mode or "ask", MODES["ask"])),
+            approval=_toml_string(MODES["ask"] if request.asks else MODES.get(request.mode or "ask", MODES["ask"])),
             trust=_toml_string(
-                "untrusted" if wish.asks else "trusted"
+                "untrusted" if request.asks else "trusted"
             ),  # in a trusted folder its own settings and rules would take precedence
-            unasked="false" if wish.asks else "true",  # input typed into a running command needs no permission
-            model=_toml_string(endpoint.model or wish.model or MODEL),
-            folder=_toml_string(wish.folder),
+            unasked="false" if request.asks else "true",  # input typed into a running command needs no permission
+            model=_toml_string(endpoint.model or request.model or MODEL),
+            folder=_toml_string(request.folder),
             base_url=_toml_string(f"{endpoint.base_url}/v1"),
             key=_toml_string(KEY),
         )
         files[f"{home}/config.toml"] = settings.encode()
-        files[f"{home}/rules/sandyard.rules"] = RULES.encode() if wish.asks else b""
-    return Launch((npm_program(wish.home, PACKAGE, VERSION, BINARY),), envs, files)
+        files[f"{home}/rules/sandyard.rules"] = RULES.encode() if request.asks else b""
+    return Launch((npm_program(request.home, PACKAGE, VERSION, BINARY),), envs, files)
 
 
 def _toml_string(value: str) -> str:
@@ -77,7 +78,7 @@ def _toml_string(value: str) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-CODEX = BuiltIn(
+CODEX = BuiltInProfile(
     name="codex",
     title="Codex",
     description="OpenAI's coding agent.",

@@ -12,7 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic.alias_generators import to_camel
 
 from sandyard.kit.errors import InvalidInputError
-from sandyard.platform.domain.agents.model import Install, Launch, LaunchWish, ModelApi
+from sandyard.platform.domain.agents.profiles.model import Install, Launch, LaunchRequest
+from sandyard.platform.domain.models.model import ModelApi
 
 PLACEHOLDERS = ("{model}", "{base_url}", "{capability}", "{folder}", "{home}")
 OF_A_MODEL = ("{base_url}", "{capability}")
@@ -82,7 +83,7 @@ class Definition(_Part):
 
 
 @dataclass(frozen=True, slots=True)
-class Custom:
+class CustomProfile:
     """A profile made from a user's definition."""
 
     name: str
@@ -122,15 +123,15 @@ class Custom:
     def auth_method(self) -> str | None:
         return self.definition.auth_method
 
-    def launch(self, wish: LaunchWish) -> Launch:
+    def launch(self, request: LaunchRequest) -> Launch:
         """Fill in the placeholders. Raises InvalidInputError if a value is not known."""
-        endpoint = wish.endpoint
+        endpoint = request.endpoint
         values = {
-            "{model}": wish.model or (endpoint.model if endpoint else None),
+            "{model}": request.model or (endpoint.model if endpoint else None),
             "{base_url}": endpoint.base_url if endpoint else None,
             "{capability}": endpoint.capability.reveal() if endpoint else None,
-            "{folder}": wish.folder,
-            "{home}": wish.home,
+            "{folder}": request.folder,
+            "{home}": request.home,
         }
         return Launch(
             argv=tuple(self._fill_placeholders(word, values) for word in self.definition.argv),

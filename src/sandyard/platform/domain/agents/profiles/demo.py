@@ -9,8 +9,8 @@ from functools import cache
 from pathlib import Path
 
 from sandyard.platform.domain.agents import demo
-from sandyard.platform.domain.agents.model import Launch, LaunchWish
-from sandyard.platform.domain.agents.profiles.base import BuiltIn
+from sandyard.platform.domain.agents.profiles.base import BuiltInProfile
+from sandyard.platform.domain.agents.profiles.model import Launch, LaunchRequest
 
 _PACKAGE = "sandyard_demo"
 _MAIN = f"import {_PACKAGE}.__main__\n{_PACKAGE}.__main__.main()\n"
@@ -30,13 +30,13 @@ def program() -> bytes:
     return made.getvalue()
 
 
-def _start(wish: LaunchWish) -> Launch:
+def _start(request: LaunchRequest) -> Launch:
     content = program()
-    path = f"{wish.home}/.sandyard/demo-{hashlib.sha256(content).hexdigest()[:16]}.pyz"
+    path = f"{request.home}/.sandyard/demo-{hashlib.sha256(content).hexdigest()[:16]}.pyz"
     return Launch(argv=("python3", "-I", "-S", path), files={path: content})
 
 
-DEMO = BuiltIn(
+DEMO = BuiltInProfile(
     name="demo",
     title="Demo agent (no model)",
     description="Uses no model and no network. Follows written instructions, one per line, to demonstrate and test the whole workflow.",

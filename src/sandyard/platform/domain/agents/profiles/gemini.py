@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 
-from sandyard.platform.domain.agents.model import Launch, LaunchWish, ModelApi
-from sandyard.platform.domain.agents.profiles.base import BuiltIn, npm_install, npm_program, read_lock
+from sandyard.platform.domain.agents.profiles.base import BuiltInProfile, npm_install, npm_program, read_lock
+from sandyard.platform.domain.agents.profiles.model import Launch, LaunchRequest
+from sandyard.platform.domain.models.model import ModelApi
 
 PACKAGE, VERSION, BINARY = "@google/gemini-cli", "0.61.0", "gemini"
 MODEL = "gemini-3.1-pro-preview"
@@ -35,21 +36,21 @@ pattern would let commands pass that Gemini considers harmless."""
 QUIET = {"GEMINI_CLI_NO_RELAUNCH": "true", "GEMINI_CLI_TRUST_WORKSPACE": "true", "GEMINI_TELEMETRY_ENABLED": "false"}
 
 
-def start(wish: LaunchWish) -> Launch:
-    home = f"{wish.home}/.sandyard/agents/gemini"
+def start(request: LaunchRequest) -> Launch:
+    home = f"{request.home}/.sandyard/agents/gemini"
     envs = {**QUIET, "GEMINI_CLI_HOME": home}
-    argv = [npm_program(wish.home, PACKAGE, VERSION, BINARY), "--acp"]
-    if endpoint := wish.endpoint:
+    argv = [npm_program(request.home, PACKAGE, VERSION, BINARY), "--acp"]
+    if endpoint := request.endpoint:
         envs |= {"GOOGLE_GEMINI_BASE_URL": endpoint.base_url, "GEMINI_API_KEY": endpoint.capability.reveal()}
-        argv += ["--model", endpoint.model or wish.model or MODEL]
+        argv += ["--model", endpoint.model or request.model or MODEL]
     files = {
         f"{home}/.gemini/settings.json": json.dumps(SETTINGS, indent=2).encode(),
-        f"{home}/.gemini/policies/sandyard.toml": STRICT.encode() if wish.asks else b"",
+        f"{home}/.gemini/policies/sandyard.toml": STRICT.encode() if request.asks else b"",
     }
     return Launch(tuple(argv), envs, files)
 
 
-GEMINI = BuiltIn(
+GEMINI = BuiltInProfile(
     name="gemini",
     title="Gemini CLI",
     description="Google's coding agent.",

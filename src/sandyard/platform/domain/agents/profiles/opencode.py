@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from sandyard.platform.domain.agents.model import Launch, LaunchWish, ModelApi, ModelEndpoint
-from sandyard.platform.domain.agents.profiles.base import BuiltIn, npm_install, npm_program, read_lock
+from sandyard.platform.domain.agents.profiles.base import BuiltInProfile, npm_install, npm_program, read_lock
+from sandyard.platform.domain.agents.profiles.model import Launch, LaunchRequest
+from sandyard.platform.domain.models.model import ModelApi, ModelEndpoint
 
 PACKAGE, VERSION, BINARY = "opencode-ai", "1.18.18", "opencode"
 SCRIPT = "postinstall.mjs"
@@ -39,27 +40,27 @@ ASKED = ("edit", "bash", "webfetch", "websearch", "external_directory", "doom_lo
 STRICT: dict[str, Any] = {"*": "ask"}
 
 
-def start(wish: LaunchWish) -> Launch:
-    folder = f"{wish.home}/.sandyard/agents/opencode"
+def start(request: LaunchRequest) -> Launch:
+    folder = f"{request.home}/.sandyard/agents/opencode"
     config = f"{folder}/opencode.json"
     settings: dict[str, Any] = {
         "$schema": "https://opencode.ai/config.json",
         "autoupdate": False,
         "share": "disabled",
-        "permission": STRICT if wish.asks else dict.fromkeys(ASKED, "ask"),
-        **(_build_model_settings(wish.endpoint, wish.model) if wish.endpoint else {}),
+        "permission": STRICT if request.asks else dict.fromkeys(ASKED, "ask"),
+        **(_build_model_settings(request.endpoint, request.model) if request.endpoint else {}),
     }
     envs = {**QUIET, "OPENCODE_CONFIG": config}
-    if wish.asks:  # ignore the repository's own settings, which would take precedence
+    if request.asks:  # ignore the repository's own settings, which would take precedence
         envs |= {"OPENCODE_DISABLE_PROJECT_CONFIG": "1", "OPENCODE_PERMISSION": json.dumps(STRICT)}
-        settings["instructions"] = [f"{wish.folder}/AGENTS.md"]
+        settings["instructions"] = [f"{request.folder}/AGENTS.md"]
     files = {config: json.dumps(settings, indent=2).encode()}
-    if wish.endpoint:
+    if request.endpoint:
         models = f"{folder}/models.json"
         files[models] = b"{}"  # loading its own list of all providers' models takes a second
-        envs |= {KEY: wish.endpoint.capability.reveal(), "OPENCODE_MODELS_PATH": models}
-    program = npm_program(wish.home, PACKAGE, VERSION, BINARY)
-    return Launch((program, "acp", "--cwd", wish.folder), envs, files)
+        envs |= {KEY: request.endpoint.capability.reveal(), "OPENCODE_MODELS_PATH": models}
+    program = npm_program(request.home, PACKAGE, VERSION, BINARY)
+    return Launch((program, "acp", "--cwd", request.folder), envs, files)
 
 
 def _build_model_settings(endpoint: ModelEndpoint, wanted: str | None) -> dict[str, Any]:
@@ -73,7 +74,7 @@ def _build_model_settings(endpoint: ModelEndpoint, wanted: str | None) -> dict[s
     return {"enabled_providers": [PROVIDER], "model": name, "small_model": name, "provider": {PROVIDER: provider}}
 
 
-OPENCODE = BuiltIn(
+OPENCODE = BuiltInProfile(
     name="opencode",
     title="OpenCode",
     description="The open source coding agent, with the models of any provider.",

@@ -1,0 +1,190 @@
+"""Agents on a real engine: the turns of a scripted agent, by a service that can be interrupted and opened again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import select
+
+from sandyard.kit.errors import SandyardError
+from sandyard.kit.secret import Secret
+from sandyard.platform.db.models import AgentRun, Ask, Message, Sandbox, Session, Turn
+from sandyard.platform.domain.agents.profiles.model import Install, Launch, LaunchRequest, Profile
+from sandyard.platform.domain.agents.questions.service import Asks
+from sandyard.platform.domain.agents.runner.turns import AgentTurns
+from sandyard.platform.domain.models.faults import Fault
+from sandyard.platform.domain.models.model import ModelApi, ModelEndpoint
+from sandyard.platform.domain.paging import PageRequest
+from sandyard.platform.domain.sandboxes.command_output import STDOUT
+from sandyard.platform.domain.sandboxes.e2b import SandboxNotRunningError
+from sandyard.platform.domain.sandboxes.model import Status
+from tests.integration.platform.domain.sandboxes.yard import DEADLINE, Yard
+
+AGENT = "/home/user/.acting/agent.py"
+SOURCE = (Path(__file__).parent / "scripted_agent.py").read_bytes()
+
+
+@dataclass(frozen=True)
+class ScriptedProfile:
+    name: str = "acting"
+    title: str = "Acting"
+    description: str = "For tests."
+    demo: bool = True
+    install: Install | None = None
+    apis: tuple[ModelApi, ...] = ()
+    models: tuple[str, ...] = ()
+    modes: tuple[str, ...] = ()
+    unasked_modes: tuple[str, ...] = ()
+    auth_method: str | None = None
+    argv: tuple[str, ...] = ("python3", AGENT)
+
+    def launch(self, request: LaunchRequest) -> Launch:
+        return Launch(self.argv, {"ACTING": "1"}, {AGENT: SOURCE})
+
+
+@dataclass
+class FakeAgents:
+    known: Profile = field(default_factory=ScriptedProfile)
+
+    async def profile(self, owner_id: str, name: str) -> Profile:
+        return self.known
+
+
+@dataclass
+class Spent:
+    calls: int = 0
+    cost_usd: float | None = None
+
+
+class FakeModels:
+    """No models, unless one is `given`; `budget` refuses."""
+
+    def __init__(self) -> None:
+        self.budget: SandyardError | None = None
+        self.refused: Fault | None = None
+        self.counting: list[str] = []
+        self.given: ModelEndpoint | None = None
+        self.attached = 0
+        self.reached = 0
+
+    async def endpoint(
+        self, session: Session, sandbox: Sandbox, profile: Profile, model: str | None
+    ) -> ModelEndpoint | None:
+        return self.given
+
+    async def reach(self, session: Session, sandbox: Sandbox) -> tuple[str, Secret]:
+        self.reached += 1
+        return "http://127.0.0.1:4100", Secret("syc_capability")
+
+    async def attach(self, session: Session, sandbox: Sandbox) -> None:
+        if sandbox.status == Status.PAUSED:
+            raise SandboxNotRunningError
+        self.attached += 1
+
+    async def detach(self, sandbox_id: str) -> None: ...
+
+    @contextlib.contextmanager
+    def counted(self, sandbox_id: str, turn: Turn) -> Iterator[None]:
+        self.counting.append(turn.id)
+        yield
+        self.counting.remove(turn.id)
+
+    async def check_budget(self, session: Session) -> None:
+        if self.budget is not None:
+            raise self.budget
+
+    async def usage(self, *, turn_id: str | None = None) -> Spent:
+        return Spent(calls=1)
+
+    def fault(self, turn_id: str) -> Fault | None:
+        return self.refused
+
+
+async def _install(*_: Any) -> bool:
+    return False
+
+
+@dataclass
+class AgentHarness:
+    yard: Yard
+    agents: FakeAgents = field(default_factory=FakeAgents)
+    models: FakeModels = field(default_factory=FakeModels)
+    turns: AgentTurns = field(init=False)
+    asks: Asks = field(init=False)
+
+    def open(self) -> None:
+        services = self.yard.services
+        self.turns = AgentTurns(
+            services.database,
+            services.lifecycle,
+            files=services.commands.files,
+            git=services.git,
+            agents=self.agents,
+            models=self.models,
+            settings=services.settings,
+            clock=self.yard.clock,
+            install=_install,
+        )
+        self.asks = Asks(services.database, self.turns)
+
+    async def cut_off(self) -> None:
+        """As kill -9 does: whatever is under way is never heard of again."""
+        old = self.turns
+        self.open()
+        await old._tasks.cancel()
+        await self.turns.recover()
+
+    async def session(self, **wanted: Any) -> Session:
+        row, _ = await self.yard.services.sessions.create(self.yard.owner, title="acting", agent="acting", **wanted)
+        return row
+
+    async def prompt(self, row: Session, *lines: str, **options: Any) -> Turn:
+        return await self.turns.prompt(self.yard.owner, row.id, [{"type": "text", "text": "\n".join(lines)}], **options)
+
+    async def done(self, turn: Turn) -> Turn:
+        async with asyncio.timeout(DEADLINE):
+            return await self.turns.wait(turn.id)
+
+    async def play(self, row: Session, *lines: str, **options: Any) -> Turn:
+        return await self.done(await self.prompt(row, *lines, **options))
+
+    async def parts(self, turn: Turn, role: str = "agent") -> list[dict[str, Any]]:
+        async with self.yard.services.database.reading() as session:
+            query = select(Message).where(Message.turn_id == turn.id, Message.role == role).order_by(Message.id)
+            return [row.parts[0] for row in await session.scalars(query)]
+
+    async def text(self, turn: Turn) -> str:
+        return "".join(part["text"] for part in await self.parts(turn) if part["type"] == "text")
+
+    async def runs(self, row: Session) -> list[AgentRun]:
+        async with self.yard.services.database.reading() as session:
+            query = select(AgentRun).where(AgentRun.session_id == row.id).order_by(AgentRun.id)
+            return list(await session.scalars(query))
+
+    async def pending(self, row: Session) -> Ask | None:
+        found = await self.asks.list(self.yard.owner, PageRequest(), session_id=row.id, status="pending")  # type: ignore[arg-type]
+        return found.items[0] if found.items else None
+
+    async def whole(self, run: AgentRun) -> str:
+        """All text in the raw output that was kept of it, every byte of which was taken."""
+        raw = await self.yard.services.commands.files.read(run.id, STDOUT, 0, 1 << 30)
+        assert len(raw) == run.consumed
+        lines = [json.loads(line) for line in raw.splitlines() if line.startswith(b"{")]
+        updates = [line["params"]["update"] for line in lines if line.get("method") == "session/update"]
+        return "".join(one["content"]["text"] for one in updates if one["sessionUpdate"] == "agent_message_chunk")
+
+
+@contextlib.asynccontextmanager
+async def open_harness(yard: Yard) -> AsyncIterator[AgentHarness]:
+    harness = AgentHarness(yard)
+    harness.open()
+    try:
+        yield harness
+    finally:
+        await harness.turns.close()

