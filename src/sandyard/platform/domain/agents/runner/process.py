@@ -287,7 +287,7 @@ class AgentProcess:
                 last = (await session.scalars(own.order_by(GitOperation.id.desc()).limit(1))).first()
                 checkout = await session.get(Checkout, sandbox.id)
             if last is not None and not OperationStatus(last.status).over:
-                await self._deps.git.wait(last.id)
+                await self._deps.git.operations.wait(last.id)
             elif checkout is not None:
                 return checkout.folder
             elif last is not None and last.status == OperationStatus.FAILED:

@@ -388,7 +388,7 @@ class AgentTurns:
             await self._files.remove(run_id)
         async with self._database.transaction() as tx:
             await tx.session.execute(delete(AgentInput).where(AgentInput.run_id.in_(found)))
-        kept = await self._files.ids(RUN_PREFIX)
+        kept = await self._files.list_ids(RUN_PREFIX)
         async with self._database.reading() as session:
             known = set(await session.scalars(select(AgentRun.id)))
         for run_id in set(kept) - known:  # left over from deleted sessions
