@@ -33,8 +33,8 @@ export function Field({
   );
 }
 
-/** What is wrong with a field, else its hint. The line of an error stays when the error is gone: correcting a field must
- * not move the button that the pointer is on its way to. */
+/** A field's error, or its hint. After an error is corrected, its line stays empty: the layout must not shift while the user
+ * is about to click the button below. */
 export function FieldNote({ id, hint, error }: { id?: string | undefined; hint?: ReactNode; error?: ReactNode }) {
   const [hadError, setHadError] = useState(false);
   if (error && !hadError) setHadError(true);

@@ -57,9 +57,8 @@ def _text(value: Any, token: Secret | None) -> str:
     """Return the text without the token and without a final full stop, which only some of GitHub's messages have."""
     if not isinstance(value, str):
         return ""
-    text = (
-        value.replace(token.reveal(), "***") if token else value
-    )  # before it is cut, which could leave a part of the token
+    # before the text is cut, because that could leave a part of the token
+    text = value.replace(token.reveal(), "***") if token else value
     return " ".join(text.split()).rstrip(".")[:_WORDS]
 
 

@@ -36,7 +36,7 @@ class Counter:
         self._values = 0  # JSON values in parsed events
         self._told = 0  # events, or bytes of a response in one piece
         self.reported = False
-        """Whether the provider has reported the output. Anthropic's first event does not count: it precedes the output."""
+        """Whether the provider has reported the output tokens. Anthropic's first event is ignored, because it is sent before the output."""
 
     @property
     def at_least(self) -> int:

@@ -43,7 +43,7 @@ log = get_logger(__name__)
 NOTE_S = 10.0
 """How often the usage of a response in progress is recorded, so that it is counted if the platform dies."""
 TOKENS_PER_SECOND = 30
-"""Estimated output of a request that the agent leaves before its usage is reported: the model may think without a word."""
+"""Estimated output of a request that the agent abandons before its usage is reported: a model may think without sending anything."""
 MOST_VALUES = 200_000
 """Maximum number of JSON values in a request. Long contexts and images are long strings, which are limited only by the body size."""
 _APART = 32 << 10

@@ -302,7 +302,7 @@ async def count_pending(tx: Transaction, turn: Turn) -> int:
 
 
 def _pending(turn: Turn) -> list[ColumnElement[bool]]:
-    """Return the condition for pending requests of a turn. Their session is part of it for the index that leads to them."""
+    """Return the conditions for pending requests of a turn. They include the session, so that the database can use its index."""
     return [Ask.session_id == turn.session_id, Ask.turn_id == turn.id, Ask.status == AskStatus.PENDING]
 
 
