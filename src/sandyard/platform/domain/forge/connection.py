@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import httpx
-from githubkit import GitHub, UnauthAuthStrategy
-from githubkit.cache import MemCacheStrategy
-from githubkit.exception import GitHubException, RequestError, RequestFailed, RequestTimeout
 
 from sandyard.kit import bounded_json
 from sandyard.kit.clock import Clock
@@ -37,6 +33,8 @@ _ANSWER_LIMIT, _ANSWER_VALUES = 16 << 20, 200_000
 """A page of a hundred pull requests, the largest response, has a fifth of these values."""
 _TIMEOUT = httpx.Timeout(30, connect=10)
 _REPEATABLE = ("GET", "PUT", "PATCH", "DELETE")
+_CONCURRENT_REQUESTS = 100
+"""Maximum number of requests at once that GitHub allows."""
 
 
 class TokenSource(Protocol):
@@ -116,7 +114,7 @@ class Connection:
 
     async def graphql(self, query: str, variables: Mapping[str, Any], *, max_wait_s: float) -> Answer:
         """Send a GraphQL request, for what the REST API does not support. A GHES has it next to /api/v3."""
-        base = self._client.config.base_url
+        base = self._client.base_url
         path = re.sub(r"/api/v3/?$", "/api/", base.path) + "graphql"
         body = {"query": query, "variables": dict(variables)}
         return await self.request("POST", str(base.copy_with(path=path)), body=body, max_wait_s=max_wait_s, repeat=True)
@@ -177,18 +175,13 @@ class Connection:
         if kept is not None:
             headers["If-None-Match"] = kept.etag
         try:
-            response = await self._client.arequest(method, url, json=body, headers=headers)
-        except RequestFailed as failed:
-            return failed.response.raw_response
-        except RequestTimeout:
+            return await self._client.send(method, url, body, headers)
+        except httpx.TimeoutException:
             raise ForgeUnreachableError(f"{self.host} did not respond in time. Nothing was lost; try again.") from None
-        except RequestError as failed:
-            if isinstance(failed.exc, PrivateAddressError):
-                raise ForgeForbiddenError(failed.exc.message) from None
-            raise self._unreachable(failed.exc) from None
-        except (GitHubException, ValueError) as failed:
-            raise self._unreachable(failed) from None
-        return response.raw_response
+        except PrivateAddressError as error:
+            raise ForgeForbiddenError(error.message) from None
+        except Exception as error:  # of the transport, the TLS library or the parser
+            raise self._unreachable(error) from None
 
     def _unreachable(self, cause: BaseException) -> ForgeUnreachableError:
         if isinstance(cause, ForgeUnreachableError):
@@ -203,37 +196,44 @@ class Connection:
         self.token_expires = response.headers.get("github-authentication-token-expiration", self.token_expires)
 
 
-class _Client(GitHub[UnauthAuthStrategy]):
-    """githubkit with one connection pool for all tasks instead of one per request.
-
-    Without its cache, which is shared by all credentials of a process, and without its retries, which use their own clock.
-    """
+class _Client:
+    """An HTTP client of the API. Its connection pool is opened by the first request, and again by a request after `close`."""
 
     def __init__(self, api_url: str, destinations: Destinations | None) -> None:
-        super().__init__(
-            base_url=api_url,
-            async_transport=None if destinations is None else GuardedTransport(destinations),
-            user_agent="sandyard",
-            timeout=_TIMEOUT,
-            http_cache=False,
-            cache_strategy=MemCacheStrategy(),
-            auto_retry=False,
-            async_event_hooks={"response": [_bound]},
-        )
-        self._kept: httpx.AsyncClient | None = None
+        url = httpx.URL(api_url)
+        path = url.raw_path if url.raw_path.endswith(b"/") else url.raw_path + b"/"
+        self.base_url = url.copy_with(raw_path=path)
+        self._transport = None if destinations is None else GuardedTransport(destinations)
+        self._slots = asyncio.Semaphore(_CONCURRENT_REQUESTS)
+        self._opened: httpx.AsyncClient | None = None
 
-    @asynccontextmanager
-    async def get_async_client(self) -> AsyncGenerator[httpx.AsyncClient, None]:
-        if self._kept is None:
-            made = limit_responses(await self._create_async_client())
-            if self._kept is None:
-                self._kept = made
-        yield self._kept
+    async def send(
+        self, method: str, url: str, body: Mapping[str, Any] | None, headers: Mapping[str, str]
+    ) -> httpx.Response:
+        """Send a request and return the response, whatever its status."""
+        self._opened = client = self._opened or self._open()
+        async with self._slots:
+            return await client.request(method, url, json=body, headers=headers)
 
     async def close(self) -> None:
-        kept, self._kept = self._kept, None
-        if kept is not None:
-            await kept.aclose()
+        opened, self._opened = self._opened, None
+        if opened is not None:
+            await opened.aclose()
+
+    def _open(self) -> httpx.AsyncClient:
+        client = httpx.AsyncClient(
+            base_url=self.base_url,
+            headers={
+                "User-Agent": "sandyard",
+                "Accept": "application/vnd.github+json",
+                "Cache-Control": "no-cache",
+            },
+            timeout=_TIMEOUT,
+            follow_redirects=True,
+            transport=self._transport,
+            event_hooks={"response": [_bound]},
+        )
+        return limit_responses(client)
 
 
 async def _bound(response: httpx.Response) -> None:
