@@ -286,7 +286,7 @@ def test_the_platform_dies_in_the_middle_of_a_clone(mortal: Platform, github: Gi
     mortal.kill()
     gate.cut()
     mortal.start()
-    seat.ready()
+    seat.mark_ready()
     assert seat.execute("ls; git fsck --no-dangling; git status --porcelain") == "README.md\nlarge.bin\n"
     seat.change("new.txt", "new\n", "feat: new")
     seat.git("push")

@@ -102,7 +102,7 @@ def _story(project: Work, planted: Planted, watch: Watch, answers: list[str]) ->
         planted.plant("installation token", made)
     watch.looks()
     gate.release()
-    seat.ready()
+    seat.mark_ready()
     seat.change("a.txt", "a\n", "feat: a")
     project.repository.reject("Not on Sundays.")
     answers.append(json.dumps(problem(seat.ask("push"))))

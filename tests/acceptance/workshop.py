@@ -95,7 +95,7 @@ class Work:
 
     def session(self, title: str = "Mend the login") -> Seat:
         """With a sandbox and a checkout."""
-        return self.begin(title).ready()
+        return self.begin(title).mark_ready()
 
     def begin(self, title: str = "Mend the login") -> Seat:
         made = ok(self.client.post("/sessions", json={"title": title, "projectId": self.id}), 201)

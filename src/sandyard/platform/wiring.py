@@ -25,8 +25,8 @@ from sandyard.platform.domain.agents.turns import Turns
 from sandyard.platform.domain.audit.service import Audit
 from sandyard.platform.domain.events.feed import Feed
 from sandyard.platform.domain.forge.access import Access
-from sandyard.platform.domain.forge.follow import Follower
-from sandyard.platform.domain.forge.issues import IssueFollower
+from sandyard.platform.domain.forge.connection_test import ConnectionTests
+from sandyard.platform.domain.forge.pollers import IssuePoller, PullRequestPoller
 from sandyard.platform.domain.forge.service import PullRequests
 from sandyard.platform.domain.forge.webhooks import Webhooks
 from sandyard.platform.domain.git.ground import Ground
@@ -235,6 +235,7 @@ def _create_services(
         models=models,
         mcp_servers=mcp.servers,
         access=access,
+        connection_tests=ConnectionTests(access, credentials, projects, mirrors),
         git=git,
         pull_requests=pull_requests,
         webhooks=webhooks,
@@ -286,10 +287,12 @@ async def _start_services(services: Services, instance: str, stack: contextlib.A
     services.schedules.start()
     if services.engine.configured:
         services.upkeep.start()
-    follower = Follower(services.database, services.pull_requests, services.access, services.settings, services.clock)
+    follower = PullRequestPoller(
+        services.database, services.pull_requests, services.access, services.settings, services.clock
+    )
     follower.start()
     stack.push_async_callback(follower.close)
-    issues = IssueFollower(
+    issues = IssuePoller(
         services.database,
         services.access,
         services.settings,

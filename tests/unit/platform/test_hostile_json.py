@@ -14,11 +14,11 @@ from sandyard.kit.errors import InvalidInputError
 from sandyard.platform.api import remote, terminal
 from sandyard.platform.domain.agents import wire
 from sandyard.platform.domain.agents.model import ModelApi
-from sandyard.platform.domain.forge import connection
+from sandyard.platform.domain.forge import github_connection
 from sandyard.platform.domain.forge.deliveries import payload_of
 from sandyard.platform.domain.forge.errors import ForgeUnreachableError
-from sandyard.platform.domain.forge.refusals import words
-from sandyard.platform.domain.forge.remembered import Kept
+from sandyard.platform.domain.forge.github_connection import CachedResponse
+from sandyard.platform.domain.forge.github_errors import extract_message
 from sandyard.platform.domain.mcp_servers import probe
 from sandyard.platform.domain.models import faults, gateway, trying
 from sandyard.platform.domain.models.apis import Asked
@@ -49,7 +49,7 @@ ENTRY_POINTS: dict[str, Callable[[], object]] = {
     "ssh": lambda: remote._is_end(flood(type="eof").decode()),
     "command": lambda: Ended.parse(flood(reason="exited").decode()),
     "agent": lambda: wire.parse(flood(method="session/update")),
-    "forge error": lambda: words(flood(message="no")),
+    "forge error": lambda: extract_message(flood(message="no")),
     "provider error": lambda: faults._quote(flood(error="no").decode(), Redactor())[:20],
     "models": lambda: trying._listed(flood(data=[{"id": "m"}])),
     "mcp server": lambda: probe._message(flood(id=1), 1),
@@ -90,7 +90,7 @@ def test_rejects_webhook() -> None:
 
 def test_rejects_answer_of_forge() -> None:
     with pytest.raises(ForgeUnreachableError, match=r"forge\.apiUrl"):
-        connection._answer(Kept("", flood(number=1), ""))
+        github_connection._parse_response(CachedResponse("", flood(number=1), ""))
 
 
 def test_rejects_model_request() -> None:

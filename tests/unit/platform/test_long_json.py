@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 
 from sandyard.platform.domain.agents.model import ModelApi
-from sandyard.platform.domain.forge.connection import _answer
-from sandyard.platform.domain.forge.remembered import Kept
+from sandyard.platform.domain.forge.github_connection import CachedResponse, _parse_response
 from sandyard.platform.domain.models.apis import Asked
 from sandyard.platform.domain.models.counting import Counter
 from sandyard.platform.domain.models.gateway import _parsed
@@ -35,4 +34,4 @@ def test_accepts_page_of_pull_requests() -> None:
     repository = {f"{number}_url": "https://api.github.com/repos/acme/site" for number in range(110)}
     pull = {"body": CODE[:5_000], "head": {"repo": repository}, "base": {"repo": repository}, **repository}
     page = [pull] * 100
-    assert _answer(Kept("", json.dumps(page).encode(), "")).json == page
+    assert _parse_response(CachedResponse("", json.dumps(page).encode(), "")).json == page

@@ -19,7 +19,7 @@ from sandyard.platform.api.routers import api_router
 from sandyard.platform.api.schema import Input, Instant, Model, example, id_in_path
 from sandyard.platform.api.trail import note
 from sandyard.platform.db.models import Project
-from sandyard.platform.domain.forge import access as forge
+from sandyard.platform.domain.forge import connection_test
 from sandyard.platform.domain.forge.addresses import explain_missing_pull_requests
 from sandyard.platform.domain.models import service as model_service
 from sandyard.platform.domain.projects import credentials as credential_service
@@ -30,7 +30,7 @@ router = api_router("projects")
 Projects = Annotated[service.Projects, part("projects")]
 Models = Annotated[model_service.Models, part("models")]
 Samples = Annotated[sample.Samples, part("samples")]
-Access = Annotated[forge.Access, part("access")]
+ConnectionTests = Annotated[connection_test.ConnectionTests, part("connection_tests")]
 Credentials = Annotated[credential_service.Credentials, part("credentials")]
 ProjectId = Annotated[str, id_in_path("project", "prj_0mh3k7a1x2abcdefghij")]
 MemberId = Annotated[str, id_in_path("user", "usr_0mh3k7a1x2abcdefghij")]
@@ -159,7 +159,7 @@ async def create_project(
     request: Request,
     projects: Projects,
     credentials: Credentials,
-    access: Access,
+    tests: ConnectionTests,
     models: Models,
 ) -> ProjectView:
     drafts = await asyncio.to_thread(body.drafts)  # validate before anything is created
@@ -167,7 +167,7 @@ async def create_project(
         caller, body.name, repository=body.repository, base_branch=body.base_branch, settings=body.settings
     )
     if body.test:
-        await access.check_draft(project, drafts)
+        await tests.check_draft(project, drafts)
     project = await projects.store(project)
     note(request, target=project.id)
     if drafts:
@@ -206,7 +206,7 @@ async def update_project(
     body: ProjectChange,
     request: Request,
     projects: Projects,
-    access: Access,
+    tests: ConnectionTests,
     models: Models,
     test: Annotated[
         bool,
@@ -220,7 +220,7 @@ async def update_project(
     note(request, changed=sorted(given))
     if test:
         tested = {name: given[name] for name in ("repository", "base_branch", "settings") if name in given}
-        await access.check_api(await projects.draft_update(caller, project_id, **tested))
+        await tests.check_api(await projects.draft_update(caller, project_id, **tested))
     return await view(models, await projects.update(caller, project_id, **given))
 
 

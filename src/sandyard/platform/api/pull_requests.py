@@ -185,7 +185,7 @@ async def ready(
 ) -> PullRequestView:
     """Mark a draft as ready for review."""
     row = await _one(request, pulls, caller, number, body)
-    return PullRequestView.model_validate(await pulls.ready(caller, row.id))
+    return PullRequestView.model_validate(await pulls.mark_ready(caller, row.id))
 
 
 @router.post("/github/pull-requests/{number}/close", name="pull_request.close", **_CHANGES)

@@ -14,6 +14,7 @@ from sandyard.platform.domain.agents.turns import Turns
 from sandyard.platform.domain.audit.service import Audit
 from sandyard.platform.domain.events.feed import Feed
 from sandyard.platform.domain.forge.access import Access
+from sandyard.platform.domain.forge.connection_test import ConnectionTests
 from sandyard.platform.domain.forge.service import PullRequests
 from sandyard.platform.domain.forge.webhooks import Webhooks
 from sandyard.platform.domain.git.service import GitService
@@ -74,6 +75,7 @@ class Services:
     models: Models
     mcp_servers: McpServers
     access: Access
+    connection_tests: ConnectionTests
     git: GitService
     pull_requests: PullRequests
     webhooks: Webhooks

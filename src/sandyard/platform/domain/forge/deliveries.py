@@ -11,7 +11,7 @@ from urllib.parse import parse_qs, unquote_to_bytes, urlsplit
 from sandyard.kit import bounded_json
 from sandyard.kit.errors import InvalidInputError, SandyardError
 from sandyard.platform.db.models import Project
-from sandyard.platform.domain.forge.github_reading import address, login, text, whole
+from sandyard.platform.domain.forge.github_responses import as_number, as_text, as_url, get_login
 from sandyard.platform.domain.git.remote import parse
 from sandyard.platform.domain.projects.model import ProjectSettings
 
@@ -99,10 +99,10 @@ def names_in(content_type: str, body: bytes) -> frozenset[str]:
 def payload_of(content_type: str, body: bytes) -> Payload:
     """Parse either format that GitHub can be configured to send. Raises InvalidInputError."""
     try:
-        text = body.decode()
+        decoded = body.decode()
         if _is_form(content_type):
-            text = parse_qs(text, strict_parsing=True, max_num_fields=10)["payload"][0]
-        payload = bounded_json.parse(text, largest=LARGEST, values=MOST_VALUES)
+            decoded = parse_qs(decoded, strict_parsing=True, max_num_fields=10)["payload"][0]
+        payload = bounded_json.parse(decoded, largest=LARGEST, values=MOST_VALUES)
     except bounded_json.TooManyValuesError as error:
         raise InvalidInputError(f"The delivery cannot be parsed: {error}.") from None
     except (ValueError, KeyError):
@@ -145,22 +145,22 @@ def _issue_comment(payload: Payload) -> Subject | None:
 def _issue(payload: Payload) -> Subject | None:
     if _at(payload, "action") != "labeled":
         return None
-    found = labelled_issue(_at(payload, "issue"), text(_at(payload, "label", "name"), 100))
+    found = labelled_issue(_at(payload, "issue"), as_text(_at(payload, "label", "name"), 100))
     return None if found is None else Subject(issue=found)
 
 
 def labelled_issue(said: Any, label: str) -> LabelledIssue | None:
     """Return an open issue; None for anything else, including pull requests."""
-    number = whole(_at(said, "number"))
+    number = as_number(_at(said, "number"))
     if number is None or not label or _at(said, "pull_request") is not None or _at(said, "state") == "closed":
         return None
     return LabelledIssue(
         number=number,
         label=label,
-        title=text(_at(said, "title"), 1000),
-        body=text(_at(said, "body"), MAX_ISSUE),
-        author=login(_at(said, "user")),
-        url=address(_at(said, "html_url")),
+        title=as_text(_at(said, "title"), 1000),
+        body=as_text(_at(said, "body"), MAX_ISSUE),
+        author=get_login(_at(said, "user")),
+        url=as_url(_at(said, "html_url")),
     )
 
 

@@ -22,8 +22,8 @@ from sandyard.platform.domain.agents.asking import SEND, close, open_feedback, p
 from sandyard.platform.domain.agents.model import AskStatus
 from sandyard.platform.domain.events.feed import Feed
 from sandyard.platform.domain.events.model import EventView
+from sandyard.platform.domain.forge.markdown import remove_invisible, truncate
 from sandyard.platform.domain.forge.model import Review
-from sandyard.platform.domain.forge.quoting import cut, seen
 from sandyard.platform.domain.projects.model import ProjectSettings
 from sandyard.platform.domain.sandboxes.model import utc_now
 from sandyard.platform.domain.tasks.attempts import WORDS, Attempts
@@ -242,7 +242,7 @@ class Reviews:
             if part.get("type") == "feedback" and part.get("remarkId") in wanted and part.get("kind") == kind
         ]
         if kind == "check":
-            parts = [{**part, "text": cut(str(part.get("text") or ""), _CHECK_TEXT)} for part in parts[:_CHECKS]]
+            parts = [{**part, "text": truncate(str(part.get("text") or ""), _CHECK_TEXT)} for part in parts[:_CHECKS]]
         said = [_quoted(part) for part in parts] or [_quoted(event.data)]
         return "\n\n".join([_HEADS[event.kind].format(number=event.data.get("number")), *said])
 
@@ -289,7 +289,7 @@ async def _ask(tx: Transaction, event: EventView, attempt: Attempt, why: _Why, w
     verb = "requested changes on" if event.kind == "pull_request.reviewed" else "commented on"
     number = event.data.get("number")
     head = _TITLES[why].format(author=author, verb=verb, number=number, round=attempt.round)
-    title = cut(f"{head}\n\n{seen(str(event.data.get('text') or '')).strip()}".strip(), _LONGEST_TITLE)
+    title = truncate(f"{head}\n\n{remove_invisible(str(event.data.get('text') or '')).strip()}".strip(), _LONGEST_TITLE)
     feedback = {"words": words[:WORDS], "author": author, "reason": why, "number": number}
     open_feedback(tx, session, title, feedback)
 
@@ -316,6 +316,6 @@ def _names(text: str, mention: str, agent: str) -> bool:
 
 def _quoted(said: Mapping[str, Any]) -> str:
     where = f" on {said['path']}" + (f", line {said['line']}" if said.get("line") else "") if said.get("path") else ""
-    text = seen(str(said.get("text") or "")).strip() or "(without words)"
+    text = remove_invisible(str(said.get("text") or "")).strip() or "(without words)"
     quoted = "\n".join(f"> {line}" for line in text.splitlines())
     return f"{said.get('author') or 'A check'}{where}:\n{quoted}"

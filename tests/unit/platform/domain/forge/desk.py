@@ -87,7 +87,7 @@ class Hub:
     def now(self) -> datetime:
         return START + timedelta(minutes=self._minutes)
 
-    async def permissions(self) -> Permissions:
+    async def get_permissions(self) -> Permissions:
         return Permissions(push=self.writable, pull_requests=True, archived=False, default_branch="main")
 
     def require_write(self, allowed: Permissions) -> None:
@@ -123,7 +123,7 @@ class Hub:
         self.fault("opened")
         return self.pulls[number], True
 
-    async def pull(self, number: int) -> Pull:
+    async def get_pull(self, number: int) -> Pull:
         self.asked += 1
         self.fault("pull")
         if number not in self.pulls:
@@ -131,7 +131,7 @@ class Hub:
         self._follow(number)
         return self.pulls[number]
 
-    async def with_authors(self, pull: Pull, told: Collection[str]) -> Pull:
+    async def check_authors(self, pull: Pull, told: Collection[str]) -> Pull:
         remarks = (replace(one, may_write=one.author in self.writers) for one in pull.remarks)
         return replace(pull, remarks=tuple(remarks))
 
@@ -151,7 +151,7 @@ class Hub:
         self.fault("merged")
         return "m" * 40
 
-    async def ready(self, number: int) -> None:
+    async def mark_ready(self, number: int) -> None:
         self.say(number, draft=False)
 
     async def close(self, number: int) -> None:
@@ -179,7 +179,7 @@ class Doors:
     async def credential(self, project: Project) -> None:
         return None
 
-    async def budget(self, project: Project) -> Budget | None:
+    async def get_budget(self, project: Project) -> Budget | None:
         return self.hub.left
 
 

@@ -12,10 +12,10 @@ import pytest
 
 from sandyard.kit.secret import Secret
 from sandyard.platform.db.models import Project, Task
-from sandyard.platform.domain.forge import issues
+from sandyard.platform.domain.forge import pollers
 from sandyard.platform.domain.forge.access import Access
 from sandyard.platform.domain.forge.deliveries import LabelledIssue
-from sandyard.platform.domain.forge.issues import IssueFollower
+from sandyard.platform.domain.forge.pollers import IssuePoller
 from sandyard.platform.domain.forge.webhooks import Taken, Webhooks, WebhookSignatureError
 from sandyard.platform.domain.git.host import Git
 from sandyard.platform.domain.git.mirror import Mirrors
@@ -149,7 +149,7 @@ class Polled(Hub):
         mirrors = Mirrors(Git(world.settings.git_dir, timeout_s=10), world.settings)
         self.api, self.access = api, Access(world.credentials, world.projects, mirrors, world.clock)
         trigger = IssueTasks(desk.tasks).labelled
-        self.follower = IssueFollower(world.database, self.access, world.settings, world.clock, on_issue=trigger)
+        self.follower = IssuePoller(world.database, self.access, world.settings, world.clock, on_issue=trigger)
 
     async def look(self, *numbers: int, status: int = 200, seconds: float = 60) -> None:
         await self.desk.world.clock.advance(seconds)
@@ -177,7 +177,7 @@ async def polled(desk_anywhere: Desk) -> AsyncIterator[Polled]:
 
 @pytest.mark.both_databases
 async def test_polls_issues_without_webhook(polled: Polled, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(issues, "_ROWS", 1)
+    monkeypatch.setattr(pollers, "_ROWS", 1)
     for name in "abc":
         await polled.desk.world.projects.create(
             polled.desk.me, name, repository=f"https://127.0.0.1/acme/{name}.git"

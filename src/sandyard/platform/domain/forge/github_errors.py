@@ -23,7 +23,7 @@ _LARGEST, _VALUES = 1 << 20, 10_000
 _NEEDED = "'Contents: read and write' and 'Pull requests: read and write'"
 
 
-def words(content: bytes, token: Secret | None = None) -> str:
+def extract_message(content: bytes, token: Secret | None = None) -> str:
     """Return GitHub's message on one line, without the token; empty if there is none. Anything
     but JSON comes from another server and is not shown."""
     try:
@@ -32,28 +32,28 @@ def words(content: bytes, token: Secret | None = None) -> str:
         return ""
     if not isinstance(said, dict):
         return ""
-    found = [_text(said.get("message"), token), *_details(said.get("errors"), token)]
+    found = [_clean_text(said.get("message"), token), *_extract_details(said.get("errors"), token)]
     if found[0].lower() in ("validation failed", "") and len(found) > 1:
         found = found[1:]
     return "; ".join(dict.fromkeys(part for part in found if part))[:_WORDS]
 
 
-def _details(errors: Any, token: Secret | None) -> list[str]:
+def _extract_details(errors: Any, token: Secret | None) -> list[str]:
     if isinstance(errors, str):
-        return [_text(errors, token)]
+        return [_clean_text(errors, token)]
     found = []
     for error in errors[:10] if isinstance(errors, list) else []:
         if not isinstance(error, dict):
-            found.append(_text(error, token))
+            found.append(_clean_text(error, token))
         elif error.get("message"):
-            found.append(_text(error["message"], token))
+            found.append(_clean_text(error["message"], token))
         else:
-            parts = [_text(error.get(name), token) for name in ("field", "code", "value")]
+            parts = [_clean_text(error.get(name), token) for name in ("field", "code", "value")]
             found.append(" ".join(part for part in parts if part))
     return found
 
 
-def _text(value: Any, token: Secret | None) -> str:
+def _clean_text(value: Any, token: Secret | None) -> str:
     """Return the text without the token and without a final full stop, which only some of GitHub's messages have."""
     if not isinstance(value, str):
         return ""
@@ -63,7 +63,7 @@ def _text(value: Any, token: Secret | None) -> str:
     return " ".join(text.split()).rstrip(".")[:_WORDS]
 
 
-def refusal(status: int, headers: Mapping[str, str], said: str) -> ForgeError:
+def translate_error(status: int, headers: Mapping[str, str], said: str) -> ForgeError:
     """Return the error for a response of this status that is not a rate limit. `said` is its message."""
     quoted = f' GitHub says: "{said}".' if said else ""
     reason = said or "no reason given"
@@ -73,7 +73,7 @@ def refusal(status: int, headers: Mapping[str, str], said: str) -> ForgeError:
                 "GitHub rejected the credential: it is expired, revoked or mistyped. Enter a new one." + quoted
             )
         case 403:
-            error = ForgeForbiddenError(_forbidden(headers, said) + quoted)
+            error = ForgeForbiddenError(_explain_forbidden(headers, said) + quoted)
         case 404:
             error = ForgeNotFoundError(
                 "GitHub has no such repository or pull request, or the credential may not see it. Check the repository's URL "
@@ -90,7 +90,7 @@ def refusal(status: int, headers: Mapping[str, str], said: str) -> ForgeError:
     return error
 
 
-def _forbidden(headers: Mapping[str, str], said: str) -> str:
+def _explain_forbidden(headers: Mapping[str, str], said: str) -> str:
     if "x-github-sso" in headers:
         return (
             "The organization requires single sign-on, and the project's token is not authorized for it. Open the token in "
@@ -98,11 +98,11 @@ def _forbidden(headers: Mapping[str, str], said: str) -> str:
         )
     if "archived" in said.lower():
         return "The repository is archived and read-only."
-    needed = _permissions(headers.get("x-accepted-github-permissions", "")) or _NEEDED
+    needed = _name_permissions(headers.get("x-accepted-github-permissions", "")) or _NEEDED
     return f"The credential does not have permission for this. It needs {needed} on this repository."
 
 
-def _permissions(header: str) -> str:
+def _name_permissions(header: str) -> str:
     """Return the permissions of a header like `pull_requests=write,contents=read; issues=write` as named in GitHub's settings.
 
     Alternatives follow a semicolon.
@@ -116,10 +116,10 @@ def _permissions(header: str) -> str:
     return ", or ".join(choices)
 
 
-def graphql_words(said: Mapping[str, Any]) -> tuple[str, str]:
+def extract_graphql_error(said: Mapping[str, Any]) -> tuple[str, str]:
     """Return type and message of the errors in a GraphQL response, which is a 200 even if it failed; empty if there are none."""
     errors = said.get("errors")
     if not isinstance(errors, list) or not errors:
         return "", ""
     first = errors[0] if isinstance(errors[0], dict) else {}
-    return str(first.get("type") or "UNKNOWN")[:60], "; ".join(_details(errors, None))[:_WORDS]
+    return str(first.get("type") or "UNKNOWN")[:60], "; ".join(_extract_details(errors, None))[:_WORDS]

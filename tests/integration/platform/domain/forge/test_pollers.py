@@ -10,8 +10,8 @@ from sqlalchemy import event
 
 from sandyard.platform.db.models import Delivery, Project, PullRequest
 from sandyard.platform.domain.forge.errors import ForgeRateLimitedError, ForgeUnreachableError
-from sandyard.platform.domain.forge.follow import HEARD_POLL_S, UNFINISHED, Follower
 from sandyard.platform.domain.forge.model import Budget, PullState
+from sandyard.platform.domain.forge.pollers import HEARD_POLL_S, UNFINISHED, PullRequestPoller
 from sandyard.platform.domain.users.tokens import instant
 from tests.unit.platform.domain.forge.desk import Desk
 
@@ -19,19 +19,19 @@ POLL = 60.0
 
 
 @pytest.fixture
-async def follower(desk: Desk) -> AsyncIterator[Follower]:
+async def follower(desk: Desk) -> AsyncIterator[PullRequestPoller]:
     """Beside a pull request that was looked at just now."""
     desk.commit("feat: one")
     row, _ = await desk.open()
     await desk.pulls.refresh(row)
     desk.hub.asked = 0
     assert desk.world.settings.forge_poll_s == POLL
-    made = Follower(desk.world.database, desk.pulls, desk.doors, desk.world.settings, desk.world.clock)  # type: ignore[arg-type]
+    made = PullRequestPoller(desk.world.database, desk.pulls, desk.doors, desk.world.settings, desk.world.clock)  # type: ignore[arg-type]
     yield made
     await made.close()
 
 
-async def test_open_ones_are_looked_at_every_so_often(desk: Desk, follower: Follower) -> None:
+async def test_open_ones_are_looked_at_every_so_often(desk: Desk, follower: PullRequestPoller) -> None:
     await follower.round()
     assert desk.hub.asked == 0
     for looks in (1, 2):
@@ -42,7 +42,7 @@ async def test_open_ones_are_looked_at_every_so_often(desk: Desk, follower: Foll
     assert desk.doors.waits[-1] == 0  # it has time: nobody waits with it for the forge's limits
 
 
-async def test_what_was_said_is_read_only_of_what_is_due(desk: Desk, follower: Follower) -> None:
+async def test_what_was_said_is_read_only_of_what_is_due(desk: Desk, follower: PullRequestPoller) -> None:
     asked: list[str] = []
     reads = desk.world.database._reads
     assert reads is not None
@@ -56,7 +56,7 @@ async def test_what_was_said_is_read_only_of_what_is_due(desk: Desk, follower: F
 
 
 async def test_it_runs_by_itself_and_survives_what_fails(
-    desk: Desk, follower: Follower, monkeypatch: pytest.MonkeyPatch
+    desk: Desk, follower: PullRequestPoller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     faults = iter((RuntimeError("a fault of our own"), ForgeUnreachableError(), None, None))
     rounds = []
@@ -73,7 +73,7 @@ async def test_it_runs_by_itself_and_survives_what_fails(
     assert [at - began for at in rounds] == [0, 10, 20, 30]
 
 
-async def test_one_that_is_opened_again(desk: Desk, follower: Follower) -> None:
+async def test_one_that_is_opened_again(desk: Desk, follower: PullRequestPoller) -> None:
     desk.hub.say(1, state=PullState.CLOSED)
     await desk.world.clock.advance(POLL)
     await follower.round()
@@ -83,7 +83,7 @@ async def test_one_that_is_opened_again(desk: Desk, follower: Follower) -> None:
     assert desk.hub.asked == 2 and (await desk.kinds())[-1] == "reopened"
 
 
-async def test_long_closed_ones_are_not_looked_at_unless_marked(desk: Desk, follower: Follower) -> None:
+async def test_long_closed_ones_are_not_looked_at_unless_marked(desk: Desk, follower: PullRequestPoller) -> None:
     desk.hub.say(1, state=PullState.CLOSED)
     await desk.world.clock.advance(POLL)
     await follower.round()
@@ -96,13 +96,13 @@ async def test_long_closed_ones_are_not_looked_at_unless_marked(desk: Desk, foll
     assert desk.hub.asked == 2 and (await desk.kinds())[-1] == "reopened"
 
 
-async def test_a_marked_one_is_looked_at_at_once(desk: Desk, follower: Follower) -> None:
+async def test_a_marked_one_is_looked_at_at_once(desk: Desk, follower: PullRequestPoller) -> None:
     await mark(desk)
     await follower.round()
     assert desk.hub.asked == 1
 
 
-async def test_where_webhooks_come_in_it_looks_seldom(desk: Desk, follower: Follower) -> None:
+async def test_where_webhooks_come_in_it_looks_seldom(desk: Desk, follower: PullRequestPoller) -> None:
     async with desk.world.database.transaction() as tx:
         now = instant(desk.world.clock)
         tx.add(Delivery(project_id=desk.project.id, delivery="d", event="ping", received_at=now))
@@ -119,7 +119,7 @@ async def test_where_webhooks_come_in_it_looks_seldom(desk: Desk, follower: Foll
     assert desk.hub.asked == 3
 
 
-async def test_a_failing_project_is_left_in_peace_and_stops_nobody(desk: Desk, follower: Follower) -> None:
+async def test_a_failing_project_is_left_in_peace_and_stops_nobody(desk: Desk, follower: PullRequestPoller) -> None:
     other = await desk.world.projects.create(desk.owner, "other")
     await twin(desk, "pul_other", other.id, 1)
     refused: list[str] = []
@@ -145,7 +145,7 @@ async def test_a_failing_project_is_left_in_peace_and_stops_nobody(desk: Desk, f
     assert desk.hub.asked == 16  # both are looked at again, each time
 
 
-async def test_limits_are_waited_for(desk: Desk, follower: Follower) -> None:
+async def test_limits_are_waited_for(desk: Desk, follower: PullRequestPoller) -> None:
     reset = instant(desk.world.clock) + timedelta(seconds=1800)
     desk.doors.refused = ForgeRateLimitedError(until=reset)
     await desk.world.clock.advance(POLL)
@@ -159,7 +159,7 @@ async def test_limits_are_waited_for(desk: Desk, follower: Follower) -> None:
     assert desk.hub.asked == 1
 
 
-async def test_the_last_requests_are_for_people(desk: Desk, follower: Follower) -> None:
+async def test_the_last_requests_are_for_people(desk: Desk, follower: PullRequestPoller) -> None:
     reset = instant(desk.world.clock) + timedelta(seconds=600)
     desk.hub.left = Budget(5000, 99, reset)
     await desk.world.clock.advance(POLL)
@@ -172,7 +172,7 @@ async def test_the_last_requests_are_for_people(desk: Desk, follower: Follower) 
     assert desk.hub.asked == 1
 
 
-async def test_many_are_spread_over_the_time(desk: Desk, follower: Follower) -> None:
+async def test_many_are_spread_over_the_time(desk: Desk, follower: PullRequestPoller) -> None:
     for number in range(2, 31):
         await twin(desk, f"pul_{number:02}", desk.project.id, number)
     await desk.world.clock.advance(POLL)
@@ -186,7 +186,7 @@ async def test_many_are_spread_over_the_time(desk: Desk, follower: Follower) -> 
     assert len({row.looked_at for row in await desk.rows()}) == 6
 
 
-async def test_one_that_always_fails_does_not_keep_the_others_waiting(desk: Desk, follower: Follower) -> None:
+async def test_one_that_always_fails_does_not_keep_the_others_waiting(desk: Desk, follower: PullRequestPoller) -> None:
     await twin(desk, "pul_00", desk.project.id, 2)
     del desk.hub.pulls[2]  # GitHub does not know it any more
     for _ in range(20):
@@ -196,7 +196,7 @@ async def test_one_that_always_fails_does_not_keep_the_others_waiting(desk: Desk
     assert seen[1] is not None and instant(desk.world.clock) - seen[1] <= timedelta(seconds=4 * POLL)
 
 
-async def test_what_was_merged_before_a_crash_loses_its_branch(desk: Desk, follower: Follower) -> None:
+async def test_what_was_merged_before_a_crash_loses_its_branch(desk: Desk, follower: PullRequestPoller) -> None:
     (row,) = await desk.rows()
     async with desk.world.database.transaction() as tx:
         known = await tx.session.get(PullRequest, row.id)
@@ -208,7 +208,7 @@ async def test_what_was_merged_before_a_crash_loses_its_branch(desk: Desk, follo
     assert desk.hub.asked == 0
 
 
-async def test_archived_projects_are_not_followed(desk: Desk, follower: Follower) -> None:
+async def test_archived_projects_are_not_followed(desk: Desk, follower: PullRequestPoller) -> None:
     await desk.world.projects.update(desk.owner, desk.project.id, archived=True)
     await desk.world.clock.advance(POLL)
     await follower.round()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -18,10 +19,49 @@ from sandyard.kit.logging import get_logger
 from sandyard.kit.paced_http import limit_responses
 from sandyard.kit.pacing import take_turn
 from sandyard.kit.secret import Secret
-from sandyard.platform.domain.forge.budget import CORE, Pace, retry_after
 from sandyard.platform.domain.forge.errors import ForgeForbiddenError, ForgeUnreachableError
-from sandyard.platform.domain.forge.refusals import refusal, words
-from sandyard.platform.domain.forge.remembered import Kept, Remembered
+from sandyard.platform.domain.forge.github_errors import extract_message, translate_error
+from sandyard.platform.domain.forge.rate_limit import CORE, RateLimit, parse_retry_after
+
+
+@dataclass(frozen=True, slots=True)
+class CachedResponse:
+    etag: str
+    content: bytes
+    link: str
+
+
+class ResponseCache:
+    """The most recently used responses of all credentials, limited in bytes. A credential finds only its own."""
+
+    def __init__(self, limit: int = 32 << 20) -> None:
+        self._limit = limit
+        self._size = 0
+        self._answers: OrderedDict[tuple[str, str], CachedResponse] = OrderedDict()
+
+    def get(self, credential: str, url: str) -> CachedResponse | None:
+        kept = self._answers.get((credential, url))
+        if kept is not None:
+            self._answers.move_to_end((credential, url))
+        return kept
+
+    def put(self, credential: str, url: str, kept: CachedResponse) -> None:
+        """Store a response, unless it takes more than an eighth of the space."""
+        self._drop((credential, url))
+        if len(kept.content) > self._limit // 8:
+            return
+        self._answers[credential, url] = kept
+        self._size += len(kept.content) + _OVERHEAD
+        while self._size > self._limit:
+            self._drop(next(iter(self._answers)))
+
+    def _drop(self, key: tuple[str, str]) -> None:
+        if (kept := self._answers.pop(key, None)) is not None:
+            self._size -= len(kept.content) + _OVERHEAD
+
+
+_OVERHEAD = 1000  # of an entry: its key, ETag and Python objects
+
 
 log = get_logger(__name__)
 
@@ -40,26 +80,26 @@ _CONCURRENT_REQUESTS = 100
 class TokenSource(Protocol):
     """The source of a connection's token."""
 
-    async def token(self) -> Secret | None: ...
+    async def get_token(self) -> Secret | None: ...
 
-    def rejected(self, token: Secret) -> bool:
+    def discard(self, token: Secret) -> bool:
         """Report that the forge rejected this token. Returns True if `token` will return another one."""
         ...
 
-    async def granted(self) -> Mapping[str, str] | None:
+    async def get_permissions(self) -> Mapping[str, str] | None:
         """Return the token's permissions by name ("read", "write"); None if unknown."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ApiResponse:
     json: Any
     next: int | None = None
     """The next page."""
     last: int | None = None
 
 
-class Connection:
+class GitHubConnection:
     """A connection. Its methods raise only ForgeError and its subclasses. Safe for concurrent use; `close` it at the end."""
 
     def __init__(  # noqa: PLR0917 - the parts it stands on
@@ -67,7 +107,7 @@ class Connection:
         api_url: str,
         tokens: TokenSource,
         clock: Clock,
-        remembered: Remembered,
+        cache: ResponseCache,
         key: str,
         destinations: Destinations | None = None,
     ) -> None:
@@ -75,11 +115,11 @@ class Connection:
         self._client = _Client(api_url, destinations)
         self._tokens = tokens
         self._clock = clock
-        self._remembered = remembered
+        self._cache = cache
         self._key = key
         self.host = httpx.URL(api_url).host
-        self.web_url = _pages(httpx.URL(api_url))
-        self.pace = Pace(self.host, clock)
+        self.web_url = _derive_web_url(httpx.URL(api_url))
+        self.rate_limit = RateLimit(self.host, clock)
         self.token_expires: str | None = None
         self.busy = 0
         self._closed = False
@@ -97,7 +137,7 @@ class Connection:
         body: Mapping[str, Any] | None = None,
         max_wait_s: float,
         repeat: bool | None = None,
-    ) -> Answer:
+    ) -> ApiResponse:
         """Send a request. Retries after a rate limit (waiting at most `max_wait_s`), and with a new token after a 401 if there is one.
 
         If `repeat`, also retries after a connection or server error. `repeat` None means every method except POST.
@@ -112,7 +152,7 @@ class Connection:
             if self._closed and not self.busy:
                 await self._client.close()
 
-    async def graphql(self, query: str, variables: Mapping[str, Any], *, max_wait_s: float) -> Answer:
+    async def graphql(self, query: str, variables: Mapping[str, Any], *, max_wait_s: float) -> ApiResponse:
         """Send a GraphQL request, for what the REST API does not support. A GHES has it next to /api/v3."""
         base = self._client.base_url
         path = re.sub(r"/api/v3/?$", "/api/", base.path) + "graphql"
@@ -127,13 +167,13 @@ class Connection:
 
     async def _request(
         self, method: str, url: str, body: Mapping[str, Any] | None, *, patience: float, repeat: bool
-    ) -> Answer:
+    ) -> ApiResponse:
         resource = "graphql" if url.endswith("/graphql") else CORE
         faults, rounds, renewed = 0, 0, False
         while True:
-            await self.pace.turn(resource, patience)
-            token = await self._tokens.token()
-            kept = self._remembered.get(self._key, url) if method == "GET" else None
+            await self.rate_limit.wait(resource, patience)
+            token = await self._tokens.get_token()
+            kept = self._cache.get(self._key, url) if method == "GET" else None
             try:
                 response = await self._send(method, url, body, token, kept)
             except ForgeUnreachableError:
@@ -144,30 +184,32 @@ class Connection:
                 continue
             self._note(response)
             if response.status_code == 304 and kept is not None:
-                return await asyncio.to_thread(_answer, kept)
+                return await asyncio.to_thread(_parse_response, kept)
             if response.is_success:
-                found = Kept(response.headers.get("etag", ""), response.content, response.headers.get("link", ""))
+                found = CachedResponse(
+                    response.headers.get("etag", ""), response.content, response.headers.get("link", "")
+                )
                 if method == "GET" and found.etag:
-                    self._remembered.put(self._key, url, found)
-                return await asyncio.to_thread(_answer, found)
-            said = words(response.content, token) if _GITHUBS in response.headers else ""
-            if self.pace.limited(response.status_code, response.headers, said, rounds):
+                    self._cache.put(self._key, url, found)
+                return await asyncio.to_thread(_parse_response, found)
+            said = extract_message(response.content, token) if _GITHUBS in response.headers else ""
+            if self.rate_limit.is_limited(response.status_code, response.headers, said, rounds):
                 rounds += 1
                 continue
-            if response.status_code == 401 and token and not renewed and self._tokens.rejected(token):
+            if response.status_code == 401 and token and not renewed and self._tokens.discard(token):
                 renewed = True
                 continue
-            error = refusal(response.status_code, response.headers, said)
+            error = translate_error(response.status_code, response.headers, said)
             if not isinstance(error, ForgeUnreachableError):
                 raise error
             faults += 1
-            wait = retry_after(response.headers, self._clock.now()) or 2.0 ** (faults - 1)
+            wait = parse_retry_after(response.headers, self._clock.now()) or 2.0 ** (faults - 1)
             if not repeat or faults >= TRIES or self._clock.now() + wait > max(patience, self._clock.now() + 4):
                 raise error
             await self._clock.sleep(wait)
 
     async def _send(
-        self, method: str, url: str, body: Mapping[str, Any] | None, token: Secret | None, kept: Kept | None
+        self, method: str, url: str, body: Mapping[str, Any] | None, token: Secret | None, kept: CachedResponse | None
     ) -> httpx.Response:
         headers = {"Accept-Encoding": "identity", "X-GitHub-Api-Version": "2022-11-28"}
         if token:
@@ -192,7 +234,7 @@ class Connection:
         )
 
     def _note(self, response: httpx.Response) -> None:
-        self.pace.note(response.headers)
+        self.rate_limit.update(response.headers)
         self.token_expires = response.headers.get("github-authentication-token-expiration", self.token_expires)
 
 
@@ -231,20 +273,20 @@ class _Client:
             timeout=_TIMEOUT,
             follow_redirects=True,
             transport=self._transport,
-            event_hooks={"response": [_bound]},
+            event_hooks={"response": [_limit_size]},
         )
         return limit_responses(client)
 
 
-async def _bound(response: httpx.Response) -> None:
+async def _limit_size(response: httpx.Response) -> None:
     """Limit the size of a response, so that no server can fill the platform's memory."""
     if response.headers.get("content-encoding", "identity") != "identity":
         raise ForgeUnreachableError("The forge responded with an encoding that was not requested.")
     if isinstance(response.stream, httpx.AsyncByteStream):
-        response.stream = _Bounded(response.stream)
+        response.stream = _LimitedStream(response.stream)
 
 
-class _Bounded(httpx.AsyncByteStream):
+class _LimitedStream(httpx.AsyncByteStream):
     def __init__(self, stream: httpx.AsyncByteStream) -> None:
         self._stream = stream
 
@@ -261,24 +303,24 @@ class _Bounded(httpx.AsyncByteStream):
         await self._stream.aclose()
 
 
-def _pages(api: httpx.URL) -> str:
+def _derive_web_url(api: httpx.URL) -> str:
     """Return the URL of the forge's web pages: a GHES has them on its API host, github.com next to api.github.com."""
     host = api.host.removeprefix("api.")
     return str(api.copy_with(host=host, raw_path=b"/")).rstrip("/")
 
 
-def _answer(kept: Kept) -> Answer:
+def _parse_response(kept: CachedResponse) -> ApiResponse:
     try:
         body = bounded_json.parse(kept.content, largest=_ANSWER_LIMIT, values=_ANSWER_VALUES) if kept.content else None
     except ValueError:
         raise ForgeUnreachableError(
             "The forge did not respond like GitHub. Check that the project's forge.apiUrl is the URL of a GitHub API."
         ) from None
-    pages = _linked_pages(kept.link)
-    return Answer(body, pages.get("next"), pages.get("last"))
+    pages = _parse_linked_pages(kept.link)
+    return ApiResponse(body, pages.get("next"), pages.get("last"))
 
 
-def _linked_pages(link: str) -> dict[str, int]:
+def _parse_linked_pages(link: str) -> dict[str, int]:
     """Return the page numbers of a Link header by relation. Runs in linear time, because the header may be hostile."""
     pages: dict[str, int] = {}
     for part in link[:_LINK_LIMIT].split(","):

@@ -33,33 +33,33 @@ _INVISIBLE = frozenset(("Cc", "Cf", "Cs", "Co", "Zl", "Zp"))
 _TAG = re.compile(r"(?<=<)(?=[A-Za-z/!?])")
 
 
-def neutral(text: str) -> str:
+def neutralize(text: str) -> str:
     """Neutralize the text. Idempotent."""
     return _ACTIVE.sub(GAP, _UNSEEN.sub("", text.replace("\r\n", "\n")))
 
 
-def untagged(text: str) -> str:
+def remove_tags(text: str) -> str:
     """Remove HTML, which could end the surrounding quotation or hide what follows. Everything else is kept."""
     return _TAG.sub(GAP, text)
 
 
-def seen(text: str) -> str:
+def remove_invisible(text: str) -> str:
     """Remove invisible characters, so that people read what the agent reads."""
     plain = text.replace("\r\n", "\n").replace("\r", "\n")
     return "".join(letter for letter in plain if letter in "\n\t" or unicodedata.category(letter) not in _INVISIBLE)
 
 
-def quoted(text: str) -> str:
+def quote(text: str) -> str:
     """Return the text as a quotation, which only HTML in it could end."""
     return "\n".join(f"> {line}".rstrip() for line in text.splitlines())
 
 
-def one_line(text: str, longest: int) -> str:
+def format_line(text: str, longest: int) -> str:
     """Return the text neutralized, on one line, cut with an ellipsis."""
-    return cut(neutral(" ".join(text.split())), longest)
+    return truncate(neutralize(" ".join(text.split())), longest)
 
 
-def code(text: str) -> str:
+def format_code(text: str) -> str:
     """Return the text as a code span, whatever backticks it contains."""
     plain = " ".join(_UNSEEN.sub("", text).split())
     fence = "`" * (max((len(run) for run in re.findall("`+", plain)), default=0) + 1)
@@ -67,5 +67,5 @@ def code(text: str) -> str:
     return f"{fence}{pad}{plain}{pad}{fence}" if plain else "` `"
 
 
-def cut(text: str, longest: int) -> str:
+def truncate(text: str, longest: int) -> str:
     return text if len(text) <= longest else text[: longest - 1].rstrip() + "…"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Sequence
 
 from sandyard.kit.errors import SandyardError
 from sandyard.platform.db.models import Project
+from sandyard.platform.domain.forge.access import Access, CredentialStore
 from sandyard.platform.domain.forge.addresses import explain_missing_pull_requests
 from sandyard.platform.domain.forge.errors import (
+    ConnectionTestFailedError,
     ForgeForbiddenError,
     ForgeNotFoundError,
     ForgeRateLimitedError,
@@ -18,20 +19,70 @@ from sandyard.platform.domain.forge.errors import (
 from sandyard.platform.domain.forge.github import GitHubRepository
 from sandyard.platform.domain.forge.model import Budget, Finding, ForgeKind, Permissions
 from sandyard.platform.domain.git.errors import RemoteRefusedError
-from sandyard.platform.domain.git.mirror import Mirror
+from sandyard.platform.domain.git.mirror import Mirror, Mirrors
 from sandyard.platform.domain.git.model import Credential
 from sandyard.platform.domain.git.remote import Remote
-from sandyard.platform.domain.projects.credentials import CredentialKind
+from sandyard.platform.domain.projects.credentials import CredentialKind, Draft
 from sandyard.platform.domain.projects.model import ProjectSettings
-
-if TYPE_CHECKING:
-    from sandyard.platform.domain.forge.access import Access
-
+from sandyard.platform.domain.projects.service import Projects
+from sandyard.platform.domain.users.model import Principal
 
 _TOKEN, _REPOSITORY, _API_URL = "token", "repository", "apiUrl"
+_DRAFT = "draft"
+"""The id of a mirror that is never created: a draft is tested against its remote only."""
 
 
-class Checkup:
+class ConnectionTests:
+    """Tests stored projects and drafts. Changes nothing on the remote."""
+
+    def __init__(self, access: Access, credentials: CredentialStore, projects: Projects, mirrors: Mirrors) -> None:
+        self._access = access
+        self._credentials = credentials
+        self._projects = projects
+        self._mirrors = mirrors
+
+    async def check(self, caller: Principal, project_id: str) -> list[Finding]:
+        """Test a project: return each requirement, whether it is met, and what to do if not."""
+        project = await self._projects.get(caller, project_id)
+        kinds = {info.kind for info in await self._credentials.list(caller, project_id)}
+        findings = await ConnectionTest(self._access, self._mirrors.of(project_id), project, kinds).run()
+        if project.repository is not None:
+            await self._projects.note_connection(project_id, describe_failure(findings))
+        return findings
+
+    async def check_draft(self, project: Project, drafts: Sequence[Draft]) -> None:
+        """Test a project and credentials that need not be stored yet. Raises ConnectionTestFailedError."""
+        kinds = {draft.kind for draft in drafts}
+        for kind in set(CredentialKind) - kinds:
+            if await self._credentials.reveal(project.id, kind) is not None:
+                kinds.add(kind)
+        access = self._access.with_drafts(drafts)
+        try:
+            findings = await ConnectionTest(access, self._mirrors.of(_DRAFT), project, kinds).run()
+        finally:
+            await access.close()
+        if describe_failure(findings) is not None:
+            raise ConnectionTestFailedError(findings)
+
+    async def check_api(self, project: Project) -> None:
+        """Test the forge's API with the project, which may be an unsaved draft. Does nothing for a plain remote.
+
+        Raises ConnectionTestFailedError.
+        """
+        if project.repository is None or self._access.forge(project) is not ForgeKind.GITHUB:
+            return
+        test = ConnectionTest(self._access, self._mirrors.of(_DRAFT), project, ())
+        findings = [one for one in await test.run_api() if not one.ok]
+        if findings:
+            raise ConnectionTestFailedError(findings)
+
+
+def describe_failure(findings: Sequence[Finding]) -> str | None:
+    """Return why the project cannot be used, in sentences; None if it can. A low rate limit at the forge is not a failure."""
+    return " ".join(one.detail for one in findings if not one.ok and one.what != "budget") or None
+
+
+class ConnectionTest:
     """Queries the remote and the forge and changes nothing. Never waits for rate limits, but reports them."""
 
     def __init__(self, access: Access, mirror: Mirror, project: Project, kinds: Collection[CredentialKind]) -> None:
@@ -107,7 +158,7 @@ class Checkup:
         self._say("api", True, "GitHub responds." + (f" The token expires at {expires[:40]}." if expires else ""))
         may_push, detail = _may_push(github, allowed)
         self._say("push", may_push, detail, None if may_push or allowed.archived else _TOKEN)
-        budget = await github.budget()
+        budget = await github.get_budget()
         if budget is not None:
             self._say("budget", not budget.low, _left(budget))
         if CredentialKind.WEBHOOK_SECRET in self._kinds:
@@ -118,7 +169,7 @@ class Checkup:
 
     async def _permissions(self) -> tuple[GitHubRepository, Permissions]:
         github = await self._access.github(self._project, max_wait_s=0)
-        return github, await github.permissions()
+        return github, await github.get_permissions()
 
     def _fail_api(self, error: SandyardError) -> None:
         """Report an API error. If an API URL was entered, it is named, because it may be wrong."""

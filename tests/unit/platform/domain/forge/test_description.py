@@ -10,8 +10,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from sandyard.platform.domain.forge import describe, quoting
-from sandyard.platform.domain.forge.describe import Check, Origin
+from sandyard.platform.domain.forge import description, markdown
+from sandyard.platform.domain.forge.description import Check, Origin
 from sandyard.platform.domain.git.model import Change, Commit, Diff, FileDiff, Identity
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -53,16 +53,19 @@ def merge(subject: str) -> Commit:
     ],
 )
 def test_titles(made: list[Commit], origin: Origin, asked: str | None, title: str) -> None:
-    assert describe.title(made, origin, given=asked) == title
+    assert description.generate_title(made, origin, given=asked) == title
 
 
 def test_title_of_task_without_convention() -> None:
-    assert describe.title(commits("a", "b"), TASK, conventional=False) == "Make the login work"
+    assert description.generate_title(commits("a", "b"), TASK, conventional=False) == "Make the login work"
 
 
 def test_titles_are_short_and_trigger_nothing() -> None:
-    assert len(describe.title(commits("feat: " + "x" * 300), Origin())) == describe.TITLE
-    assert describe.title(commits("fix: closes #12 for @ada"), Origin()) == "fix: closes #\u200b12 for @\u200bada"
+    assert len(description.generate_title(commits("feat: " + "x" * 300), Origin())) == description.TITLE
+    assert (
+        description.generate_title(commits("fix: closes #12 for @ada"), Origin())
+        == "fix: closes #\u200b12 for @\u200bada"
+    )
 
 
 # bodies ----------------------------------------------------------------------------------------------------------------
@@ -81,7 +84,7 @@ def test_complete_body() -> None:
         added=13,
         removed=2,
     )
-    body = describe.body(
+    body = description.generate_body(
         commits("feat: log in\n\nThe cookie was read\ntoo late.\n\nMore.\n\nCo-authored-by: Bob <bob@example.org>"),
         diff,
         TASK,
@@ -89,7 +92,7 @@ def test_complete_body() -> None:
         web_url="https://yard.example.org/",
     )
     lines = body.split("\n")
-    assert lines[0] == describe.BEGIN and lines[-1] == describe.END and lines[1].startswith("<!-- sandyard:sum ")
+    assert lines[0] == description.BEGIN and lines[-1] == description.END and lines[1].startswith("<!-- sandyard:sum ")
     assert "\n".join(lines[2:-1]) == (
         "## Summary\n\n> The cookie was read\n> too late.\n\n"
         "## Task\n\n> It fails, see #7. @maria knows.\n\n"
@@ -104,12 +107,12 @@ def test_complete_body() -> None:
 
 
 def test_omits_unknown_parts() -> None:
-    body = describe.body(commits("feat: a"), EMPTY, Origin())
+    body = description.generate_body(commits("feat: a"), EMPTY, Origin())
     assert "##" not in body and "Co-authored" not in body
 
 
 def test_lists_limited_commits_in_order() -> None:
-    body = describe.body(commits(*(f"feat: number {number}" for number in range(40))), EMPTY, Origin())
+    body = description.generate_body(commits(*(f"feat: number {number}" for number in range(40))), EMPTY, Origin())
     assert (
         "- feat: number 0\n- feat: number 1\n" in body and "number 30" not in body and "- and 10 more commits" in body
     )
@@ -117,20 +120,22 @@ def test_lists_limited_commits_in_order() -> None:
 
 def test_limits_listed_files() -> None:
     files = tuple(FileDiff(f"f{number:03}", Change.MODIFIED, added=1, removed=1) for number in range(100))
-    body = describe.body(commits("feat: a"), Diff("a", "b", files, 100, 100, truncated=True), Origin())
+    body = description.generate_body(commits("feat: a"), Diff("a", "b", files, 100, 100, truncated=True), Origin())
     assert "100+ files" in body and body.count("  - `f") == 30 and "- and 70 more" in body
 
 
 def test_given_text_replaces_generated_text() -> None:
-    body = describe.body(commits("feat: a\n\nwhy"), EMPTY, TASK, given="Closes #7, thanks @maria <b>!</b>")
+    body = description.generate_body(commits("feat: a\n\nwhy"), EMPTY, TASK, given="Closes #7, thanks @maria <b>!</b>")
     assert "Closes #7, thanks @maria <b>!</b>" in body and "why" not in body and "It fails" not in body
 
 
 def test_longest_body_fits_limit_of_forge() -> None:
     files = tuple(FileDiff("d" * 4000 + f"/{number}", Change.MODIFIED, added=1, removed=1) for number in range(100))
     long = Origin("s", "t", "x" * 300, "y" * 100_000)
-    body = describe.body(commits("feat: a\n\n" + "z" * 100_000), Diff("a", "b", files), long, given="w" * 100_000)
-    assert len(body) < 65_536 and body.endswith(describe.END)
+    body = description.generate_body(
+        commits("feat: a\n\n" + "z" * 100_000), Diff("a", "b", files), long, given="w" * 100_000
+    )
+    assert len(body) < 65_536 and body.endswith(description.END)
 
 
 # text of agents ---------------------------------------------------------------------------------------------------------
@@ -170,9 +175,9 @@ MENTION = re.compile(r"@[A-Za-z0-9]")
 REFERENCE = re.compile(r"#[0-9]|\bGH-[0-9]|/(issues|pull|discussions)/[0-9]", re.IGNORECASE)
 
 
-def harmless(markdown: str) -> None:
+def harmless(body: str) -> None:
     """Check the text as the forge would render it: with HTML enabled, like GitHub, then as plain text."""
-    shown = MarkdownIt("commonmark", {"html": True}).render(markdown)
+    shown = MarkdownIt("commonmark", {"html": True}).render(body)
     text = re.sub(
         r"&lt;|&gt;|&quot;|&amp;",
         " ",
@@ -184,19 +189,19 @@ def harmless(markdown: str) -> None:
 
 @pytest.mark.parametrize("text", HOSTILE)
 def test_hostile_text_triggers_nothing(text: str) -> None:
-    quiet = describe.body(commits(f"feat: {text}\n\n{text}", f"fix: x {text}\n\n{text}"), EMPTY, Origin())
+    quiet = description.generate_body(commits(f"feat: {text}\n\n{text}", f"fix: x {text}\n\n{text}"), EMPTY, Origin())
     harmless(re.sub(r"<!-- sandyard:[^>]* -->", "", quiet))
-    alone = describe.body(commits(f"feat: a\n\n{text}\n\nCo-authored-by: @maria <x@y>"), EMPTY, Origin())
+    alone = description.generate_body(commits(f"feat: a\n\n{text}\n\nCo-authored-by: @maria <x@y>"), EMPTY, Origin())
     harmless(re.sub(r"<!-- sandyard:[^>]* -->", "", alone))
-    harmless(describe.title(commits(f"feat: {text}"), Origin()))
-    whole = describe.body(commits(f"feat: a\n\n{text}"), EMPTY, TASK, web_url="https://yard.example.org")
+    harmless(description.generate_title(commits(f"feat: {text}"), Origin()))
+    whole = description.generate_body(commits(f"feat: a\n\n{text}"), EMPTY, TASK, web_url="https://yard.example.org")
     shown = MarkdownIt("commonmark", {"html": True}).render(whole)
     assert "<h2>Task</h2>" in shown and "<h2>Links</h2>" in shown, shown  # no section is lost
     for body in (quiet, alone, whole):
         shown = MarkdownIt("commonmark", {"html": True}).render(body)
         assert set(re.findall(r"<h\d>.*?</h\d>", shown)) <= OURS, shown
         assert set(re.findall(r'href="([^"]*)"', shown)) <= {f"{YARD}/tasks/tsk_1", f"{YARD}/sessions/ses_1"}, shown
-    squashed = describe.squashed(commits(f"feat: {text}", f"fix: {text}"))
+    squashed = description.describe_squash(commits(f"feat: {text}", f"fix: {text}"))
     assert not REFERENCE.search(squashed) and not MENTION.search(squashed)
 
 
@@ -206,14 +211,14 @@ def test_hostile_text_triggers_nothing(text: str) -> None:
 @example("@\u200b\u200ba")
 @settings(max_examples=400, deadline=None)
 def test_neutralizes_active_text(text: str) -> None:
-    quiet = quoting.neutral(text)
+    quiet = markdown.neutralize(text)
     harmless(quiet)
-    assert quoting.neutral(quiet) == quiet
+    assert markdown.neutralize(quiet) == quiet
 
 
 @pytest.mark.parametrize("path", ["a`b.py", "``", "`", "@maria", "fixes #1", "<b>", "a\nb", ""])
 def test_file_names_are_code(path: str) -> None:
-    body = describe.body(
+    body = description.generate_body(
         commits("feat: a"), Diff("a", "b", (FileDiff(path, Change.ADDED, added=1, removed=0),)), Origin()
     )
     shown = MarkdownIt("commonmark", {"html": True}).render(re.sub(r"<!-- sandyard:[^>]* -->", "", body))
@@ -223,7 +228,7 @@ def test_file_names_are_code(path: str) -> None:
 
 @pytest.mark.parametrize("text", HOSTILE)
 def test_task_stays_quoted(text: str) -> None:
-    body = describe.body(commits("feat: a"), EMPTY, Origin("s", "t", "T", text + " @maria"), web_url=YARD)
+    body = description.generate_body(commits("feat: a"), EMPTY, Origin("s", "t", "T", text + " @maria"), web_url=YARD)
     shown = MarkdownIt("commonmark", {"html": True}).render(re.sub(r"<!-- sandyard:[^>]* -->", "", body))
     assert "<blockquote>" in shown and not re.search("<script|<details|<!--", shown)
     outside = re.sub(r"(?s)<blockquote>.*</blockquote>", "", shown)
@@ -232,9 +237,11 @@ def test_task_stays_quoted(text: str) -> None:
 
 
 def test_agent_cannot_write_markers() -> None:
-    body = describe.body(commits(f"feat: a\n\n{describe.END} {describe.BEGIN}"), EMPTY, TASK)
-    assert body.count(describe.BEGIN) == body.count(describe.END) == 1
-    task = describe.body(commits("feat: a"), EMPTY, Origin(task_description=f"{describe.END}<!--sandyard:begin -->"))
+    body = description.generate_body(commits(f"feat: a\n\n{description.END} {description.BEGIN}"), EMPTY, TASK)
+    assert body.count(description.BEGIN) == body.count(description.END) == 1
+    task = description.generate_body(
+        commits("feat: a"), EMPTY, Origin(task_description=f"{description.END}<!--sandyard:begin -->")
+    )
     assert task.count("<!-- sandyard:end") == 1 and "<!--sandyard" not in task
 
 
@@ -242,25 +249,25 @@ def test_agent_cannot_write_markers() -> None:
 
 
 def block(text: str) -> str:
-    return describe.body(commits("feat: a"), EMPTY, Origin(), given=text)
+    return description.generate_body(commits("feat: a"), EMPTY, Origin(), given=text)
 
 
 def test_replaces_only_generated_part() -> None:
     mine, newer = block("one"), block("two")
-    assert describe.refreshed(f"Hi!\r\n\r\n{mine}\r\nBye.", newer, ours=True) == f"Hi!\n\n{newer}\nBye."
-    assert describe.refreshed(mine.replace("\n", "\r\n"), newer, ours=True) == newer
-    assert describe.refreshed(f"{mine}", mine, ours=True) is None
+    assert description.refresh_body(f"Hi!\r\n\r\n{mine}\r\nBye.", newer, ours=True) == f"Hi!\n\n{newer}\nBye."
+    assert description.refresh_body(mine.replace("\n", "\r\n"), newer, ours=True) == newer
+    assert description.refresh_body(f"{mine}", mine, ours=True) is None
 
 
 def test_keeps_edited_or_removed_part() -> None:
     mine, newer = block("one"), block("two")
-    assert describe.refreshed(mine.replace("one", "one, edited"), newer, ours=True) is None
-    assert describe.refreshed("Only mine.", newer, ours=True) is None
-    assert describe.refreshed(mine.replace("<!-- sandyard:sum", "<!-- sum"), newer, ours=True) is None
-    assert describe.refreshed(describe.BEGIN, newer, ours=True) is None
+    assert description.refresh_body(mine.replace("one", "one, edited"), newer, ours=True) is None
+    assert description.refresh_body("Only mine.", newer, ours=True) is None
+    assert description.refresh_body(mine.replace("<!-- sandyard:sum", "<!-- sum"), newer, ours=True) is None
+    assert description.refresh_body(description.BEGIN, newer, ours=True) is None
 
 
 def test_appends_generated_part_if_never_present() -> None:
     mine = block("one")
-    assert describe.refreshed("By hand.\n", mine, ours=False) == f"By hand.\n\n{mine}"
-    assert describe.refreshed("", mine, ours=False) == mine
+    assert description.refresh_body("By hand.\n", mine, ours=False) == f"By hand.\n\n{mine}"
+    assert description.refresh_body("", mine, ours=False) == mine

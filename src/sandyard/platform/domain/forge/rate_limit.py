@@ -18,7 +18,7 @@ _UNSAID_S = 60.0  # what GitHub asks for when it sets a limit without a duration
 _SLACK_S = 1.0  # the reset time has a resolution of one second
 
 
-class Pace:
+class RateLimit:
     """The rate limit of one credential. Kept in memory: after a restart, the forge's first response reports it again."""
 
     def __init__(self, name: str, clock: Clock) -> None:
@@ -34,10 +34,10 @@ class Pace:
         known = self._budgets.get(CORE)
         return known if known is not None and known.resets_at.timestamp() > self._clock.now() else None
 
-    def note(self, headers: Mapping[str, str]) -> None:
+    def update(self, headers: Mapping[str, str]) -> None:
         """Record the headers of a response. Logs a warning once per window that runs low."""
-        limit, remaining = _number(headers, "x-ratelimit-limit"), _number(headers, "x-ratelimit-remaining")
-        reset = _number(headers, "x-ratelimit-reset")
+        limit, remaining = _parse_number(headers, "x-ratelimit-limit"), _parse_number(headers, "x-ratelimit-remaining")
+        reset = _parse_number(headers, "x-ratelimit-reset")
         if limit is None or remaining is None or reset is None:
             return
         resource = headers.get("x-ratelimit-resource", CORE)[:40]
@@ -53,10 +53,10 @@ class Pace:
                 self._warned = now.resets_at
                 log.warning("forge_budget_low", forge=self._name, remaining=remaining, resets_at=str(resets_at))
 
-    def limited(self, status: int, headers: Mapping[str, str], words: str, rounds: int) -> bool:
-        """Return whether this response means "not now". Then `turn` waits as long as requested; `rounds`: how often it has happened."""
-        wait = retry_after(headers, self._said_at(headers))
-        exhausted = _number(headers, "x-ratelimit-remaining") == 0
+    def is_limited(self, status: int, headers: Mapping[str, str], words: str, rounds: int) -> bool:
+        """Return whether this response means "not now". Then `wait` waits as long as requested; `rounds`: how often it has happened."""
+        wait = parse_retry_after(headers, self._said_at(headers))
+        exhausted = _parse_number(headers, "x-ratelimit-remaining") == 0
         named = "rate limit" in words.lower() or "abuse detection" in words.lower()
         if status not in (403, 429) or not (status == 429 or wait is not None or exhausted or named):
             return False
@@ -67,7 +67,7 @@ class Pace:
         self._hold_until = max(self._hold_until, self._clock.now() + hold)
         return True
 
-    async def turn(self, resource: str, patience: float) -> None:
+    async def wait(self, resource: str, patience: float) -> None:
         """Wait until the forge accepts requests again. Raises ForgeRateLimitedError if that is later than `patience` (an instant)."""
         while (until := self._free_at(resource)) > self._clock.now():
             moment = datetime.fromtimestamp(until, UTC)
@@ -92,7 +92,7 @@ class Pace:
             return self._clock.now()
 
 
-def retry_after(headers: Mapping[str, str], said_at: float) -> float | None:
+def parse_retry_after(headers: Mapping[str, str], said_at: float) -> float | None:
     """Return the seconds to wait. The header contains them, or a date."""
     value = headers.get("retry-after")
     if value is None:
@@ -105,6 +105,6 @@ def retry_after(headers: Mapping[str, str], said_at: float) -> float | None:
         return None
 
 
-def _number(headers: Mapping[str, str], name: str) -> int | None:
+def _parse_number(headers: Mapping[str, str], name: str) -> int | None:
     value = headers.get(name, "").strip()
     return int(value) if value.isdecimal() and len(value) <= 12 else None

@@ -13,7 +13,6 @@ from sandyard.kit import names
 from sandyard.kit.destinations import Destinations
 from sandyard.kit.secret import Secret
 from sandyard.platform.domain.forge.app_tokens import FixedToken
-from sandyard.platform.domain.forge.connection import Connection
 from sandyard.platform.domain.forge.errors import (
     ForgeError,
     ForgeForbiddenError,
@@ -24,8 +23,8 @@ from sandyard.platform.domain.forge.errors import (
     ForgeUnauthorizedError,
     ForgeUnreachableError,
 )
-from sandyard.platform.domain.forge.refusals import words
-from sandyard.platform.domain.forge.remembered import Remembered
+from sandyard.platform.domain.forge.github_connection import GitHubConnection, ResponseCache
+from sandyard.platform.domain.forge.github_errors import extract_message
 from tests.unit.platform.domain.forge.clocks import HurriedClock
 from tests.unit.platform.domain.forge.scripted import Scripted
 
@@ -44,13 +43,13 @@ def api(clock: HurriedClock) -> Iterator[Scripted]:
 
 
 @pytest.fixture
-async def line(api: Scripted, clock: HurriedClock) -> AsyncIterator[Connection]:
-    made = Connection(api.url, FixedToken(Secret(TOKEN)), clock, Remembered(), "one")
+async def line(api: Scripted, clock: HurriedClock) -> AsyncIterator[GitHubConnection]:
+    made = GitHubConnection(api.url, FixedToken(Secret(TOKEN)), clock, ResponseCache(), "one")
     yield made
     await made.close()
 
 
-async def get(line: Connection, path: str = "/repos/acme/site", wait: float = 60.0) -> object:
+async def get(line: GitHubConnection, path: str = "/repos/acme/site", wait: float = 60.0) -> object:
     return (await line.request("GET", path, max_wait_s=wait)).json
 
 
@@ -77,7 +76,7 @@ class TestWhere:
     ) -> None:
         meant(monkeypatch, forge_example="127.0.0.1")
         url = api.url.replace("127.0.0.1", named)
-        line = Connection(url, FixedToken(Secret(TOKEN)), clock, Remembered(), "one", Destinations())
+        line = GitHubConnection(url, FixedToken(Secret(TOKEN)), clock, ResponseCache(), "one", Destinations())
         with pytest.raises(ForgeForbiddenError, match="private network"):
             await get(line)
         await line.close()
@@ -89,7 +88,7 @@ class TestWhere:
         asked = meant(monkeypatch, forge_example="127.0.0.1")
         url = api.url.replace("127.0.0.1", "forge.example")
         destinations = Destinations(["127.0.0.0/8"])
-        line = Connection(url, FixedToken(Secret(TOKEN)), clock, Remembered(), "one", destinations)
+        line = GitHubConnection(url, FixedToken(Secret(TOKEN)), clock, ResponseCache(), "one", destinations)
         api.answer(body={"id": 1})
         api.answer(body={"id": 2})
         assert await get(line) == {"id": 1}
@@ -101,11 +100,11 @@ class TestWhere:
 
     async def test_unknown_host(self, api: Scripted, clock: HurriedClock, monkeypatch: pytest.MonkeyPatch) -> None:
         meant(monkeypatch)
-        line = Connection("https://x.example", FixedToken(None), clock, Remembered(), "one", Destinations())
+        line = GitHubConnection("https://x.example", FixedToken(None), clock, ResponseCache(), "one", Destinations())
         with pytest.raises(ForgeUnreachableError, match="could not be reached"):
             await get(line)
 
-    async def test_shows_messages_of_github_only(self, line: Connection, api: Scripted) -> None:
+    async def test_shows_messages_of_github_only(self, line: GitHubConnection, api: Scripted) -> None:
         for api.is_github in (True, False):
             api.answer(403, {"message": "internal words"})
             with pytest.raises(ForgeForbiddenError) as refused:
@@ -114,19 +113,19 @@ class TestWhere:
 
 
 class TestLimits:
-    async def test_reads_budget_from_headers(self, line: Connection, api: Scripted, clock: HurriedClock) -> None:
-        assert line.pace.budget is None
+    async def test_reads_budget_from_headers(self, line: GitHubConnection, api: Scripted, clock: HurriedClock) -> None:
+        assert line.rate_limit.budget is None
         api.answer(body={}, **api.limit(4321, 1800))
         await get(line)
-        budget = line.pace.budget
+        budget = line.rate_limit.budget
         assert budget is not None
         assert (budget.limit, budget.remaining, budget.low) == (5000, 4321, False)
         assert budget.resets_at.timestamp() == clock.now() + 1800
         clock.pass_(1801)
-        assert line.pace.budget is None
+        assert line.rate_limit.budget is None
 
     async def test_warns_of_low_budget_once_per_window(
-        self, line: Connection, api: Scripted, clock: HurriedClock, caplog: pytest.LogCaptureFixture
+        self, line: GitHubConnection, api: Scripted, clock: HurriedClock, caplog: pytest.LogCaptureFixture
     ) -> None:
         for remaining in (101, 99, 98):
             api.answer(body={}, **api.limit(remaining, 600))
@@ -136,14 +135,14 @@ class TestLimits:
         await get(line)
         assert [record.message for record in caplog.records].count("forge_budget_low") == 2
 
-    async def test_waits_for_exhausted_budget(self, line: Connection, api: Scripted, clock: HurriedClock) -> None:
+    async def test_waits_for_exhausted_budget(self, line: GitHubConnection, api: Scripted, clock: HurriedClock) -> None:
         api.answer(403, {"message": "API rate limit exceeded for user ID 1."}, **api.limit(0, 40))
         api.answer(body={"id": 1}, **api.limit(4999, 3640))
         assert await get(line) == {"id": 1}
         assert sum(clock.waits) == pytest.approx(41)
 
     async def test_does_not_send_request_without_budget(
-        self, line: Connection, api: Scripted, clock: HurriedClock
+        self, line: GitHubConnection, api: Scripted, clock: HurriedClock
     ) -> None:
         api.answer(body={}, **api.limit(0, 3000))
         await get(line)
@@ -159,7 +158,7 @@ class TestLimits:
         assert await get(line, wait=3600) == {"id": 2}  # a caller with a longer timeout
 
     async def test_waits_correctly_if_clock_of_forge_is_wrong(
-        self, line: Connection, api: Scripted, clock: HurriedClock
+        self, line: GitHubConnection, api: Scripted, clock: HurriedClock
     ) -> None:
         behind = HurriedClock(clock.now() - 7200)
         api._clock = behind
@@ -170,7 +169,7 @@ class TestLimits:
 
     @pytest.mark.parametrize("status", [403, 429])
     async def test_waits_for_secondary_limit(
-        self, line: Connection, api: Scripted, clock: HurriedClock, status: int
+        self, line: GitHubConnection, api: Scripted, clock: HurriedClock, status: int
     ) -> None:
         api.answer(status, {"message": "You have exceeded a secondary rate limit."}, Retry_After="17")
         api.answer(201, {"id": 3})
@@ -181,7 +180,7 @@ class TestLimits:
         assert clock.waits == [17.0]
 
     async def test_backs_off_from_secondary_limit_without_duration(
-        self, line: Connection, api: Scripted, clock: HurriedClock
+        self, line: GitHubConnection, api: Scripted, clock: HurriedClock
     ) -> None:
         for _ in range(2):
             api.answer(403, {"message": "You have exceeded a secondary rate limit. Please wait a few minutes."})
@@ -190,7 +189,7 @@ class TestLimits:
         assert clock.waits == [60.0, 120.0]
 
     async def test_limit_beyond_timeout_fails_at_once_for_all(
-        self, line: Connection, api: Scripted, clock: HurriedClock
+        self, line: GitHubConnection, api: Scripted, clock: HurriedClock
     ) -> None:
         api.answer(403, {"message": "You have exceeded a secondary rate limit."}, Retry_After="600")
         with pytest.raises(ForgeRateLimitedError):
@@ -201,7 +200,7 @@ class TestLimits:
         assert len(api.asked) == 1
 
     async def test_gives_up_on_repeated_zero_retry_after(
-        self, line: Connection, api: Scripted, clock: HurriedClock
+        self, line: GitHubConnection, api: Scripted, clock: HurriedClock
     ) -> None:
         for _ in range(100):
             api.answer(429, {"message": "slow down"}, Retry_After="0")
@@ -211,27 +210,27 @@ class TestLimits:
 
 
 class TestFaults:
-    async def test_retries_get_three_times(self, line: Connection, api: Scripted, clock: HurriedClock) -> None:
+    async def test_retries_get_three_times(self, line: GitHubConnection, api: Scripted, clock: HurriedClock) -> None:
         api.answer(502)
         api.answer(503)
         api.answer(body={"id": 4})
         assert await get(line) == {"id": 4}
         assert clock.waits == [1.0, 2.0]
 
-    async def test_gives_up_after_three_times(self, line: Connection, api: Scripted) -> None:
+    async def test_gives_up_after_three_times(self, line: GitHubConnection, api: Scripted) -> None:
         for _ in range(4):
             api.answer(502)
         with pytest.raises(ForgeUnreachableError, match=r"failed internally \(502\)"):
             await get(line)
         assert len(api.asked) == 3
 
-    async def test_honors_retry_after_of_503(self, line: Connection, api: Scripted, clock: HurriedClock) -> None:
+    async def test_honors_retry_after_of_503(self, line: GitHubConnection, api: Scripted, clock: HurriedClock) -> None:
         api.answer(503, Retry_After="30")
         api.answer(body={})
         await get(line)
         assert clock.waits == [30.0]
 
-    async def test_does_not_retry_unsafe_request(self, line: Connection, api: Scripted) -> None:
+    async def test_does_not_retry_unsafe_request(self, line: GitHubConnection, api: Scripted) -> None:
         api.answer(502)
         with pytest.raises(ForgeUnreachableError):
             await line.request("POST", "/repos/acme/site/issues/1/comments", body={"body": "x"}, max_wait_s=60)
@@ -240,25 +239,25 @@ class TestFaults:
     async def test_unreachable_host(self, clock: HurriedClock) -> None:
         with Scripted(clock) as gone:
             url = gone.url
-        line = Connection(url, FixedToken(Secret(TOKEN)), clock, Remembered(), "one")
+        line = GitHubConnection(url, FixedToken(Secret(TOKEN)), clock, ResponseCache(), "one")
         with pytest.raises(ForgeUnreachableError, match=r"127\.0\.0\.1 could not be reached"):
             await get(line)
         assert clock.waits == [1.0, 2.0]
         await line.close()
 
     @pytest.mark.parametrize("content", [b"<html>a proxy's page</html>", b'{"half": '])
-    async def test_rejects_answer_that_is_not_json(self, line: Connection, api: Scripted, content: bytes) -> None:
+    async def test_rejects_answer_that_is_not_json(self, line: GitHubConnection, api: Scripted, content: bytes) -> None:
         api.answer(200, content)
         with pytest.raises(ForgeUnreachableError, match="did not respond like GitHub"):
             await get(line)
 
-    async def test_limits_size_of_answer(self, line: Connection, api: Scripted) -> None:
+    async def test_limits_size_of_answer(self, line: GitHubConnection, api: Scripted) -> None:
         for _ in range(3):
             api.answer(200, b" " * ((16 << 20) + 1))
         with pytest.raises(ForgeUnreachableError, match="too large"):
             await get(line)
 
-    async def test_rejects_compressed_answer(self, line: Connection, api: Scripted) -> None:
+    async def test_rejects_compressed_answer(self, line: GitHubConnection, api: Scripted) -> None:
         for _ in range(3):
             api.answer(200, b"x", Content_Encoding="gzip")
         with pytest.raises(ForgeUnreachableError, match="encoding"):
@@ -267,13 +266,13 @@ class TestFaults:
 
 
 class TestPages:
-    async def test_reads_pages_from_link_header(self, line: Connection, api: Scripted) -> None:
+    async def test_reads_pages_from_link_header(self, line: GitHubConnection, api: Scripted) -> None:
         links = '<https://api/x?per_page=100&page=2>; rel="next", <https://api/x?page=7&per_page=100>; rel="last"'
         api.answer(body=[], Link=links)
         answer = await line.request("GET", "/repos/acme/site", max_wait_s=0)
         assert (answer.next, answer.last) == (2, 7)
 
-    async def test_hostile_link_header_is_cheap(self, line: Connection, api: Scripted) -> None:
+    async def test_hostile_link_header_is_cheap(self, line: GitHubConnection, api: Scripted) -> None:
         api.answer(body=[], Link="<?page=1" * 7000)  # takes a backtracking regular expression more than a minute
         async with asyncio.timeout(20):
             answer = await line.request("GET", "/repos/acme/site", max_wait_s=0)
@@ -281,7 +280,7 @@ class TestPages:
 
 
 class TestRemembering:
-    async def test_caches_unchanged_answer(self, line: Connection, api: Scripted) -> None:
+    async def test_caches_unchanged_answer(self, line: GitHubConnection, api: Scripted) -> None:
         api.answer(body={"id": 5}, ETag='W/"abc"', Link='<http://elsewhere/x?page=2>; rel="next"')
         first = await line.request("GET", "/repos/acme/site", max_wait_s=0)
         api.answer(304, ETag='W/"abc"')
@@ -290,7 +289,7 @@ class TestRemembering:
         assert again.next == 2
         assert api.asked[1].headers["if-none-match"] == 'W/"abc"'
 
-    async def test_changed_answer_replaces_cached_one(self, line: Connection, api: Scripted) -> None:
+    async def test_changed_answer_replaces_cached_one(self, line: GitHubConnection, api: Scripted) -> None:
         for number in (1, 2):
             api.answer(body={"id": number}, ETag=f'"{number}"')
             assert await get(line) == {"id": number}
@@ -299,8 +298,8 @@ class TestRemembering:
         assert api.asked[2].headers["if-none-match"] == '"2"'
 
     async def test_cache_is_separate_per_token(self, api: Scripted, clock: HurriedClock) -> None:
-        shared = Remembered()
-        lines = [Connection(api.url, FixedToken(Secret(name)), clock, shared, name) for name in ("ada", "eve")]
+        shared = ResponseCache()
+        lines = [GitHubConnection(api.url, FixedToken(Secret(name)), clock, shared, name) for name in ("ada", "eve")]
         api.answer(body={"private": "ada's"}, ETag='"1"')
         await get(lines[0])
         api.answer(404, {"message": "Not Found"})
@@ -310,7 +309,7 @@ class TestRemembering:
         for line in lines:
             await line.close()
 
-    async def test_cache_distinguishes_parameters(self, line: Connection, api: Scripted) -> None:
+    async def test_cache_distinguishes_parameters(self, line: GitHubConnection, api: Scripted) -> None:
         api.answer(body=[1], ETag='"1"')
         await line.request("GET", "/repos/acme/site/pulls", params={"head": "acme:a"}, max_wait_s=0)
         api.answer(body=[2], ETag='"2"')
@@ -324,14 +323,14 @@ class _Renewing:
     def __init__(self) -> None:
         self.made = 0
 
-    async def token(self) -> Secret:
+    async def get_token(self) -> Secret:
         return Secret(f"token-{self.made}")
 
-    def rejected(self, token: Secret) -> bool:
+    def discard(self, token: Secret) -> bool:
         self.made += 1
         return True
 
-    async def granted(self) -> Mapping[str, str] | None:
+    async def get_permissions(self) -> Mapping[str, str] | None:
         return None
 
 
@@ -398,7 +397,7 @@ class TestRefusals:
     )  # fmt: skip
     async def test_explains_each_error(
         self,
-        line: Connection,
+        line: GitHubConnection,
         api: Scripted,
         status: int,
         body: object,
@@ -416,7 +415,7 @@ class TestRefusals:
         assert "AZSCKA" not in refused.value.message
 
     async def test_token_never_appears_in_error(
-        self, line: Connection, api: Scripted, caplog: pytest.LogCaptureFixture
+        self, line: GitHubConnection, api: Scripted, caplog: pytest.LogCaptureFixture
     ) -> None:
         caplog.set_level("DEBUG")
         api.answer(422, {"message": f"Header Authorization: Bearer {TOKEN} is odd"})
@@ -428,7 +427,7 @@ class TestRefusals:
         assert api.asked[0].headers["authorization"] == f"Bearer {TOKEN}"
 
     async def test_tries_new_token_once(self, api: Scripted, clock: HurriedClock) -> None:
-        line = Connection(api.url, _Renewing(), clock, Remembered(), "one")
+        line = GitHubConnection(api.url, _Renewing(), clock, ResponseCache(), "one")
         api.answer(401, {"message": "Bad credentials"})
         api.answer(body={"id": 6})
         assert await get(line) == {"id": 6}
@@ -441,7 +440,7 @@ class TestRefusals:
         await line.close()
 
 
-async def test_concurrent_requests_share_connections(line: Connection, api: Scripted) -> None:
+async def test_concurrent_requests_share_connections(line: GitHubConnection, api: Scripted) -> None:
     for number in range(20):
         api.answer(body={"id": number})
     answers = await asyncio.gather(*(get(line, f"/repos/acme/{number}") for number in range(20)))
@@ -449,7 +448,7 @@ async def test_concurrent_requests_share_connections(line: Connection, api: Scri
     assert line.busy == 0
 
 
-async def test_graphql_path_on_enterprise_server(line: Connection, api: Scripted) -> None:
+async def test_graphql_path_on_enterprise_server(line: GitHubConnection, api: Scripted) -> None:
     api.answer(body={"data": {}})
     await line.graphql("query { viewer { login } }", {}, max_wait_s=0)
     assert (api.asked[0].method, api.asked[0].path) == ("POST", "/graphql")
@@ -460,4 +459,4 @@ def test_token_is_masked_before_message_is_cut() -> None:
     token = "ghp_planted0123456789"
     for start in range(600 - len(token) - 5, 601):
         content = json.dumps({"message": "m" * start + token, "errors": ["n" * start + token]}).encode()
-        assert "ghp_" not in words(content, Secret(token))
+        assert "ghp_" not in extract_message(content, Secret(token))

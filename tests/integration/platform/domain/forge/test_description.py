@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from sandyard.platform.db.models import Command
-from sandyard.platform.domain.forge import checks
-from sandyard.platform.domain.forge.describe import Check
+from sandyard.platform.domain.forge import description
+from sandyard.platform.domain.forge.description import Check
 from sandyard.platform.domain.users.tokens import instant
 from tests.unit.platform.domain.forge.desk import Desk
 
@@ -35,7 +35,7 @@ from tests.unit.platform.domain.forge.desk import Desk
     ],
 )
 def test_what_a_line_says(line: str, code: int, check: Check | None) -> None:
-    assert checks.outcome(line, code) == check
+    assert description.parse_check(line, code) == check
 
 
 async def test_the_last_outcome_counts(desk: Desk) -> None:
@@ -60,7 +60,7 @@ async def test_the_last_outcome_counts(desk: Desk) -> None:
                     started_at=instant(desk.world.clock),
                 )
             )
-    assert await checks.run_in(desk.world.database, desk.sandbox_id) == [Check("mypy", 0), Check("pytest", 0)]
+    assert await description.list_checks(desk.world.database, desk.sandbox_id) == [Check("mypy", 0), Check("pytest", 0)]
     desk.commit("feat: one")
     await desk.open()
     assert "## Checks\n\nAs last run in the sandbox:\n- `mypy`: passed\n- `pytest`: passed" in (
