@@ -14,7 +14,7 @@ from sandyard.cli.agent_doctor import doctor
 from sandyard.cli.completion import agent_names
 from sandyard.cli.connection import connect, segment
 from sandyard.cli.errors import FAILED, ApiError, CommandError, NoAnswerError
-from sandyard.cli.git.progress import Ticker
+from sandyard.cli.git.progress import ProgressLine
 from sandyard.cli.options import env_option, given
 from sandyard.cli.output import as_json, echo, output_option, print_json, printable, show_list, show_one, text_option
 from sandyard.cli.sse import follow
@@ -172,8 +172,8 @@ def test(name: str, model: str | None, output: str) -> None:
     """Test an agent. Create a sandbox, install and start the agent, and wait for its reply. The exit code is 0 if it works, otherwise 1."""
     with connect() as client:
         begun = client.post(f"/agents/{segment(name)}/test", given(model=model) | {"background": True})
-        with Ticker() as ticker:
-            result = _wait_for_result(client, begun["sessionId"], ticker)
+        with ProgressLine() as line:
+            result = _wait_for_result(client, begun["sessionId"], line)
     if output == "json":
         print_json(result)
     else:
@@ -182,9 +182,9 @@ def test(name: str, model: str | None, output: str) -> None:
     sys.exit(0 if result["ok"] else FAILED)
 
 
-def _wait_for_result(client: Client, session_id: str, ticker: Ticker) -> Any:
+def _wait_for_result(client: Client, session_id: str, line: ProgressLine) -> Any:
     """Wait for the result of a test. Survives a server restart."""
-    ticker.progress("requesting a sandbox", None)
+    line.show_progress("requesting a sandbox", None)
     try:
         for event in follow(client, "/events", {"sessionId": session_id}, after="0", give_up=GIVE_UP_SECONDS):
             if not event.data.startswith("{"):
@@ -193,9 +193,9 @@ def _wait_for_result(client: Client, session_id: str, ticker: Ticker) -> Any:
             if event.kind == "agent.tested":
                 return data
             if event.kind == "agent.installing":
-                ticker.progress(data.get("what"), None)
+                line.show_progress(data.get("what"), None)
             elif event.kind in DOING:
-                ticker.progress(DOING[event.kind], None)
+                line.show_progress(DOING[event.kind], None)
     except NoAnswerError as error:
         raise NoAnswerError(
             f"{error.message} The test is still running: sandyard events --session {session_id}"

@@ -14,12 +14,12 @@ import click
 
 from sandyard.cli.connection import segment
 from sandyard.cli.errors import ApiError, CommandError
+from sandyard.cli.live.message_lines import Line, format_changes
 from sandyard.cli.output import echo, print_json, printable, visible
-from sandyard.cli.tasks.parts import Line, changes
 
 if TYPE_CHECKING:
     from sandyard.cli.client import Client
-    from sandyard.cli.tasks.screen import Screen
+    from sandyard.cli.live.screen import Screen
 
 DECISIONS = {
     "allow": "allow",
@@ -231,7 +231,7 @@ def _describe_tool_call(ask: Any) -> Iterator[Line]:
             yield Line(f"  {printable(str(place.get('path') or ''))}")
     for content in call.get("content") or []:
         if isinstance(content, dict) and content.get("type") == "diff":
-            yield from changes(content)
+            yield from format_changes(content)
 
 
 def body_of(ask: Any, *answers: str) -> dict[str, Any]:

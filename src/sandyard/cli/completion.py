@@ -42,7 +42,7 @@ def session_ids(context: click.Context, parameter: click.Parameter, incomplete: 
     return _ids("/sessions", incomplete, lambda item: item.get("title") or "")
 
 
-def workplace_ids(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+def target_ids(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Complete session ids, or sandbox ids once `sbx` is typed."""
     return (sandbox_ids if incomplete.startswith("sbx") else session_ids)(context, parameter, incomplete)
 

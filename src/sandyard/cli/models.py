@@ -15,7 +15,7 @@ from sandyard.cli.connection import MANY, connect, project_of, segment
 from sandyard.cli.errors import FAILED, ApiError, CommandError
 from sandyard.cli.options import given, limit_option
 from sandyard.cli.output import as_json, echo, output_option, print_json, printable, show_list, show_one
-from sandyard.cli.projects.checking import TEST_FAILED
+from sandyard.cli.projects.connection_test import TEST_FAILED
 
 if TYPE_CHECKING:
     from sandyard.cli.client import Client

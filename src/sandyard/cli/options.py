@@ -10,6 +10,13 @@ import click
 F = TypeVar("F", bound=Callable[..., Any])
 
 
+class OrderedGroup(click.Group):
+    """Lists commands in the order they are added: by workflow, not alphabetically."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+
 def env_option(function: F) -> F:
     return click.option(
         "-e",

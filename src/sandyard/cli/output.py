@@ -223,3 +223,8 @@ def _format_cell(field: str, value: Json) -> Any:
         return Text(printable(json.dumps(value, ensure_ascii=False)))
     text = f"{value:.6f}".rstrip("0").rstrip(".") if isinstance(value, float) else printable(str(value))
     return Text(text, style=STATUS_STYLES.get(text, "") if field.endswith("status") else "")
+
+
+def pluralize(number: int, noun: str) -> str:
+    """Return `1 commit` or `3 commits`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sandyard.cli.completion import project_ids, pull_requests, workplace_ids
+from sandyard.cli.completion import project_ids, pull_requests, target_ids
 from sandyard.cli.connection import connect, project_of, sandbox_of, segment
 from sandyard.cli.errors import ApiError, CommandError
+from sandyard.cli.git.checkout import get_session_id
 from sandyard.cli.git.failures import fail
-from sandyard.cli.git.progress import Ticker
-from sandyard.cli.git.workplace import session_of
+from sandyard.cli.git.progress import ProgressLine
 from sandyard.cli.options import given, limit_option
 from sandyard.cli.output import (
     as_json,
@@ -77,7 +77,7 @@ def pull_request() -> None:
 
 
 @pull_request.command("open")
-@click.argument("workplace", metavar="SESSION", shell_complete=workplace_ids)
+@click.argument("target", metavar="SESSION", shell_complete=target_ids)
 @click.option("--title", help="Title.  [default: from the commits or the task]")
 @click.option("--body", help="Description.  [default: from the commits, the task and the checks]")
 @click.option(
@@ -94,7 +94,7 @@ def pull_request() -> None:
 @click.option("--base", help="Branch to merge into.  [default: the branch it started from]")
 @text_option
 def open_pull(
-    *, workplace: str, body: str | None, body_file: str | None, base: str | None, output: str, **options: Any
+    *, target: str, body: str | None, body_file: str | None, base: str | None, output: str, **options: Any
 ) -> None:
     """Open a pull request, or update the existing one.
 
@@ -105,13 +105,13 @@ def open_pull(
     if body_file is not None:
         body = sys.stdin.read() if body_file == "-" else Path(body_file).read_text()
     with connect() as client:
-        request = given(sandboxId=sandbox_of(client, workplace), body=body, base=base, **options)
+        request = given(sandboxId=sandbox_of(client, target), body=body, base=base, **options)
         try:
-            with Ticker() as ticker:
-                ticker.progress("pushing and opening the pull request", None)
+            with ProgressLine() as line:
+                line.show_progress("pushing and opening the pull request", None)
                 made = client.post(BASE, request)
         except ApiError as error:
-            fail(error, workplace, "pull-requests", request)
+            fail(error, target, "pull-requests", request)
     if output == "json":
         print_json(made)
         return
@@ -185,7 +185,7 @@ def find(client: Client, name: str, project: str | None) -> Any:
         project_id = project_of(client, project) if project else None
         return client.get(f"{BASE}/{int(number)}", projectId=project_id)
     if name.startswith(("ses_", "sbx_")):
-        return client.get(f"/sessions/{segment(session_of(client, name))}/pull-request")
+        return client.get(f"/sessions/{segment(get_session_id(client, name))}/pull-request")
     return client.get(f"/tasks/{segment(name)}/pull-request")
 
 

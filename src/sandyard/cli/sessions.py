@@ -6,10 +6,10 @@ import click
 
 from sandyard.cli.completion import project_ids, session_ids
 from sandyard.cli.connection import connect, project_of, segment
-from sandyard.cli.git.checkout import until_checked_out
+from sandyard.cli.git.checkout import wait_for_checkout
 from sandyard.cli.options import env_option, given, limit_option
 from sandyard.cli.output import output_option, show_list, show_one
-from sandyard.cli.sandboxes.waiting import until_settled
+from sandyard.cli.sandboxes.readiness import wait_until_ready
 from sandyard.cli.turns import allow, answer, cancel, prompt, transcript
 
 COLUMNS = {
@@ -66,8 +66,8 @@ def create(
         body = given(title=title, projectId=project_id, template=template, agent=agent, envs=envs)
         made = client.post("/sessions", body)
         if wait:
-            until_settled(client, made["sandboxId"])
-            until_checked_out(client, made)
+            wait_until_ready(client, made["sandboxId"])
+            wait_for_checkout(client, made)
             made = client.get(f"/sessions/{segment(made['id'])}")
     show_one(made, FIELDS, output)
 

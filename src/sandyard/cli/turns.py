@@ -12,13 +12,11 @@ from sandyard.cli.asks import Answering, allow_refused, answer_one, answer_optio
 from sandyard.cli.completion import session_ids
 from sandyard.cli.connection import connect, segment
 from sandyard.cli.errors import FAILED, CommandError
+from sandyard.cli.live.feed import INTERRUPTED, FeedUpdate, follow_until
+from sandyard.cli.live.screen import Screen
+from sandyard.cli.live.transcript import Transcript, open_transcript, print_transcript
 from sandyard.cli.options import given
 from sandyard.cli.output import as_json, echo, output_option, print_json, printable, text_option
-from sandyard.cli.tasks.feed import News
-from sandyard.cli.tasks.screen import Screen
-from sandyard.cli.tasks.staying import INTERRUPTED, stay
-from sandyard.cli.tasks.telling import tell, telling
-from sandyard.cli.tasks.transcript import Transcript
 
 if TYPE_CHECKING:
     from sandyard.cli.client import Client
@@ -67,7 +65,7 @@ def transcript(session_id: str, following: bool, output: str) -> None:
             return
         client.get(f"/sessions/{segment(session_id)}")  # raises an error if the session does not exist
         with Screen() as screen:
-            tell(client, session_id, screen, as_json=output == "json")
+            print_transcript(client, session_id, screen, as_json=output == "json")
 
 
 @click.command()
@@ -138,13 +136,13 @@ def _follow_and_exit(client: Client, session_id: str, turn: Any, *, as_json: boo
 def _follow(client: Client, session_id: str, turn: Any, screen: Screen, *, as_json: bool) -> Any:
     """Return the followed turns, newest first, in their final state."""
     start = str(turn.get("promptId") or "") if turn is not None else ""
-    told = telling(client, session_id, screen, as_json=as_json, start=start)
+    told = open_transcript(client, session_id, screen, as_json=as_json, start=start)
     whose = {"sessionId": session_id}
     typing = sys.stdin.isatty() and screen.terminal
     answering = Answering(client, screen, whose, f"session answer {session_id}", typing=typing)
     turns: list[Any] = []
 
-    def look(news: News) -> list[Any] | None:
+    def look(news: FeedUpdate) -> list[Any] | None:
         if news.again or news.has("turn"):
             found = client.get(f"/turns/{segment(turn['id'])}") if turn is not None else None
             turns[:] = [found] if found is not None else _turns(client, session_id)
@@ -153,7 +151,7 @@ def _follow(client: Client, session_id: str, turn: Any, screen: Screen, *, as_js
         screen.status(_describe_activity(turns, told))
         return turns if over else None
 
-    return stay(client, whose, screen, answering, look)
+    return follow_until(client, whose, screen, answering, look)
 
 
 def _describe_activity(turns: list[Any], told: Transcript) -> str:

@@ -24,26 +24,26 @@ REMEDIES = {
 }
 
 
-def fail(error: ApiError, workplace: str, verb: str, asked: Mapping[str, object]) -> NoReturn:
+def fail(error: ApiError, target: str, verb: str, asked: Mapping[str, object]) -> NoReturn:
     """Print the error and what to do about it, and exit. `asked` is the request's body."""
     echo(f"sandyard: {error.message}", err=True)
-    for line in explain(error, workplace, verb, asked):
+    for line in explain(error, target, verb, asked):
         echo(line, err=True)
     sys.exit(error.exit_code)
 
 
 @contextlib.contextmanager
-def advised(workplace: str) -> Iterator[None]:
+def advised(target: str) -> Iterator[None]:
     """Handle errors of the enclosed requests like `fail`."""
     try:
         yield
     except ApiError as error:
-        fail(error, workplace, "read", {})
+        fail(error, target, "read", {})
 
 
-def explain(error: ApiError, workplace: str, verb: str, asked: Mapping[str, object]) -> Iterator[str]:
+def explain(error: ApiError, target: str, verb: str, asked: Mapping[str, object]) -> Iterator[str]:
     """Yield lines to print below the error message. Nothing if the message is sufficient. `asked` is the request's body."""
-    name = shlex.quote(workplace)
+    name = shlex.quote(target)
     suggestion = error.details.get("suggestion")
     if suggestion and verb == "commit":
         yield f"Try: sandyard git commit {name} -m {shlex.quote(printable(str(suggestion)))}"

@@ -12,15 +12,22 @@ from sandyard.cli.connection import connect, project_of, segment
 from sandyard.cli.errors import FAILED, ApiError, CommandError
 from sandyard.cli.options import given, limit_option
 from sandyard.cli.output import as_json, echo, output_option, print_json, printable, show_list, show_one
-from sandyard.cli.projects.checking import TEST_FAILED, look, tell
+from sandyard.cli.projects.connection_test import TEST_FAILED, print_findings, run_connection_test
 from sandyard.cli.projects.credentials import credential_options, gather
 from sandyard.cli.projects.mcp import mcp
 from sandyard.cli.projects.members import members, project_argument
 from sandyard.cli.projects.preparations import preparations, prepare
-from sandyard.cli.projects.repository import located
-from sandyard.cli.projects.settings import change
-from sandyard.cli.projects.showing import COLUMNS, CREDENTIALS, FIELDS
+from sandyard.cli.projects.settings import FIELDS, change, resolve_repository
 
+COLUMNS = {
+    "ID": "id",
+    "NAME": "name",
+    "REPOSITORY": "repository",
+    "BASE": "baseBranch",
+    "PROBLEM": "connectionError",
+    "CREATED": "createdAt",
+}
+CREDENTIALS = {"CREDENTIAL": "kind", "HINT": "hint", "UPDATED": "updatedAt"}
 KINDS = {"token": "token", "ssh-key": "ssh_key", "app": "app", "webhook-secret": "webhook_secret"}
 
 
@@ -64,14 +71,16 @@ def add(
         raise click.UsageError("Use either --token-stdin or --no-token, not both.")
     credentials = gather(repository=repository, ask=not no_token, **options)
     settings = given(forge=given(kind=forge, apiUrl=api_url))
-    body = given(name=name, repository=located(repository), baseBranch=base, settings=settings, **credentials)
+    body = given(
+        name=name, repository=resolve_repository(repository), baseBranch=base, settings=settings, **credentials
+    )
     with connect() as client:
         try:
             made = client.post("/projects", {**body, "test": test})
         except ApiError as error:
             if error.problem_code != TEST_FAILED:
                 raise
-            tell(error.details, err=True)
+            print_findings(error.details, err=True)
             raise CommandError(f"{name} was not added. To add it anyway, use --no-test.") from None
     show_one(made, FIELDS, output)
     if note := made.get("forgeNote"):
@@ -145,7 +154,7 @@ def token(*, project: str, removed: str | None, test: bool, **options: Any) -> N
         except ApiError as error:
             if error.problem_code != TEST_FAILED:
                 raise
-            tell(error.details, err=True)
+            print_findings(error.details, err=True)
             raise CommandError("Nothing was saved. To save it anyway, use --no-test.") from None
         echo("Saved.", err=True)
 
@@ -156,8 +165,8 @@ def token(*, project: str, removed: str | None, test: bool, **options: Any) -> N
 def test(project: str, output: str | None) -> None:
     """Test a project's repository and forge. The exit code is 1 if a test fails."""
     with connect() as client:
-        found = look(client, project_of(client, project))
-    print_json(found) if as_json(output) else tell(found, err=False)
+        found = run_connection_test(client, project_of(client, project))
+    print_json(found) if as_json(output) else print_findings(found, err=False)
     sys.exit(0 if found["ok"] else FAILED)
 
 

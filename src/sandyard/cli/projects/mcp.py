@@ -11,7 +11,7 @@ from sandyard.cli.connection import connect, project_of, segment
 from sandyard.cli.errors import FAILED, ApiError, CommandError
 from sandyard.cli.options import env_option
 from sandyard.cli.output import as_json, echo, output_option, print_json, printable, show_list, show_one
-from sandyard.cli.projects.checking import TEST_FAILED, tell
+from sandyard.cli.projects.connection_test import TEST_FAILED, print_findings
 from sandyard.cli.projects.members import project_argument
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ def add(
         except ApiError as error:
             if error.problem_code != TEST_FAILED:
                 raise
-            tell(error.details, err=True)
+            print_findings(error.details, err=True)
             raise CommandError(f"{name} was not saved. To save it anyway, use --no-test.") from None
     show_one(made if as_json(output) else _to_row(made), FIELDS, output)
 

@@ -10,11 +10,11 @@ from sandyard.cli.completion import project_ids
 from sandyard.cli.connection import MANY, connect, project_of, segment
 from sandyard.cli.errors import NOT_ALLOWED, ApiError, CommandError
 from sandyard.cli.output import echo, output_option, show_list
-from sandyard.cli.projects.showing import MEMBERS
 
 if TYPE_CHECKING:
     from sandyard.cli.client import Client
 
+MEMBERS = {"ID": "id", "NAME": "name"}
 project_argument = click.argument("project", metavar="PROJECT", shell_complete=project_ids)
 user_argument = click.argument("user", metavar="USER")
 

@@ -9,7 +9,7 @@ import sys
 import click
 
 from sandyard.cli import config
-from sandyard.cli.completion import workplace_ids
+from sandyard.cli.completion import target_ids
 from sandyard.cli.connection import connect, sandbox_of
 from sandyard.cli.errors import CommandError
 from sandyard.cli.output import echo
@@ -18,7 +18,7 @@ from sandyard.cli.remote import settings
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @click.option("--stdio", is_flag=True, help="Forward the connection on standard input and output. Started by OpenSSH.")
-@click.argument("name", metavar="SESSION_OR_SANDBOX", shell_complete=workplace_ids)
+@click.argument("name", metavar="SESSION_OR_SANDBOX", shell_complete=target_ids)
 @click.argument("command", nargs=-1)
 def ssh(*, stdio: bool, name: str, command: tuple[str, ...]) -> None:
     """Connect to a session's sandbox with SSH, or run COMMAND there.

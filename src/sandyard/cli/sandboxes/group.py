@@ -14,8 +14,8 @@ from sandyard.cli.sandboxes.copy import cp
 from sandyard.cli.sandboxes.execute import execute
 from sandyard.cli.sandboxes.logs import logs
 from sandyard.cli.sandboxes.previews import ports, preview
+from sandyard.cli.sandboxes.readiness import wait_until_ready
 from sandyard.cli.sandboxes.shell import shell
-from sandyard.cli.sandboxes.waiting import until_settled
 from sandyard.kit.errors import SandyardError
 
 STATUSES = ["provisioning", "running", "paused", "error", "destroyed"]
@@ -85,7 +85,7 @@ def create(
         )
         made = client.post("/sandboxes", body)
         if made["status"] == "provisioning":
-            made = until_settled(client, made["id"])
+            made = wait_until_ready(client, made["id"])
     show_one(made, FIELDS, output)
 
 

@@ -9,11 +9,10 @@ import click
 from sandyard.cli.completion import agent_names, project_ids, schedule_ids
 from sandyard.cli.connection import MANY, connect, project_of, segment
 from sandyard.cli.errors import ApiError, CommandError
-from sandyard.cli.git.group import InOrder
-from sandyard.cli.options import given, limit_option
+from sandyard.cli.options import OrderedGroup, given, limit_option
 from sandyard.cli.output import as_json, echo, output_option, print_json, printable, show_list, show_one, text_option
-from sandyard.cli.tasks.adding import MOST_ATTEMPTS, PRIORITY, body_of, read, titled
-from sandyard.cli.tasks.ending import follow_to_the_end
+from sandyard.cli.tasks.add import MOST_ATTEMPTS, PRIORITY, make_body, read_text, split_title
+from sandyard.cli.tasks.progress import follow_task
 
 if TYPE_CHECKING:
     from sandyard.cli.client import Client
@@ -47,7 +46,7 @@ PREFIX = "sch_"
 schedule_argument = click.argument("schedule", metavar="SCHEDULE", shell_complete=schedule_ids)
 
 
-@click.group(cls=InOrder)
+@click.group(cls=OrderedGroup)
 def schedule() -> None:
     """Manage schedules: tasks that are created repeatedly. SCHEDULE is a name or an id."""
 
@@ -97,14 +96,14 @@ def add(
         raise CommandError(
             f"{printable(cron)!r} is not a cron expression. It needs five fields, such as 0 6 * * MON-FRI."
         )
-    title, description = titled(read(text, file))
+    title, description = split_title(read_text(text, file))
     with connect() as client:
         body = given(
             projectId=project_of(client, project),
             name=name or title[:100],
             cron=cron,
             timezone=timezone,
-            task=body_of(title, description, **options),
+            task=make_body(title, description, **options),
             enabled=False if disabled else None,
         )
         made = client.post("/schedules", body)
@@ -150,7 +149,7 @@ def run(schedule: str, following: bool, output: str) -> None:
         else:
             echo(task["id"])
         if following:
-            follow_to_the_end(client, task, as_json=output == "json")
+            follow_task(client, task, as_json=output == "json")
 
 
 def _add_switch_command(name: str, enabled: bool, help_text: str) -> None:

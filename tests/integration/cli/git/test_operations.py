@@ -9,8 +9,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from sandyard.cli import sse
-from sandyard.cli.git import running
-from sandyard.cli.git.progress import ordinal
+from sandyard.cli.git import operations
+from sandyard.cli.git.progress import format_ordinal
 from sandyard.cli.main import cli
 from tests.integration.cli.real import Terminal, Yard
 from tests.unit.cli.git.answers import SANDBOX, SESSION, operation, session, told
@@ -25,7 +25,7 @@ def run(*arguments: str) -> Result:
 
 @pytest.fixture(autouse=True)
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "LINE_SECONDS", 0.01)
+    monkeypatch.setattr(operations, "LINE_SECONDS", 0.01)
     monkeypatch.setattr(sse, "FIRST_PAUSE", 0.01)
 
 
@@ -187,7 +187,7 @@ def test_a_server_that_is_started_again(server: Server) -> None:
 
 
 def test_a_server_that_goes_away_leaves_a_name_to_ask_for(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "GIVE_UP_SECONDS", 0.05)
+    monkeypatch.setattr(operations, "GIVE_UP_SECONDS", 0.05)
     server.on("POST", "/git/push", Reply(202, operation(status="running")))
     server.on("GET", "/events", Reply(200, b"", "text/event-stream", cut=True))
     server.on("GET", "/git/operations/gop_1", Reply(200, b"", cut=True))
@@ -238,4 +238,4 @@ def test_ctrl_c_leaves_it_running(server: Server) -> None:
     ("number", "said"), [(1, "1st"), (2, "2nd"), (3, "3rd"), (4, "4th"), (11, "11th"), (22, "22nd")]
 )
 def test_ordinals(number: int, said: str) -> None:
-    assert ordinal(number) == said
+    assert format_ordinal(number) == said

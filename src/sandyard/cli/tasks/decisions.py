@@ -14,10 +14,9 @@ from sandyard.cli.errors import ApiError
 from sandyard.cli.options import given
 from sandyard.cli.output import as_json, echo, output_option, print_json, printable, text_option
 from sandyard.cli.pull_requests import described, summary
-from sandyard.cli.tasks.ending import follow_to_the_end
-from sandyard.cli.tasks.finding import find_attempt, find_task, task_argument
-from sandyard.cli.tasks.following import known
-from sandyard.cli.tasks.listing import COLUMNS, state_of
+from sandyard.cli.tasks.lookup import find_attempt, find_task, task_argument
+from sandyard.cli.tasks.progress import follow_task, get_shown
+from sandyard.cli.tasks.views import COLUMNS, get_task_state
 
 if TYPE_CHECKING:
     from sandyard.cli.client import Client
@@ -48,11 +47,11 @@ def allow(task: str, following: bool, output: str) -> None:
     """Allow what the project's policy refused, and continue. Applies to the rest of the session."""
     with connect() as client:
         found = find_task(client, task)
-        seen = known(client, found) if following else None
+        seen = get_shown(client, found) if following else None
         allow_refused(client, {"taskId": found["id"]}, found["id"], as_json=output == "json")
         if following:
             now = client.get(f"/tasks/{segment(found['id'])}")
-            follow_to_the_end(client, now, as_json=output == "json", seen=seen)
+            follow_task(client, now, as_json=output == "json", seen=seen)
 
 
 @click.command()
@@ -62,7 +61,7 @@ def stop(task: str, output: str | None) -> None:
     """Stop all work on a task. Its branch and its transcript are kept."""
     with connect() as client:
         done = client.post(f"/tasks/{segment(find_task(client, task)['id'])}/stop")
-    told(done, output)
+    print_task(done, output)
 
 
 @click.command()
@@ -80,12 +79,12 @@ def retry(
         found = find_task(client, task)
         if agent is not None or model is not None:
             _change_agent(client, found, agent, model)
-        seen = known(client, found) if following else None
+        seen = get_shown(client, found) if following else None
         done = client.post(f"/tasks/{segment(found['id'])}/retry", given(message=message) or None)
         if following:
-            follow_to_the_end(client, done, as_json=output == "json", seen=seen)
+            follow_task(client, done, as_json=output == "json", seen=seen)
             return
-    told(done, output)
+    print_task(done, output)
 
 
 def _change_agent(client: Client, task: Any, agent: str | None, model: str | None) -> None:
@@ -125,13 +124,13 @@ def move(
     """
     with connect() as client:
         found = find_task(client, task)
-        seen = known(client, found) if following else None
+        seen = get_shown(client, found) if following else None
         body = given(status=column, feedback=feedback, position=position)
         done = client.post(f"/tasks/{segment(found['id'])}/move", body)
         if following:
-            follow_to_the_end(client, done, as_json=output == "json", seen=seen)
+            follow_task(client, done, as_json=output == "json", seen=seen)
             return
-    told(done, output)
+    print_task(done, output)
 
 
 @click.command()
@@ -144,12 +143,12 @@ def pick(task: str, attempt: int, following: bool, output: str | None) -> None:
     with connect() as client:
         found = find_task(client, task)
         chosen = find_attempt(found, attempt)
-        seen = known(client, found) if following else None
+        seen = get_shown(client, found) if following else None
         done = client.post(f"/tasks/{segment(found['id'])}/pick", {"attemptId": chosen["id"]})
         if following:
-            follow_to_the_end(client, done, number=attempt, as_json=output == "json", seen=seen)
+            follow_task(client, done, number=attempt, as_json=output == "json", seen=seen)
             return
-    told(done, output)
+    print_task(done, output)
 
 
 @click.command()
@@ -193,7 +192,7 @@ def _explain_missing(task: Any) -> str:
     return " yet" if task["status"] in {"backlog", "in_progress"} else ""
 
 
-def told(task: Any, output: str | None) -> None:
+def print_task(task: Any, output: str | None) -> None:
     if as_json(output):
         print_json(task)
         return
@@ -202,7 +201,7 @@ def told(task: Any, output: str | None) -> None:
 
 
 def _describe_task(task: Any) -> Iterator[str]:
-    state = state_of(task)
+    state = get_task_state(task)
     yield printable(f"{task['id']} {task['title']}: {task['status'].replace('_', ' ')}{f' ({state})' if state else ''}")
     if task.get("error"):
         yield printable(str(task["error"]))

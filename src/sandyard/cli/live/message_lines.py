@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from sandyard.cli.git.told import counted
-from sandyard.cli.output import printable, visible
+from sandyard.cli.output import pluralize, printable, visible
 
 OVER = {"completed", "failed", "cancelled"}
 MARKS = {"completed": "✓", "failed": "✗", "cancelled": "⊘", "in_progress": "…", "pending": "…"}
@@ -33,36 +32,36 @@ STRONG: dict[str, Any] = {"bold": True}
 TOOL_STYLES: dict[str, dict[str, Any]] = {"completed": {"fg": "cyan"}, "failed": {"fg": "red"}}
 
 
-def prompt(text: str) -> Iterator[Line]:
+def format_prompt(text: str) -> Iterator[Line]:
     """Yield the prompt to the agent: `» Mend the login.`"""
     first, *rest = text.strip().split("\n") or [""]
     yield Line(f"» {visible(first)}", STRONG)
     yield from (Line(f"  {visible(line)}".rstrip(), STRONG) for line in rest)
 
 
-def said(line: str) -> Line:
+def format_text(line: str) -> Line:
     return Line(visible(line))
 
 
-def thought(line: str) -> Line:
+def format_thought(line: str) -> Line:
     return Line(f"  {visible(line)}", DIM)
 
 
-def notice(part: Mapping[str, Any]) -> Iterator[Line]:
+def format_notice(part: Mapping[str, Any]) -> Iterator[Line]:
     for number, line in enumerate(str(part.get("text") or part.get("code") or "").strip().split("\n")):
         yield Line(f"{'  ' if number else '! '}{visible(line)}", {"fg": "yellow"})
 
 
-def image(part: Mapping[str, Any]) -> Line:
+def format_image(part: Mapping[str, Any]) -> Line:
     return Line(f"[{printable(str(part.get('mimeType') or 'image'))}, {part.get('bytes') or 0} bytes]", DIM)
 
 
-def plan_entry(entry: Mapping[str, Any]) -> Line:
+def format_plan_entry(entry: Mapping[str, Any]) -> Line:
     mark = PLAN_MARKS.get(str(entry.get("status")), "☐")
     return Line(f"  {mark} {_truncate(printable(str(entry.get('content') or '')))}", DIM if mark == "☑" else {})
 
 
-def tool_name(part: Mapping[str, Any]) -> str:
+def get_tool_name(part: Mapping[str, Any]) -> str:
     """Return, for example, `edit src/login.py`."""
     title = printable(str(part.get("title") or ""))
     if not title:
@@ -72,24 +71,24 @@ def tool_name(part: Mapping[str, Any]) -> str:
     return _truncate(title if plain else f"{printable(kind)}  {title}".rstrip())
 
 
-def tool_call(part: Mapping[str, Any]) -> Iterator[Line]:
+def format_tool_call(part: Mapping[str, Any]) -> Iterator[Line]:
     """Yield a line for the call, a few for its changes and, if it failed, the end of its output."""
     status = str(part.get("status") or "")
     tail = "" if status in {"completed", "failed"} else f"  ({printable(status.replace('_', ' '))})" if status else ""
-    yield Line(f"{MARKS.get(status, '·')} {tool_name(part)}{tail}", TOOL_STYLES.get(status, {}))
+    yield Line(f"{MARKS.get(status, '·')} {get_tool_name(part)}{tail}", TOOL_STYLES.get(status, {}))
     for content in part.get("content") or []:
         if content.get("type") == "diff":
-            yield from changes(content)
+            yield from format_changes(content)
     if status == "failed":
         yield from (Line(f"    {visible(line)}", DIM) for line in _last_output(part))
 
 
-def changes(content: Mapping[str, Any]) -> Iterator[Line]:
+def format_changes(content: Mapping[str, Any]) -> Iterator[Line]:
     """Yield `    src/login.py  +3 -1` and the first changed lines."""
     path = printable(str(content.get("path") or "")).removeprefix(WORKSPACE)
     old, new = content.get("oldText"), str(content.get("newText") or "")
     if old is None:
-        yield Line(f"    {path}  new, {counted(len(new.splitlines()), 'line')}", DIM)
+        yield Line(f"    {path}  new, {pluralize(len(new.splitlines()), 'line')}", DIM)
         return
     if len(old) + len(new) > LONGEST_COMPARED:
         yield Line(f"    {path}  changed", DIM)

@@ -17,12 +17,12 @@ TEST_FAILED = "connection_test_failed"
 """Error code of a response that refuses to save settings that do not work. Its `findings` are those of the test."""
 
 
-def look(client: Client, project_id: str) -> Any:
+def run_connection_test(client: Client, project_id: str) -> Any:
     """Test the connection to the remote and the forge. Changes nothing there."""
     return client.post(f"/projects/{segment(project_id)}/test")
 
 
-def tell(found: Any, *, err: bool) -> None:
+def print_findings(found: Any, *, err: bool) -> None:
     """Print findings such as `✓ repository: https://… responds`."""
     for finding in found["findings"]:
         mark = click.style("✓", fg="green") if finding["ok"] else click.style("✗", fg="red")

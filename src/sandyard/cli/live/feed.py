@@ -1,4 +1,4 @@
-"""Receive events in a separate thread, so that the caller can do other work meanwhile.
+"""Receive events in a separate thread, so that the caller can do other work meanwhile, and the loop of commands that follow something.
 
 Events only tell that something changed: the caller fetches the current state from the server. So nothing is missed or reported
 twice when connections drop: after each new connection, `again` means that anything may have changed.
@@ -11,24 +11,32 @@ import json
 import queue
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from sandyard.cli.asks import Answering
+from sandyard.cli.errors import ApiError, CommandError, NoAnswerError
+from sandyard.cli.live.screen import Screen
 from sandyard.cli.sse import follow
 
 if TYPE_CHECKING:
     from sandyard.cli.client import Client
 
+
 GIVE_UP_SECONDS = 600.0
 """How long the server may be unreachable."""
 BREATH_SECONDS = 0.15
 """Events within this time of the first one are handled together."""
+T = TypeVar("T")
+TICK_SECONDS, TYPING_SECONDS = 0.25, 0.1
+INTERRUPTED = 130
+"""Exit code after Ctrl-C."""
 
 
 @dataclass(slots=True)
-class News:
+class FeedUpdate:
     """Received events. `again`: there is a new connection, and earlier state may be outdated. `lost`: why there is no connection now."""
 
     again: bool = False
@@ -42,8 +50,10 @@ class News:
         """Return whether there is an event for one of these nouns: `task`, `ask` …"""
         return any(str(event.get("kind")).startswith(tuple(f"{noun}." for noun in nouns)) for event in self.events)
 
-    def of(self, session_id: str) -> News:
-        return News(self.again, self.lost, [event for event in self.events if event.get("sessionId") == session_id])
+    def of(self, session_id: str) -> FeedUpdate:
+        return FeedUpdate(
+            self.again, self.lost, [event for event in self.events if event.get("sessionId") == session_id]
+        )
 
 
 class Feed:
@@ -64,11 +74,11 @@ class Feed:
     ) -> None:
         self._left = True
 
-    def wait(self, seconds: float) -> News:
+    def wait(self, seconds: float) -> FeedUpdate:
         """Return what was received, after at most that many seconds. Raises the error that ended the feed: an API error, or a server that
         was
         unreachable for too long."""
-        news = News()
+        news = FeedUpdate()
         for item in self._taken(seconds):
             if isinstance(item, Exception):
                 raise item
@@ -108,3 +118,41 @@ class Feed:
     def _opened(self) -> bool:
         self._queue.put(True)
         return self._left
+
+
+def follow_until(
+    client: Client,
+    whose: Mapping[str, str],
+    screen: Screen,
+    answering: Answering,
+    look: Callable[[FeedUpdate], T | None],
+) -> T:
+    """Call `look` until it returns a result, and return that. `look` gets all events since its last success. If the server becomes
+    unreachable during a call, `look` is called again later and must tolerate that. Ctrl-C raises KeyboardInterrupt."""
+    owed = FeedUpdate()
+    with Feed(client, whose) as feed:
+        while True:
+            news = feed.wait(TYPING_SECONDS if answering.open else TICK_SECONDS)
+            owed = FeedUpdate(owed.again or news.again, None, owed.events + news.events)
+            if news.lost:
+                screen.status(f"the server is not responding: {news.lost}")
+            elif owed:
+                try:
+                    found = look(owed)
+                    if owed.again or owed.has("ask", "turn"):
+                        answering.look()
+                except CommandError as error:
+                    if not _may_pass(error):
+                        raise
+                    owed.again = True
+                else:
+                    if found is not None:
+                        return found
+                    owed = FeedUpdate()
+            answering.typed()
+            screen.tick()
+
+
+def _may_pass(error: CommandError) -> bool:
+    """Return whether the error may be caused by a server restart."""
+    return isinstance(error, NoAnswerError) or (isinstance(error, ApiError) and error.passing)

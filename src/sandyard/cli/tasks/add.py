@@ -13,8 +13,8 @@ from sandyard.cli.connection import connect, project_of
 from sandyard.cli.errors import CommandError
 from sandyard.cli.options import given
 from sandyard.cli.output import echo, print_json, printable, text_option
-from sandyard.cli.tasks.ending import follow_to_the_end
-from sandyard.cli.tasks.finding import Agents, find_task
+from sandyard.cli.tasks.lookup import AgentNames, find_task
+from sandyard.cli.tasks.progress import follow_task
 
 if TYPE_CHECKING:
     from sandyard.cli.client import Client
@@ -75,9 +75,9 @@ def add(
         raise click.UsageError("Use either --attempts or --attempt, not both.")
     if backlog and following:
         raise click.UsageError("A task in the backlog makes no progress. Use either --backlog or --follow, not both.")
-    title, description = titled(read(text, file))
+    title, description = split_title(read_text(text, file))
     with connect() as client:
-        body = body_of(title, description, attempts=attempts, wanted=wanted, **options)
+        body = make_body(title, description, attempts=attempts, wanted=wanted, **options)
         body |= given(
             projectId=project_of(client, project),
             needs=[find_task(client, name)["id"] for name in needs] or None,
@@ -89,13 +89,13 @@ def add(
         else:
             echo(made["id"])
         if following:
-            follow_to_the_end(client, made, as_json=output == "json")
+            follow_task(client, made, as_json=output == "json")
         elif output != "json":
-            for line in next_steps(client, made):
+            for line in describe_next_steps(client, made):
                 echo(line, err=True)
 
 
-def read(text: str | None, file: str | None) -> str:
+def read_text(text: str | None, file: str | None) -> str:
     if (text is None) == (file is None):
         raise click.UsageError("Give the task as TEXT, as `-` for standard input, or with --file.")
     if text == "-" or file == "-":
@@ -103,7 +103,7 @@ def read(text: str | None, file: str | None) -> str:
     return text if text is not None else Path(file or "").read_text()
 
 
-def titled(text: str) -> tuple[str, str]:
+def split_title(text: str) -> tuple[str, str]:
     """Return the first non-empty line as the title, and the rest. A title that is too long is also part of the description."""
     title, _, rest = text.strip().partition("\n")
     title = title.strip()
@@ -114,7 +114,7 @@ def titled(text: str) -> tuple[str, str]:
     return title, rest.strip("\n").rstrip()
 
 
-def body_of(
+def make_body(
     title: str,
     description: str = "",
     *,
@@ -145,7 +145,7 @@ def body_of(
     )
 
 
-def next_steps(client: Client, task: Any) -> list[str]:
+def describe_next_steps(client: Client, task: Any) -> list[str]:
     """Return suggestions for what to do next."""
     name = task["id"]
     if task["status"] == "backlog":
@@ -153,7 +153,7 @@ def next_steps(client: Client, task: Any) -> list[str]:
             blocked = ", ".join(task.get("blockedBy") or [])
             return [f"It starts automatically when {f'{blocked} is done' if blocked else 'its column has room'}."]
         return [f"To start it: sandyard task move {name} in_progress"]
-    agents = Agents(client)
+    agents = AgentNames(client)
     who = ", ".join(agents.label(one["agent"]) for one in task.get("attempts") or [])
     return [
         f"Started: {printable(task['title'])}{f', by {who}' if who else ''}.",

@@ -81,7 +81,7 @@ def find_attempt(task: Any, number: int | None) -> Any:
     return attempts[-1]
 
 
-class Agents:
+class AgentNames:
     """Display names of agents. Demo agents are marked as such."""
 
     def __init__(self, client: Client) -> None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 PATIENCE_SECONDS, PAUSE_SECONDS = 60.0, 0.1
 
 
-def until_settled(client: Client, sandbox_id: str, patience: float = PATIENCE_SECONDS) -> Any:
+def wait_until_ready(client: Client, sandbox_id: str, patience: float = PATIENCE_SECONDS) -> Any:
     """Return the sandbox once it is ready. Raises CommandError with the reason if it fails."""
     deadline = time.monotonic() + patience
     while True:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sandyard.cli.tasks.trying import left_out, repository_of
+from sandyard.cli.run import describe_uncommitted, resolve_repository
 
 
 @pytest.fixture
@@ -39,8 +39,8 @@ def hostile(tmp_path: Path) -> Path:
 
 
 def test_nothing_that_a_repository_names_is_run(hostile: Path) -> None:
-    assert repository_of(str(hostile), local=True) == str(hostile)
-    assert (left_out(str(hostile)) or "").startswith("2 files are not committed")
+    assert resolve_repository(str(hostile), local=True) == str(hostile)
+    assert (describe_uncommitted(str(hostile)) or "").startswith("2 files are not committed")
     assert not (hostile.parent / "ran").exists(), (hostile.parent / "ran").read_text()
 
 
@@ -54,5 +54,5 @@ def test_no_filter_has_a_name_that_hides_it(hostile: Path, name: bytes) -> None:
     ran = hostile.parent / "ran"
     assert ran.read_text(), "git itself runs it"
     ran.unlink()
-    assert left_out(str(hostile))
+    assert describe_uncommitted(str(hostile))
     assert not ran.exists(), ran.read_text()

@@ -61,7 +61,7 @@ class Screen:
         now = time.monotonic()
         frame = FRAMES[int(now * 8) % len(FRAMES)]
         seconds = int(now - self._since)
-        tail = f"  {duration(seconds)}" if seconds >= 2 else ""
+        tail = f"  {format_duration(seconds)}" if seconds >= 2 else ""
         room = max(10, shutil.get_terminal_size().columns - 1)
         sys.stderr.write(CLEAR + set_cell_size(f"{frame} {self._status}{tail}", room).rstrip())
         sys.stderr.flush()
@@ -75,7 +75,7 @@ class Screen:
             self._drawn = False
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Format a duration: `0.4 s`, `12 s`, `3 min 5 s`, `2 h 10 min`."""
     if seconds < 10 and seconds != int(seconds):
         return f"{seconds:.1f} s"
