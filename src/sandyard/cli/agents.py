@@ -172,8 +172,8 @@ def test(name: str, model: str | None, output: str) -> None:
     """Test an agent. Create a sandbox, install and start the agent, and wait for its reply. The exit code is 0 if it works, otherwise 1."""
     with connect() as client:
         begun = client.post(f"/agents/{segment(name)}/test", given(model=model) | {"background": True})
-        with ProgressLine() as line:
-            result = _wait_for_result(client, begun["sessionId"], line)
+        with ProgressLine() as progress:
+            result = _wait_for_result(client, begun["sessionId"], progress)
     if output == "json":
         print_json(result)
     else:

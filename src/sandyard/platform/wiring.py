@@ -33,7 +33,7 @@ from sandyard.platform.domain.git.ground import Ground
 from sandyard.platform.domain.git.host import Git
 from sandyard.platform.domain.git.mirror import Mirrors
 from sandyard.platform.domain.git.service import GitService
-from sandyard.platform.domain.mcp_servers.connections import Connections
+from sandyard.platform.domain.mcp_servers.clients import McpClients
 from sandyard.platform.domain.mcp_servers.gateway import McpGateway
 from sandyard.platform.domain.mcp_servers.service import McpServers
 from sandyard.platform.domain.models.capability import Capabilities
@@ -59,11 +59,11 @@ from sandyard.platform.domain.sessions.service import Sessions
 from sandyard.platform.domain.tasks.attempts import Attempts
 from sandyard.platform.domain.tasks.board import Tasks
 from sandyard.platform.domain.tasks.durable import Durable
+from sandyard.platform.domain.tasks.issue_tasks import IssueTasks
 from sandyard.platform.domain.tasks.reviews import Reviews
 from sandyard.platform.domain.tasks.rounds import Rounds
 from sandyard.platform.domain.tasks.schedules import Schedules
 from sandyard.platform.domain.tasks.steps import Steps
-from sandyard.platform.domain.tasks.triggers import IssueTasks
 from sandyard.platform.domain.users.service import Users
 from sandyard.platform.settings import PlatformSettings
 
@@ -124,7 +124,6 @@ def _create_services(
         destinations=destinations,
     )
     stack.push_async_callback(lifecycle.close)
-    projects.changed.append(lambda project_id: lifecycle.tasks.spawn(lifecycle.apply_network(project_id)))
     files = OutputFiles(settings.data_dir / "output")
     feed = Feed(database, backlog=settings.reader_backlog, clock=clock)
     commands = Commands(
@@ -134,7 +133,7 @@ def _create_services(
         max_timeout_s=settings.max_command_timeout_s,
         output_kept=settings.output_kept,
     )
-    connections = Connections(destinations, timeout_s=settings.model_timeout_s)
+    connections = McpClients(destinations, timeout_s=settings.model_timeout_s)
     mcp = McpGateway(McpServers(database, projects, vault, clock, connections), Capabilities(vault))
     models = Models(
         database, lifecycle, projects, vault, settings=settings, clock=clock, destinations=destinations, mcp=mcp
@@ -176,9 +175,6 @@ def _create_services(
         put_files=put_files,
     )
     stack.push_async_callback(turns.close)
-    _report_to_turns(turns, models, mcp)
-    sessions = Sessions(database, lifecycle, commands, projects=projects, git=git, settings=settings)
-    sessions.before_delete.append(turns.purge)
 
     async def find_agent_snapshot(owner_id: str, agent: str, template: str) -> str:
         try:
@@ -186,18 +182,27 @@ def _create_services(
         except InvalidInputError:  # an agent that no longer exists; the session's first turn reports it
             return template
 
-    sessions.find_agent_snapshot = find_agent_snapshot
+    sessions = Sessions(
+        database,
+        lifecycle,
+        commands,
+        projects=projects,
+        git=git,
+        settings=settings,
+        find_agent_snapshot=find_agent_snapshot,
+        before_delete=(turns.purge,),
+    )
+    _register_hooks(projects, lifecycle, models, mcp, turns)
     trials = Trials(database, feed, agents, sessions, turns, models=models)
     stack.push_async_callback(trials.close)
-    attempts = Attempts(database, projects, lifecycle, turns, settings)
+    attempts = Attempts(database, projects, lifecycle, turns, settings, clock)
     stack.push_async_callback(attempts.close)
     tasks = Tasks(database, projects, attempts, agents, clock)
-    attempts.advance = tasks.advance
     stack.push_async_callback(tasks.close)
     schedules = Schedules(database, projects, tasks, clock)
     stack.push_async_callback(schedules.close)
     webhooks = Webhooks(
-        database, credentials, pull_requests, clock, on_push=git.refresh, on_issue=IssueTasks(tasks).labelled
+        database, credentials, pull_requests, clock, on_push=git.refresh, on_issue=IssueTasks(tasks).create_task
     )
     stack.push_async_callback(webhooks.close)
     users = Users(settings, database, clock)
@@ -242,8 +247,10 @@ def _create_services(
     )
 
 
-def _report_to_turns(turns: Turns, models: Models, mcp: McpGateway) -> None:
-    """Report problems with the models and MCP servers that an agent uses in its turn."""
+def _register_hooks(projects: Projects, lifecycle: Lifecycle, models: Models, mcp: McpGateway, turns: Turns) -> None:
+    """Connect services that call each other in both directions: a changed project applies its network policy to its sandboxes, and
+    problems with models and MCP servers are reported in the turn of the agent that uses them."""
+    projects.changed.append(lambda project_id: lifecycle.tasks.spawn(lifecycle.apply_network(project_id)))
     models.over_budget.append(turns.over_budget)
     models.refused.append(turns.fail)
     mcp.note_failure.append(turns.note)
@@ -297,7 +304,7 @@ async def _start_services(services: Services, instance: str, stack: contextlib.A
         services.access,
         services.settings,
         services.clock,
-        on_issue=IssueTasks(services.tasks).labelled,
+        on_issue=IssueTasks(services.tasks).create_task,
     )
     issues.start()
     stack.push_async_callback(issues.close)

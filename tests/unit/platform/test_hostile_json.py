@@ -20,11 +20,11 @@ from sandyard.platform.domain.forge.errors import ForgeUnreachableError
 from sandyard.platform.domain.forge.github_connection import CachedResponse
 from sandyard.platform.domain.forge.github_errors import extract_message
 from sandyard.platform.domain.mcp_servers import probe
-from sandyard.platform.domain.models import faults, gateway, trying
+from sandyard.platform.domain.models import faults, gateway, provider_check
 from sandyard.platform.domain.models.apis import Asked
-from sandyard.platform.domain.models.counting import Counter
 from sandyard.platform.domain.models.model import Tokens
 from sandyard.platform.domain.models.redaction import Redactor
+from sandyard.platform.domain.models.token_counter import TokenCounter
 from sandyard.platform.domain.models.tunnel import Room, Tunnel, TunnelError
 from sandyard.platform.domain.preparing import jsonc
 from sandyard.platform.domain.remote.line import Line, SshError
@@ -39,7 +39,7 @@ def flood(**fields: object) -> bytes:
 
 
 def _count(event: str) -> Tokens:
-    counter = Counter(ModelApi.OPENAI, "text/event-stream" if event else "application/json")
+    counter = TokenCounter(ModelApi.OPENAI, "text/event-stream" if event else "application/json")
     asyncio.run(counter.feed(event.encode() + flood(usage={"input_tokens": 1})))
     return counter.result()
 
@@ -51,7 +51,7 @@ ENTRY_POINTS: dict[str, Callable[[], object]] = {
     "agent": lambda: wire.parse(flood(method="session/update")),
     "forge error": lambda: extract_message(flood(message="no")),
     "provider error": lambda: faults._quote(flood(error="no").decode(), Redactor())[:20],
-    "models": lambda: trying._listed(flood(data=[{"id": "m"}])),
+    "models": lambda: provider_check._list_models(flood(data=[{"id": "m"}])),
     "mcp server": lambda: probe._message(flood(id=1), 1),
     "stream": lambda: _count("data: "),
     "answer": lambda: _count(""),
@@ -95,7 +95,7 @@ def test_rejects_answer_of_forge() -> None:
 
 def test_rejects_model_request() -> None:
     with pytest.raises(TooManyValuesError):
-        gateway._parsed(flood(model="m"), CHAT, ModelApi.OPENAI_CHAT)
+        gateway._parse_body(flood(model="m"), CHAT, ModelApi.OPENAI_CHAT)
 
 
 def test_rejects_devcontainer() -> None:

@@ -7,9 +7,9 @@ import json
 from sandyard.platform.domain.agents.model import ModelApi
 from sandyard.platform.domain.forge.github_connection import CachedResponse, _parse_response
 from sandyard.platform.domain.models.apis import Asked
-from sandyard.platform.domain.models.counting import Counter
-from sandyard.platform.domain.models.gateway import _parsed
+from sandyard.platform.domain.models.gateway import _parse_body
 from sandyard.platform.domain.models.model import Tokens
+from sandyard.platform.domain.models.token_counter import TokenCounter
 
 CODE = 'values = [{"a": 1, "b": [2, 3]}, {"c": "\\""}]\n' * 30_000  # 210,000 commas and brackets
 
@@ -19,13 +19,13 @@ def test_accepts_request_with_long_context() -> None:
     said = [{"role": "user", "content": [{"type": "text", "text": CODE}, image]}]
     short = [{"role": "assistant", "content": [{"type": "text", "text": "Yes."}]}] * 5_000
     body = json.dumps({"model": "m", "messages": [*said, *short]}).encode()
-    assert _parsed(body, Asked("/v1/chat/completions", "", counted=True), ModelApi.OPENAI_CHAT) == ("m", body, [])
+    assert _parse_body(body, Asked("/v1/chat/completions", "", counted=True), ModelApi.OPENAI_CHAT) == ("m", body, [])
 
 
 async def test_accepts_event_that_repeats_whole_answer() -> None:
     tools = [{"type": "function", "name": f"t{number}", "parameters": {"type": "object"}} for number in range(500)]
     response = {"output": [{"text": CODE}], "tools": tools, "usage": {"input_tokens": 5, "output_tokens": 6}}
-    counter = Counter(ModelApi.OPENAI, "text/event-stream")
+    counter = TokenCounter(ModelApi.OPENAI, "text/event-stream")
     await counter.feed(b"data: " + json.dumps({"type": "response.completed", "response": response}).encode() + b"\n\n")
     assert counter.result() == Tokens(5, 6)
 

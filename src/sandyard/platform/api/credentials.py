@@ -9,23 +9,23 @@ from fastapi import Path, Query, Request
 from pydantic import Field
 
 from sandyard.kit.errors import SandyardError
+from sandyard.platform.api.audit_middleware import note
 from sandyard.platform.api.auth import Caller
 from sandyard.platform.api.credential_input import GivenCredentials
+from sandyard.platform.api.dependencies import inject
 from sandyard.platform.api.limits import limited
-from sandyard.platform.api.parts import part
 from sandyard.platform.api.projects import ProjectId, Projects
 from sandyard.platform.api.routers import api_router
 from sandyard.platform.api.schema import Instant, Model, example
-from sandyard.platform.api.trail import note
 from sandyard.platform.domain.forge import access as forge
 from sandyard.platform.domain.forge import connection_test
 from sandyard.platform.domain.projects import credentials as domain
 from sandyard.platform.domain.projects.credentials import CredentialInfo
 
 router = api_router("projects")
-Credentials = Annotated[domain.Credentials, part("credentials")]
-Access = Annotated[forge.Access, part("access")]
-ConnectionTests = Annotated[connection_test.ConnectionTests, part("connection_tests")]
+Credentials = Annotated[domain.Credentials, inject("credentials")]
+Access = Annotated[forge.Access, inject("access")]
+ConnectionTests = Annotated[connection_test.ConnectionTests, inject("connection_tests")]
 Kind = Annotated[str, Path(max_length=40, examples=["token"], description="token, ssh_key, app or webhook_secret.")]
 
 

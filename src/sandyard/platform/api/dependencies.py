@@ -8,7 +8,7 @@ from fastapi import Depends
 from starlette.requests import HTTPConnection
 
 
-def part(name: str) -> Any:
+def inject(name: str) -> Any:
     """Return a dependency on the service of that name in `app.state.services`, for routes and WebSockets.
 
     It is async like all dependencies here, because FastAPI runs others in a thread.

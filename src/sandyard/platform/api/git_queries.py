@@ -6,8 +6,8 @@ from typing import Annotated
 
 from fastapi import Query
 
-from sandyard.platform.api.answers import large_answer
 from sandyard.platform.api.auth import Caller
+from sandyard.platform.api.dependencies import inject
 from sandyard.platform.api.git_views import (
     CheckoutView,
     CheckpointView,
@@ -18,8 +18,8 @@ from sandyard.platform.api.git_views import (
     OperationView,
     StatusView,
 )
+from sandyard.platform.api.large_responses import large_response
 from sandyard.platform.api.paging import Page, Paging
-from sandyard.platform.api.parts import part
 from sandyard.platform.api.projects import ProjectId
 from sandyard.platform.api.refs import Against, RepositoryPath, Revision
 from sandyard.platform.api.routers import api_router
@@ -30,7 +30,7 @@ from sandyard.platform.db import models
 from sandyard.platform.domain.git import service
 
 router = api_router("git")
-Git = Annotated[service.GitService, part("git")]
+Git = Annotated[service.GitService, inject("git")]
 OperationId = Annotated[str, id_in_path("operation", "gop_00mwhnkzc0a1b2c3d4e5")]
 Patches = Annotated[bool, Query(description="Include the changed lines.")]
 IdQuery = Annotated[str | None, Query(max_length=40)]
@@ -55,7 +55,7 @@ async def operations(
     return Page.of(found, lambda row: operation_view(git, row))
 
 
-@router.get("/git/operations/{operation_id}", name="git.operation", dependencies=[large_answer()])
+@router.get("/git/operations/{operation_id}", name="git.operation", dependencies=[large_response()])
 async def operation(caller: Caller, git: Git, operation_id: OperationId) -> OperationView:
     return operation_view(git, await git.operation(caller, operation_id))
 
@@ -66,7 +66,7 @@ async def checkout(caller: Caller, git: Git, sandbox_id: SandboxId) -> CheckoutV
     return CheckoutView.model_validate(await git.checkout(caller, sandbox_id))
 
 
-@router.get("/git/{sandbox_id}/history", name="git.history", dependencies=[large_answer(slow=True)])
+@router.get("/git/{sandbox_id}/history", name="git.history", dependencies=[large_response(slow=True)])
 async def history(
     caller: Caller,
     git: Git,
@@ -85,13 +85,13 @@ async def history(
     )
 
 
-@router.get("/git/{sandbox_id}/status", name="git.status", dependencies=[large_answer(slow=True)])
+@router.get("/git/{sandbox_id}/status", name="git.status", dependencies=[large_response(slow=True)])
 async def status(caller: Caller, git: Git, sandbox_id: SandboxId) -> StatusView:
     """List changes since the last commit."""
     return StatusView.model_validate(await git.status(caller, sandbox_id))
 
 
-@router.get("/git/{sandbox_id}/diff", name="git.diff", dependencies=[large_answer(slow=True)])
+@router.get("/git/{sandbox_id}/diff", name="git.diff", dependencies=[large_response(slow=True)])
 async def diff(
     caller: Caller,
     git: Git,
@@ -115,7 +115,7 @@ async def checkpoints(
     return Page.of(await git.checkpoints(caller, session_id, page), CheckpointView.model_validate)
 
 
-@router.get("/projects/{project_id}/compare", name="project.compare", dependencies=[large_answer(slow=True)])
+@router.get("/projects/{project_id}/compare", name="project.compare", dependencies=[large_response(slow=True)])
 async def compare(
     caller: Caller,
     git: Git,

@@ -96,7 +96,7 @@ async def _take_slow_slot(connection: HTTPConnection, caller: Caller) -> None:
     await slot.take(f"{caller.user_id} slow")
 
 
-def large_answer(*, slow: bool = False) -> Any:
+def large_response(*, slow: bool = False) -> Any:
     """Return a dependency for routes whose response may be several megabytes: `dependencies=[large_answer()]`.
 
     Lists with `Paging` already have it. Set `slow` for routes that wait for a sandbox or a remote; these use separate slots, so that other
@@ -115,7 +115,7 @@ def _size(start: Message) -> int:
     return next((int(value) for name, value in start.get("headers", ()) if name.lower() == b"content-length"), 0)
 
 
-class Answers:
+class LargeResponses:
     """Send large bodies in pieces and release the request's slot once the client has read the response.
 
     A large response that is in memory as a whole needs a slot before it is sent, even if its route took none. If no slot is available,

@@ -28,7 +28,7 @@ HEADERS = {
 """Defaults. A response that sets one of these headers itself keeps its own value: web pages need another policy than JSON."""
 
 
-class Frame:
+class OuterMiddleware:
     def __init__(self, app: ASGIApp, *, https: bool) -> None:
         self._app = app
         self._headers = HEADERS | ({"Strict-Transport-Security": "max-age=31536000"} if https else {})

@@ -10,16 +10,16 @@ from fastapi import Query, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import Field
 
-from sandyard.platform.api.answers import large_answer
+from sandyard.platform.api.audit_middleware import note
 from sandyard.platform.api.auth import Caller
+from sandyard.platform.api.dependencies import inject
+from sandyard.platform.api.large_responses import large_response
 from sandyard.platform.api.limits import limited
 from sandyard.platform.api.paging import Page, Paging
-from sandyard.platform.api.parts import part
 from sandyard.platform.api.projects import ProjectId, Projects
 from sandyard.platform.api.refs import Branch
 from sandyard.platform.api.routers import api_router
 from sandyard.platform.api.schema import Input, Instant, Model, example, id_in_path
-from sandyard.platform.api.trail import note
 from sandyard.platform.db import models
 from sandyard.platform.domain.agents.catalogue import Agents as AgentCatalogue
 from sandyard.platform.domain.models.service import Models as ModelService
@@ -27,9 +27,9 @@ from sandyard.platform.domain.preparing import service
 from sandyard.platform.domain.preparing.model import PreparationStatus
 
 router = api_router("preparations")
-Preparing = Annotated[service.Preparing, part("preparing")]
-Agents = Annotated[AgentCatalogue, part("agents")]
-Models = Annotated[ModelService, part("models")]
+Preparing = Annotated[service.Preparing, inject("preparing")]
+Agents = Annotated[AgentCatalogue, inject("agents")]
+Models = Annotated[ModelService, inject("models")]
 PreparationId = Annotated[str, id_in_path("preparation", "prp_00mwhnkz2f0a9s8d7f6g")]
 Wait = Annotated[
     float,
@@ -152,7 +152,7 @@ async def create(
     return JSONResponse(view, 200 if made else 202, {"Location": f"/api/v1/preparations/{row.id}"})
 
 
-@router.get("/preparations/{preparation_id}", name="preparation.get", dependencies=[large_answer()])
+@router.get("/preparations/{preparation_id}", name="preparation.get", dependencies=[large_response()])
 async def get(caller: Caller, preparing: Preparing, preparation_id: PreparationId) -> PreparationView:
     return PreparationView.of(await preparing.get(caller, preparation_id))
 

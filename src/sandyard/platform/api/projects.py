@@ -8,16 +8,16 @@ from typing import Annotated, Any
 from fastapi import Query, Request, Response
 from pydantic import Field, StringConstraints
 
-from sandyard.platform.api.answers import large_answer
+from sandyard.platform.api.audit_middleware import note
 from sandyard.platform.api.auth import Caller
 from sandyard.platform.api.credential_input import GivenCredentials
+from sandyard.platform.api.dependencies import inject
+from sandyard.platform.api.large_responses import large_response
 from sandyard.platform.api.limits import limited
 from sandyard.platform.api.paging import Page, Paging
-from sandyard.platform.api.parts import part
 from sandyard.platform.api.refs import Branch
 from sandyard.platform.api.routers import api_router
 from sandyard.platform.api.schema import Input, Instant, Model, example, id_in_path
-from sandyard.platform.api.trail import note
 from sandyard.platform.db.models import Project
 from sandyard.platform.domain.forge import connection_test
 from sandyard.platform.domain.forge.addresses import explain_missing_pull_requests
@@ -27,11 +27,11 @@ from sandyard.platform.domain.projects import sample, service
 from sandyard.platform.domain.projects.model import ProjectSettings
 
 router = api_router("projects")
-Projects = Annotated[service.Projects, part("projects")]
-Models = Annotated[model_service.Models, part("models")]
-Samples = Annotated[sample.Samples, part("samples")]
-ConnectionTests = Annotated[connection_test.ConnectionTests, part("connection_tests")]
-Credentials = Annotated[credential_service.Credentials, part("credentials")]
+Projects = Annotated[service.Projects, inject("projects")]
+Models = Annotated[model_service.Models, inject("models")]
+Samples = Annotated[sample.Samples, inject("samples")]
+ConnectionTests = Annotated[connection_test.ConnectionTests, inject("connection_tests")]
+Credentials = Annotated[credential_service.Credentials, inject("credentials")]
 ProjectId = Annotated[str, id_in_path("project", "prj_0mh3k7a1x2abcdefghij")]
 MemberId = Annotated[str, id_in_path("user", "usr_0mh3k7a1x2abcdefghij")]
 ProjectName = Annotated[str, StringConstraints(min_length=1, max_length=200, strip_whitespace=True)]
@@ -194,7 +194,7 @@ async def sample_project(
     return SampleProject(project=project, tasks=[SampleTask.model_validate(one) for one in sample.TASKS])
 
 
-@router.get("/projects/{project_id}", name="project.get", dependencies=[large_answer()])
+@router.get("/projects/{project_id}", name="project.get", dependencies=[large_response()])
 async def get_project(caller: Caller, project_id: ProjectId, projects: Projects, models: Models) -> ProjectView:
     return await view(models, await projects.get(caller, project_id))
 
@@ -230,7 +230,7 @@ async def delete_project(caller: Caller, project_id: ProjectId, projects: Projec
     await projects.delete(caller, project_id)
 
 
-@router.get("/projects/{project_id}/members", name="project.members", dependencies=[large_answer()])
+@router.get("/projects/{project_id}/members", name="project.members", dependencies=[large_response()])
 async def list_members(caller: Caller, project_id: ProjectId, projects: Projects) -> Members:
     """List the project's members, without the owner."""
     return Members(items=[Member.model_validate(user) for user in await projects.members(caller, project_id)])

@@ -9,20 +9,22 @@ from starlette.requests import HTTPConnection
 
 from sandyard.kit.errors import NotFoundError, SandyardError
 from sandyard.kit.logging import get_logger
+from sandyard.platform.domain.users.authentication import is_still_valid
 from sandyard.platform.domain.users.model import Principal
-from sandyard.platform.domain.users.standing import stands
 
 log = get_logger(__name__)
 LOOK_SECONDS = 10.0
 
 
-async def still_allowed(connection: HTTPConnection, caller: Principal, look: Callable[[], Awaitable[object]]) -> None:
+async def wait_until_revoked(
+    connection: HTTPConnection, caller: Principal, look: Callable[[], Awaitable[object]]
+) -> None:
     """Return when the caller's token, login or account is no longer valid, or `look` raises NotFoundError."""
     services = connection.app.state.services
     while True:
         await asyncio.sleep(LOOK_SECONDS)
         try:
-            if not await stands(services.database, services.clock, caller):
+            if not await is_still_valid(services.database, services.clock, caller):
                 break
             await look()
         except NotFoundError:

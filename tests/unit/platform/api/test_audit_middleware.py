@@ -6,9 +6,9 @@ from fastapi import Request, WebSocket
 from sqlalchemy import text
 
 from sandyard.kit.errors import ConflictError
+from sandyard.platform.api.audit_middleware import audited, note
 from sandyard.platform.api.auth import Caller, StreamCaller
 from sandyard.platform.api.routers import api_router
-from sandyard.platform.api.trail import audited, note
 from sandyard.platform.domain.audit.service import AuditQuery
 from sandyard.platform.domain.paging import PageRequest
 from tests.unit.platform.api.sockets import connect

@@ -10,9 +10,9 @@ import pytest
 from fastapi import FastAPI
 from fastapi.responses import Response, StreamingResponse
 
-from sandyard.platform.api import answers
-from sandyard.platform.api.answers import PIECE, SLOTS, AnswerSlots, large_answer
+from sandyard.platform.api import large_responses
 from sandyard.platform.api.auth import Caller
+from sandyard.platform.api.large_responses import PIECE, SLOTS, AnswerSlots, large_response
 from sandyard.platform.api.problems import TooManyRequestsError
 from sandyard.platform.api.routers import api_router
 from tests.unit.platform.world import Person, World, client
@@ -23,11 +23,11 @@ BODY = bytes(range(256)) * (3 * PIECE // 256) + b"end"
 def app_of(world: World) -> FastAPI:
     router = api_router("test")
 
-    @router.get("/large", name="test.large", dependencies=[large_answer()])
+    @router.get("/large", name="test.large", dependencies=[large_response()])
     async def large() -> Response:
         return Response(BODY)
 
-    @router.get("/slow", name="test.slow", dependencies=[large_answer(slow=True)])
+    @router.get("/slow", name="test.slow", dependencies=[large_response(slow=True)])
     async def slow() -> Response:
         return Response(BODY)
 
@@ -92,7 +92,7 @@ async def test_limits_unread_answers_per_user(world: World, monkeypatch: pytest.
     silent = [Silent(app, maria) for _ in range(SLOTS)]
     for one in silent:
         await one.stuck.wait()
-    monkeypatch.setattr(answers, "WAIT_SECONDS", 0)
+    monkeypatch.setattr(large_responses, "WAIT_SECONDS", 0)
     async with client(app, maria) as web:
         refused = await web.get("/api/v1/large")
         assert refused.status_code == 429 and "not being read" in refused.json()["detail"]
@@ -115,7 +115,7 @@ async def test_drops_finished_answer_without_slot(world: World, monkeypatch: pyt
     silent = [Silent(app, maria, "POST", "/api/v1/command") for _ in range(SLOTS)]
     for one in silent:
         await one.stuck.wait()
-    monkeypatch.setattr(answers, "FINISHED_WAITING", 0)
+    monkeypatch.setattr(large_responses, "FINISHED_WAITING", 0)
     async with client(app, maria) as web:
         refused = await web.post("/api/v1/command")
         assert refused.status_code == 429 and refused.json()["detail"].startswith("The request was carried out, but")
@@ -139,7 +139,7 @@ async def test_waits_for_free_slot() -> None:
 
 
 async def test_forgets_users_without_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answers, "WAIT_SECONDS", 0)
+    monkeypatch.setattr(large_responses, "WAIT_SECONDS", 0)
     slots = AnswerSlots()
     for _ in range(SLOTS):
         await slots.take("maria")
@@ -153,7 +153,7 @@ async def test_forgets_users_without_answers(monkeypatch: pytest.MonkeyPatch) ->
 async def test_failed_answer_releases_slot(world: World) -> None:
     router = api_router("test")
 
-    @router.get("/large", name="test.large", dependencies=[large_answer()])
+    @router.get("/large", name="test.large", dependencies=[large_response()])
     async def large() -> Response:
         raise RuntimeError("on purpose")
 

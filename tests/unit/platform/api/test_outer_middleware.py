@@ -16,8 +16,8 @@ from pydantic import Field
 from sandyard.kit import logging as kit_logging
 from sandyard.kit.errors import BusyError, NotFoundError
 from sandyard.kit.logging import get_logger
-from sandyard.platform.api.frame import HEADERS
 from sandyard.platform.api.guard import BODY_VALUES, body_limit, host_name, streams_body
+from sandyard.platform.api.outer_middleware import HEADERS
 from sandyard.platform.api.routers import api_router
 from sandyard.platform.api.schema import Input
 from sandyard.platform.domain.git.errors import CommitMessageError, ConflictsError

@@ -9,7 +9,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from sandyard.platform.api.mcp.given import CommandId, SandboxId, waiting
+from sandyard.platform.api.mcp.arguments import CommandId, SandboxId, waiting
 from sandyard.platform.api.mcp.output import Output, page, tail
 from sandyard.platform.api.mcp.tool import Call, Toolbox
 from sandyard.platform.api.schema import Input, Model, example

@@ -13,9 +13,9 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sandyard.kit.errors import UnauthenticatedError
+from sandyard.platform.api.audit_middleware import audits_itself
 from sandyard.platform.api.auth import Bearer, CrossSiteError, caller, same_origin
 from sandyard.platform.api.routers import api_router
-from sandyard.platform.api.trail import audits_itself
 from sandyard.platform.domain.users.model import Principal
 
 router = api_router("service", prefix="")

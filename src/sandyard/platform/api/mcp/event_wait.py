@@ -14,7 +14,7 @@ T = TypeVar("T")
 PROGRESS_S = 5.0
 
 
-async def watch(
+async def wait_for_events(
     call: Call,
     filters: EventFilter,
     look: Callable[[], Awaitable[T]],

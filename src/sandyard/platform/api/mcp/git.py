@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import Field
 
 from sandyard.platform.api.git_views import DiffView, FileDiffView, StatusView
-from sandyard.platform.api.mcp.given import SandboxId
+from sandyard.platform.api.mcp.arguments import SandboxId
 from sandyard.platform.api.mcp.tool import Call, Toolbox
 from sandyard.platform.api.refs import Against, RepositoryPath
 from sandyard.platform.api.schema import Input, example

@@ -23,7 +23,7 @@ from starlette.types import Receive, Scope, Send
 from sandyard import __version__
 from sandyard.kit.errors import InvalidInputError, SandyardError
 from sandyard.kit.logging import get_logger
-from sandyard.platform.api.mcp.given import MAX_ID
+from sandyard.platform.api.mcp.arguments import MAX_ID
 from sandyard.platform.api.mcp.tool import Call, Tool
 from sandyard.platform.api.mcp.tools import TOOLS
 from sandyard.platform.api.problems import FAILED

@@ -9,8 +9,9 @@ from pydantic import Field
 from sandyard.kit.errors import ConflictError, NotFoundError
 from sandyard.platform.api.git_views import DiffView
 from sandyard.platform.api.mcp import git, transcript
+from sandyard.platform.api.mcp.arguments import Paged, ProjectId, TaskId, waiting
 from sandyard.platform.api.mcp.asks import pending
-from sandyard.platform.api.mcp.given import Paged, ProjectId, TaskId, waiting
+from sandyard.platform.api.mcp.event_wait import wait_for_events
 from sandyard.platform.api.mcp.task_states import (
     AttemptState,
     TaskList,
@@ -23,7 +24,6 @@ from sandyard.platform.api.mcp.task_states import (
 )
 from sandyard.platform.api.mcp.tool import Call, Toolbox
 from sandyard.platform.api.mcp.transcript import Transcript
-from sandyard.platform.api.mcp.watching import watch
 from sandyard.platform.api.refs import RepositoryPath
 from sandyard.platform.api.schema import Input, example
 from sandyard.platform.api.task_views import TaskView
@@ -188,7 +188,7 @@ async def wait_for_task(call: Call, given: WaitForTask) -> TaskState:
     async def look() -> TaskState:
         return await _state(call, await call.services.tasks.get(call.caller, given.task_id))
 
-    return await watch(
+    return await wait_for_events(
         call,
         EventFilter(task_id=given.task_id),
         look,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping
+from typing import Any
 
 import httpx
 from starlette.types import Receive, Scope, Send
@@ -11,9 +12,9 @@ from starlette.types import Receive, Scope, Send
 from sandyard.kit.errors import InvalidInputError
 from sandyard.kit.logging import get_logger
 from sandyard.kit.pacing import take_turn
+from sandyard.kit.tasks import end_tasks
 from sandyard.platform.api.previewing.headers import to_browser, to_sandbox
 from sandyard.platform.api.previewing.pages import Trouble, enough, may_be_trouble, trouble
-from sandyard.platform.api.previewing.racing import first
 from sandyard.platform.domain.previews.addresses import Addresses, Place
 from sandyard.platform.domain.previews.model import BrokenAnswerError, PortClosedError
 from sandyard.platform.domain.previews.service import Previews
@@ -62,7 +63,7 @@ class Exchange:
     async def run(self) -> None:
         """Proxy until the response is complete or the browser disconnects."""
         try:
-            await first(self._proxy(), self._left())
+            await run_until_first(self._proxy(), self._left())
         except _GoneError:
             return
 
@@ -176,3 +177,17 @@ async def _held(answer: httpx.Response, pieces: AsyncIterator[bytes]) -> bytes:
         except httpx.TransportError:
             raise BrokenAnswerError from None
     return held
+
+
+async def run_until_first(*works: Coroutine[Any, Any, object]) -> None:
+    """Return or raise as the first coroutine does. The others are cancelled and have ended by then."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        await end_tasks(*tasks)
+    for task in tasks:
+        if task in done:
+            task.result()
+        elif not task.cancelled():
+            task.exception()  # mark as retrieved, so that asyncio does not log it

@@ -20,8 +20,7 @@ from sandyard.kit.logging import bound, get_logger
 from sandyard.kit.server import mark_authenticated
 from sandyard.platform.api.guard import host_name
 from sandyard.platform.api.previewing import pages
-from sandyard.platform.api.previewing.exchange import Exchange
-from sandyard.platform.api.previewing.racing import first
+from sandyard.platform.api.previewing.exchange import Exchange, run_until_first
 from sandyard.platform.api.previewing.sockets import carry
 from sandyard.platform.domain.previews.addresses import Addresses, Place
 from sandyard.platform.domain.previews.model import PortClosedError, SleepingError
@@ -38,7 +37,7 @@ LOOK_SECONDS = 10.0
 REFRESH_SECONDS = 2
 
 
-class Previewing:
+class PreviewMiddleware:
     def __init__(self, app: ASGIApp, *, services: Services) -> None:
         self._app = app
         self._services = services
@@ -118,7 +117,7 @@ class _Visit:
                     send=self._send,
                 ).run()
 
-        await first(work(), self._no_longer(place, known))
+        await run_until_first(work(), self._no_longer(place, known))
         return refused[0] if refused else pages.uninvited()  # used only if no response has started
 
     async def _no_longer(self, place: Place, known: str) -> None:

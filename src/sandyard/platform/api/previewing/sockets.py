@@ -9,10 +9,9 @@ from starlette.types import Message, Receive, Scope, Send
 
 from sandyard.kit.pacing import take_turn
 from sandyard.kit.websockets import RAW, FrameTracker
-from sandyard.platform.api.previewing.exchange import CONNECT_S, ask
+from sandyard.platform.api.previewing.exchange import CONNECT_S, ask, run_until_first
 from sandyard.platform.api.previewing.headers import to_browser
 from sandyard.platform.api.previewing.pages import Trouble, trouble
-from sandyard.platform.api.previewing.racing import first
 from sandyard.platform.domain.previews.addresses import Addresses, Place
 from sandyard.platform.domain.previews.model import BrokenAnswerError, PortClosedError
 from sandyard.platform.domain.previews.service import Previews
@@ -41,7 +40,7 @@ async def carry(
             return await _refused(previews, place, answer)
         await send({"type": RAW, "headers": list(to_browser(answer.headers.raw))})
         stream: httpcore.AsyncNetworkStream = answer.extensions["network_stream"]
-        await first(_forward_input(previews, place, stream, receive), _forward_output(stream, send))
+        await run_until_first(_forward_input(previews, place, stream, receive), _forward_output(stream, send))
     finally:
         await answer.aclose()
     return None

@@ -38,7 +38,7 @@ from sandyard.platform.domain.agents.rows import (
 )
 from sandyard.platform.domain.git.model import OperationKind, OperationStatus
 from sandyard.platform.domain.mcp_servers.model import ServerType, entry_of, fingerprint
-from sandyard.platform.domain.mcp_servers.rows import servers_of
+from sandyard.platform.domain.mcp_servers.records import list_servers
 from sandyard.platform.domain.sandboxes.commands import StoppingError
 from sandyard.platform.domain.sandboxes.e2b import (
     CommandSpec,
@@ -236,7 +236,7 @@ class Life:
     async def _mcp_servers(self, sandbox: Sandbox) -> tuple[list[McpServer], list[dict[str, Any]]]:
         """Return the project's MCP servers, and their entries for the agent."""
         async with self._desk.database.reading() as session:
-            servers = await servers_of(session, self._session.project_id)
+            servers = await list_servers(session, self._session.project_id)
         gateway, capability = "", None
         if any(one.type == ServerType.HTTP for one in servers):
             gateway, capability = await self._desk.models.reach(self._session, sandbox)

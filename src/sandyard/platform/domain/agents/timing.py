@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy import select
 
+from sandyard.kit.clock import get_time
 from sandyard.platform.db.models import Ask, Sandbox, Session, Turn
 from sandyard.platform.domain.agents import asking, steps, wire
 from sandyard.platform.domain.agents.model import AskKind, AskStatus, TurnStatus
@@ -12,13 +13,12 @@ from sandyard.platform.domain.agents.ports import Desk
 from sandyard.platform.domain.agents.rows import Scene, about, about_turn, agent_settings, locked, say
 from sandyard.platform.domain.agents.stuck import Watch
 from sandyard.platform.domain.sandboxes.model import utc_now
-from sandyard.platform.domain.users.tokens import instant
 
 
 async def expire(desk: Desk, turn_id: str) -> bool:
     """Deny the requests that nobody answered in time. Returns whether there were any."""
     query = select(Ask.id).where(
-        Ask.turn_id == turn_id, Ask.status == AskStatus.PENDING, Ask.expires_at < instant(desk.clock)
+        Ask.turn_id == turn_id, Ask.status == AskStatus.PENDING, Ask.expires_at < get_time(desk.clock)
     )
     async with desk.database.reading() as session:
         if (await session.scalars(query)).first() is None:

@@ -49,6 +49,19 @@ _CHANGED = {
     Change.COPIED: "copied",
     Change.TYPE: "type changed",
 }
+LOOKED_AT, SHOWN = 500, 10
+_REDIRECTED = re.compile(r"\s[012&]?>{1,2}\s?(&[12]|[\w./-]+)")
+_UNCERTAIN = re.compile(r"[|;\n\r`$()!<>\\'\"]|(?<!&)&(?!&)|\s--?(version|help|collect-only|co|dry-run)\b")
+_CHECK = re.compile(
+    r"\s*(?:[A-Za-z_]\w*=\S*\s+)*"  # variables
+    r"(?:python3? -m |uv run |poetry run |pdm run |npx |\.venv/bin/|\./node_modules/\.bin/|\./)?"
+    r"(?P<name>"
+    r"pytest|tox|nox|mypy|pyright|ruff check|eslint|tsc|vitest run|jest|phpunit|rspec|ctest|shellcheck|golangci-lint run"
+    r"|(?:npm|pnpm|yarn)(?: run)? (?:test|lint|build|typecheck|check)"
+    r"|(?:cargo|go|mvn|gradle|dotnet|swift|mix|deno|bun) (?:test|check|clippy|vet|build|verify)"
+    r"|make (?:test|check|lint|build|verify)"
+    r")(?:\s.*)?"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,21 +259,6 @@ def _hash(text: str) -> str:
 
 def _remove_marks(text: str) -> str:
     return _MARK.sub(f"<{GAP}!-- ", text)
-
-
-LOOKED_AT, SHOWN = 500, 10
-_REDIRECTED = re.compile(r"\s[012&]?>{1,2}\s?(&[12]|[\w./-]+)")
-_UNCERTAIN = re.compile(r"[|;\n\r`$()!<>\\'\"]|(?<!&)&(?!&)|\s--?(version|help|collect-only|co|dry-run)\b")
-_CHECK = re.compile(
-    r"\s*(?:[A-Za-z_]\w*=\S*\s+)*"  # variables
-    r"(?:python3? -m |uv run |poetry run |pdm run |npx |\.venv/bin/|\./node_modules/\.bin/|\./)?"
-    r"(?P<name>"
-    r"pytest|tox|nox|mypy|pyright|ruff check|eslint|tsc|vitest run|jest|phpunit|rspec|ctest|shellcheck|golangci-lint run"
-    r"|(?:npm|pnpm|yarn)(?: run)? (?:test|lint|build|typecheck|check)"
-    r"|(?:cargo|go|mvn|gradle|dotnet|swift|mix|deno|bun) (?:test|check|clippy|vet|build|verify)"
-    r"|make (?:test|check|lint|build|verify)"
-    r")(?:\s.*)?"
-)
 
 
 async def list_checks(database: Database, sandbox_id: str) -> list[Check]:

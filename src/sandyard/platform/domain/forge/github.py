@@ -51,6 +51,11 @@ from sandyard.platform.domain.forge.model import (
 )
 
 _PAGE, _PAGES = 100, 10
+AUTHORS = 20
+"""Maximum number of authors of new remarks whose access is checked per poll."""
+_INSIDE = ("OWNER", "MEMBER", "COLLABORATOR")
+_READY = "mutation($id: ID!) { markPullRequestReadyForReview(input: {pullRequestId: $id}) { pullRequest { isDraft } } }"
+_DRAFT = "mutation($id: ID!) { convertPullRequestToDraft(input: {pullRequestId: $id}) { pullRequest { isDraft } } }"
 
 
 class RepositoryRequests:
@@ -278,13 +283,6 @@ class PullRequestOpener:
 
 def _normalize_lines(body: str) -> str:
     return body.replace("\r\n", "\n").strip()  # GitHub stores the line breaks of browsers
-
-
-AUTHORS = 20
-"""Maximum number of authors of new remarks whose access is checked per poll."""
-_INSIDE = ("OWNER", "MEMBER", "COLLABORATOR")
-_READY = "mutation($id: ID!) { markPullRequestReadyForReview(input: {pullRequestId: $id}) { pullRequest { isDraft } } }"
-_DRAFT = "mutation($id: ID!) { convertPullRequestToDraft(input: {pullRequestId: $id}) { pullRequest { isDraft } } }"
 
 
 class GitHubRepository:

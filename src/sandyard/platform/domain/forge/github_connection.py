@@ -23,6 +23,19 @@ from sandyard.platform.domain.forge.errors import ForgeForbiddenError, ForgeUnre
 from sandyard.platform.domain.forge.github_errors import extract_message, translate_error
 from sandyard.platform.domain.forge.rate_limit import CORE, RateLimit, parse_retry_after
 
+_OVERHEAD = 1000  # of an entry: its key, ETag and Python objects
+log = get_logger(__name__)
+TRIES = 3
+_GITHUBS = "x-github-request-id"
+"""Present in every response of GitHub. Messages of other servers are not shown, because they are not meant for the project's owner."""
+_LINK_LIMIT = 4096
+_ANSWER_LIMIT, _ANSWER_VALUES = 16 << 20, 200_000
+"""A page of a hundred pull requests, the largest response, has a fifth of these values."""
+_TIMEOUT = httpx.Timeout(30, connect=10)
+_REPEATABLE = ("GET", "PUT", "PATCH", "DELETE")
+_CONCURRENT_REQUESTS = 100
+"""Maximum number of requests at once that GitHub allows."""
+
 
 @dataclass(frozen=True, slots=True)
 class CachedResponse:
@@ -58,23 +71,6 @@ class ResponseCache:
     def _drop(self, key: tuple[str, str]) -> None:
         if (kept := self._answers.pop(key, None)) is not None:
             self._size -= len(kept.content) + _OVERHEAD
-
-
-_OVERHEAD = 1000  # of an entry: its key, ETag and Python objects
-
-
-log = get_logger(__name__)
-
-TRIES = 3
-_GITHUBS = "x-github-request-id"
-"""Present in every response of GitHub. Messages of other servers are not shown, because they are not meant for the project's owner."""
-_LINK_LIMIT = 4096
-_ANSWER_LIMIT, _ANSWER_VALUES = 16 << 20, 200_000
-"""A page of a hundred pull requests, the largest response, has a fifth of these values."""
-_TIMEOUT = httpx.Timeout(30, connect=10)
-_REPEATABLE = ("GET", "PUT", "PATCH", "DELETE")
-_CONCURRENT_REQUESTS = 100
-"""Maximum number of requests at once that GitHub allows."""
 
 
 class TokenSource(Protocol):

@@ -19,7 +19,7 @@ from sqlalchemy import Select, and_, func, or_, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import load_only
 
-from sandyard.kit.clock import Clock
+from sandyard.kit.clock import Clock, get_time
 from sandyard.kit.errors import SandyardError
 from sandyard.kit.logging import get_logger
 from sandyard.kit.tasks import TaskSet
@@ -32,7 +32,6 @@ from sandyard.platform.domain.forge.model import ForgeKind, PullState
 from sandyard.platform.domain.forge.service import PullRequests
 from sandyard.platform.domain.forge.webhooks import KEPT, IssueTrigger, issue_key
 from sandyard.platform.domain.projects.model import ProjectSettings
-from sandyard.platform.domain.users.tokens import instant
 from sandyard.platform.settings import PlatformSettings
 
 log = get_logger(__name__)
@@ -46,6 +45,8 @@ UNFINISHED = timedelta(days=1)
 """How long after a merge deleting the branch is retried."""
 AT_ONCE = 4
 _GLANCE = (PullRequest.id, PullRequest.project_id, PullRequest.state, PullRequest.looked_at, PullRequest.created_at)
+_ROWS = 20
+"""Projects loaded in one batch."""
 
 
 @dataclass(slots=True)
@@ -88,7 +89,7 @@ class PullRequestPoller:
 
     async def round(self) -> None:
         """Poll what is due now, or a part of it if there is much."""
-        now = instant(self._clock)
+        now = get_time(self._clock)
         async with self._database.reading() as session:
             rows = list(await session.scalars(_select_followed(now)))
             heard_query = select(Delivery.project_id, func.max(Delivery.received_at)).group_by(Delivery.project_id)
@@ -187,10 +188,6 @@ def _select_followed(now: datetime) -> Select[PullRequest]:
     )
 
 
-_ROWS = 20
-"""Projects loaded in one batch."""
-
-
 class IssuePoller:
     def __init__(
         self, database: Database, access: Access, settings: PlatformSettings, clock: Clock, *, on_issue: IssueTrigger
@@ -223,7 +220,7 @@ class IssuePoller:
 
     async def round(self) -> None:
         """Poll all projects that are due."""
-        now = instant(self._clock)
+        now = get_time(self._clock)
         projects = await self._polled_projects()
         async with self._database.reading() as session:
             lately = select(Delivery.project_id).where(

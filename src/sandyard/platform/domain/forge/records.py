@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Select, or_, select, true
 from sqlalchemy.exc import IntegrityError
 
-from sandyard.kit.clock import Clock
+from sandyard.kit.clock import Clock, get_time
 from sandyard.kit.errors import ConflictError, NotFoundError
 from sandyard.kit.ids import ordered_id
 from sandyard.kit.text import storable
@@ -22,7 +22,12 @@ from sandyard.platform.domain.forge.model import ForgeKind, Pull, PullState
 from sandyard.platform.domain.paging import Listing, PageRequest, newest_first
 from sandyard.platform.domain.projects import service as projects
 from sandyard.platform.domain.users.model import Principal
-from sandyard.platform.domain.users.tokens import instant
+
+PARTS = 50
+"""Maximum number of parts of one message."""
+SHOWN = 100
+"""Maximum number of remarks and runs stored for display, newest first."""
+_VISIBLE = ("title", "state", "draft", "base_branch", "head_commit", "mergeable", "review", "checks")
 
 
 def visible_to(caller: Principal) -> ColumnElement[bool]:
@@ -95,13 +100,6 @@ class PullRequestReader:
             return await session.scalar(query.limit(1)) is not None
 
 
-PARTS = 50
-"""Maximum number of parts of one message."""
-SHOWN = 100
-"""Maximum number of remarks and runs stored for display, newest first."""
-_VISIBLE = ("title", "state", "draft", "base_branch", "head_commit", "mergeable", "review", "checks")
-
-
 @dataclass(frozen=True, slots=True)
 class Provenance:
     """Where a pull request came from."""
@@ -130,7 +128,7 @@ class PullRequestRecorder:
             return await self._record(origin, pull, made=made, words=words)
 
     async def _record(self, origin: Provenance, pull: Pull, *, made: bool, words: str | None) -> PullRequest:
-        now = instant(self._clock)
+        now = get_time(self._clock)
         async with self._database.transaction() as tx:
             # Another platform must not record the same branch of a plain remote, which no index prevents. Transactions that only refer to
             # the project do not wait for this lock.
@@ -162,7 +160,7 @@ class PullRequestRecorder:
 
     async def apply(self, pull_id: str, pull: Pull) -> PullRequest:
         """Store what the forge reports and emit what is new, in one transaction. An outdated response changes nothing."""
-        now = instant(self._clock)
+        now = get_time(self._clock)
         async with self._database.transaction() as tx:
             row = await tx.session.get(PullRequest, pull_id, with_for_update=True)
             if row is None:
@@ -196,7 +194,7 @@ class PullRequestRecorder:
             if row.branch_deleted_at is not None or row.told.get("branch") == "kept":
                 return row
             if deleted:
-                row.branch_deleted_at = instant(self._clock)
+                row.branch_deleted_at = get_time(self._clock)
                 await _emit(tx, row, "pull_request.branch_deleted", {"branch": row.head_branch})
             else:
                 row.told = {**row.told, "branch": "kept"}

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from weakref import WeakValueDictionary
 
-from sandyard.kit.clock import Clock
+from sandyard.kit.clock import Clock, get_time
 from sandyard.kit.errors import ConflictError, NotFoundError, SandyardError
 from sandyard.kit.logging import get_logger
 from sandyard.platform.db.database import Database
@@ -33,7 +33,6 @@ from sandyard.platform.domain.paging import Listing, PageRequest
 from sandyard.platform.domain.projects.model import ProjectSettings
 from sandyard.platform.domain.projects.service import Projects
 from sandyard.platform.domain.users.model import Principal
-from sandyard.platform.domain.users.tokens import instant
 from sandyard.platform.settings import PlatformSettings
 
 log = get_logger(__name__)
@@ -253,7 +252,7 @@ class PullRequests:
         title, message = await self._squash(row) if method == MergeMethod.SQUASH else (None, None)
         seen = head_commit or row.head_commit
         await github.merge(row.number, method, head_commit=seen, title=title, message=message)
-        now = instant(self._clock)
+        now = get_time(self._clock)
         pull = await github.get_pull(row.number)
         if pull.state != PullState.MERGED:  # the forge has confirmed it; its reads may lag behind
             pull = replace(pull, state=PullState.MERGED, merged_at=now, closed_at=now, updated_at=None)
@@ -284,7 +283,7 @@ class PullRequests:
 
     async def _note_merged(self, row: PullRequest) -> PullRequest:
         return await self.finish(
-            await self._recorder.apply(row.id, pushed_branch.make_merged_pull(row, instant(self._clock)))
+            await self._recorder.apply(row.id, pushed_branch.make_merged_pull(row, get_time(self._clock)))
         )
 
     async def _squash(self, row: PullRequest) -> tuple[str, str | None]:

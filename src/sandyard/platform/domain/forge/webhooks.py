@@ -23,7 +23,7 @@ from typing import TypeVar
 from sqlalchemy import ColumnElement, delete, func, or_, select, update
 from sqlalchemy.exc import IntegrityError
 
-from sandyard.kit.clock import Clock
+from sandyard.kit.clock import Clock, get_time
 from sandyard.kit.errors import InvalidInputError, SandyardError
 from sandyard.kit.logging import get_logger
 from sandyard.kit.tasks import TaskSet
@@ -43,7 +43,6 @@ from sandyard.platform.domain.forge.model import ForgeKind
 from sandyard.platform.domain.forge.service import PullRequests
 from sandyard.platform.domain.git.errors import TooMuchError
 from sandyard.platform.domain.projects.credentials import CredentialKind, Credentials
-from sandyard.platform.domain.users.tokens import instant
 
 log = get_logger(__name__)
 KEPT = timedelta(days=30)
@@ -206,7 +205,7 @@ class Webhooks:
         `keys`: GitHub's number, which a redelivery keeps; a hash of the content, which a replay keeps; and the issue, which can be labelled
         twice.
         """
-        now = instant(self._clock)
+        now = get_time(self._clock)
         try:
             async with self._database.transaction() as tx:
                 before = select(Delivery.delivery).where(Delivery.project_id == project.id, Delivery.delivery.in_(keys))

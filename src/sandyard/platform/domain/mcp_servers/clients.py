@@ -11,7 +11,7 @@ from sandyard.platform.db.models import McpServer
 from sandyard.platform.domain.models.clients import Clients
 
 
-class Connections:
+class McpClients:
     """HTTP clients for MCP servers, and the check of a new address."""
 
     def __init__(self, destinations: Destinations, *, timeout_s: float) -> None:

@@ -81,7 +81,7 @@ class McpGateway:
     async def _authorize(self, place: Place, asking: Asking) -> McpServer:
         target, _, query = asking.target.partition("?")
         capability = self._capabilities.of(place.sandbox_id)
-        if not any(capability.matches(shown) for shown in apis.shown(asking.headers, "")):
+        if not any(capability.matches(shown) for shown in apis.list_capabilities(asking.headers, "")):
             raise _Refused(403, "Invalid capability.")
         row = await self.servers.find(target.strip("/"), place.session_id)
         if row is None or row.type != ServerType.HTTP:
@@ -133,7 +133,9 @@ class McpGateway:
             raise _Refused(502 if response.is_redirect else 403, sentence)
         headers = [(name, redactor.text(value)) for name, value in response.headers.items()]
         kept = [header for header in headers if header[0].lower() not in _STRIPPED_RESPONSE_HEADERS]
-        await answer.head(response.status_code, apis.downward(kept, decoded="content-encoding" in response.headers))
+        await answer.head(
+            response.status_code, apis.filter_response_headers(kept, decoded="content-encoding" in response.headers)
+        )
         try:
             async for chunk in response.aiter_bytes():
                 await take_turn()

@@ -8,7 +8,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sandyard.platform.db.models import McpServer
 
 
-async def servers_of(session: AsyncSession, project_id: str | None) -> list[McpServer]:
+async def list_servers(session: AsyncSession, project_id: str | None) -> list[McpServer]:
     """Return the project's servers, oldest first. Empty without a project."""
     if project_id is None:
         return []

@@ -64,7 +64,7 @@ _SPACE = "".join(map(chr, range(33)))
 """Characters that URL parsers skip before a URL; tabs and line breaks also inside."""
 
 
-def hosted_tools(kind: ModelApi, told: Mapping[str, Any], model: str | None) -> list[str]:
+def list_hosted_tools(kind: ModelApi, told: Mapping[str, Any], model: str | None) -> list[str]:
     """Return the names of the provider-side tools in this request, each once.
 
     Names are without dates and in lowercase: `web_search`, `code_execution`, `mcp_servers`, `remote_files`.
@@ -80,7 +80,7 @@ def hosted_tools(kind: ModelApi, told: Mapping[str, Any], model: str | None) -> 
     return list(dict.fromkeys(name[:100] for name in names))
 
 
-def refused_tools(used: Iterable[str], provider: str, allowed: Iterable[str]) -> list[str]:
+def list_refused_tools(used: Iterable[str], provider: str, allowed: Iterable[str]) -> list[str]:
     """Return the tools that a project does not allow. It names a tool of any provider, or `PROVIDER/tool`."""
     known = set(allowed)
     return [name for name in used if name not in known and f"{provider}/{name}" not in known]

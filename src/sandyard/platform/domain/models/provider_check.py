@@ -28,12 +28,12 @@ _LONGEST = 600
 _PING = "Say ok."
 
 
-async def tried(client: httpx.AsyncClient, provider: ModelProvider, key: Secret | None) -> Verdict:
+async def check_provider(client: httpx.AsyncClient, provider: ModelProvider, key: Secret | None) -> Verdict:
     """Test with its first model, if it has one, using one token of output; otherwise request its list of models."""
-    kind, model = ModelApi(provider.kind), _model(provider)
+    kind, model = ModelApi(provider.kind), _choose_model(provider)
     label = label_of(provider.name, provider.base_url)
-    asked, body = _request(kind, model)
-    headers = [*apis.key_headers(kind, key), ("accept-encoding", "identity")]
+    asked, body = _make_request(kind, model)
+    headers = [*apis.make_key_headers(kind, key), ("accept-encoding", "identity")]
     if kind is ModelApi.ANTHROPIC:
         headers.append(("anthropic-version", "2023-06-01"))
     redactor = Redactor(key)
@@ -42,12 +42,12 @@ async def tried(client: httpx.AsyncClient, provider: ModelProvider, key: Secret 
     try:
         async with client.stream(
             "POST" if body else "GET",
-            apis.address(provider.base_url, asked),
+            apis.build_url(provider.base_url, asked),
             headers=headers,
             json=body,
             timeout=TIMEOUT,
         ) as response:
-            said = await _beginning(response)
+            said = await _read_beginning(response)
             if not response.is_success:
                 text = said.decode(errors="replace")
                 fault = fault_of_answer(
@@ -58,7 +58,7 @@ async def tried(client: httpx.AsyncClient, provider: ModelProvider, key: Secret 
                     Cause.ADDRESS, f"{label} responds, but not with JSON. Check that its address is that of the API."
                 )
             elif model is None:
-                listed = _listed(said)
+                listed = _list_models(said)
     except (httpx.HTTPError, httpx.InvalidURL, PrivateAddressError) as error:
         late = isinstance(error, httpx.TimeoutException)
         fault = fault_of_error(label, provider.base_url, error, late=late)
@@ -66,23 +66,27 @@ async def tried(client: httpx.AsyncClient, provider: ModelProvider, key: Secret 
     if fault is not None:
         detail = storable(redactor.text(fault.sentence))[:_LONGEST]
         return Verdict(False, detail, model, took, cause=fault.cause)
-    detail = f"{label} works: the model {model} answered." if model else _works(label, listed, keyed=key is not None)
+    detail = (
+        f"{label} works: the model {model} answered."
+        if model
+        else _describe_success(label, listed, keyed=key is not None)
+    )
     return Verdict(True, storable(detail)[:_LONGEST], model, took, models=tuple(listed))
 
 
-def _model(provider: ModelProvider) -> str | None:
+def _choose_model(provider: ModelProvider) -> str | None:
     """Return the model to test with. Some lists of models are public and so do not test the key."""
     preset = preset_at(provider.base_url)
     known = preset.models if preset is not None and preset.kind is ModelApi.OPENAI_CHAT else ()
     return next(iter([*provider.models, *known]), None)
 
 
-def _works(label: str, listed: list[str], *, keyed: bool) -> str:
+def _describe_success(label: str, listed: list[str], *, keyed: bool) -> str:
     count = f"{len(listed)} model{'' if len(listed) == 1 else 's'}"
     return f"{label} accepts the key and has {count}." if keyed else f"{label} responds and has {count}."
 
 
-def _request(kind: ModelApi, model: str | None) -> tuple[Asked, dict[str, Any] | None]:
+def _make_request(kind: ModelApi, model: str | None) -> tuple[Asked, dict[str, Any] | None]:
     if model is None:
         return Asked("/v1beta/models" if kind is ModelApi.GEMINI else "/v1/models", "", counted=False), None
     message = [{"role": "user", "content": _PING}]
@@ -98,7 +102,7 @@ def _request(kind: ModelApi, model: str | None) -> tuple[Asked, dict[str, Any] |
     return Asked(path, "", counted=True), {"model": model, "messages": message, "max_tokens": 1}
 
 
-async def _beginning(response: httpx.Response) -> bytes:
+async def _read_beginning(response: httpx.Response) -> bytes:
     said = b""
     async for chunk in response.aiter_bytes():
         await take_turn()
@@ -108,7 +112,7 @@ async def _beginning(response: httpx.Response) -> bytes:
     return said[:_MOST]
 
 
-def _listed(said: bytes) -> list[str]:
+def _list_models(said: bytes) -> list[str]:
     """Return the names in a list of models in the format of OpenAI, Anthropic or Gemini."""
     try:
         told: Any = bounded_json.parse(said, largest=_MOST, values=_VALUES)

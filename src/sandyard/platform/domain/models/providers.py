@@ -9,7 +9,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, or_, select, true
 
-from sandyard.kit.clock import Clock
+from sandyard.kit.clock import Clock, get_time
 from sandyard.kit.errors import ConflictError, InvalidInputError, NotFoundError
 from sandyard.kit.ids import ordered_id
 from sandyard.kit.secret import Secret
@@ -24,7 +24,6 @@ from sandyard.platform.domain.models.presets import get_preset
 from sandyard.platform.domain.paging import Listing, PageRequest, newest_first
 from sandyard.platform.domain.projects.service import Projects, visible_to
 from sandyard.platform.domain.users.model import Principal
-from sandyard.platform.domain.users.tokens import instant
 
 UNCHANGED: Any = object()
 Check = Callable[[ModelProvider, Secret | None], Awaitable[Sequence[str]]]
@@ -77,7 +76,7 @@ class Providers:
         where = base_url or DEFAULT_URLS.get(kind)
         if where is None:
             raise InvalidInputError(f"A provider of the kind {kind.value} needs an address.")
-        now = instant(self._clock)
+        now = get_time(self._clock)
         row = ModelProvider(
             id=ordered_id("prv_"),
             project_id=project_id,
@@ -145,7 +144,7 @@ class Providers:
                 row.models = _models(models)
             if prices is not None:
                 row.prices = _prices(prices)
-            row.updated_at = instant(self._clock)
+            row.updated_at = get_time(self._clock)
             _tell(tx, "model_provider.updated", row, owner)
         return info(row)
 

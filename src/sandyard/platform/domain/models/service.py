@@ -26,14 +26,13 @@ from sandyard.platform.domain.models.budgets import Budgets
 from sandyard.platform.domain.models.capability import Capabilities
 from sandyard.platform.domain.models.faults import Cause, Fault, ProviderTestFailedError, label_of
 from sandyard.platform.domain.models.gateway import Gateway, Place
-from sandyard.platform.domain.models.keeping import Keeper
-from sandyard.platform.domain.models.ledger import Ledger, calls_of
+from sandyard.platform.domain.models.ledger import Ledger, calls_of, require_visible, select_visible_calls
 from sandyard.platform.domain.models.model import DaySpent, ModelUnknownError, NoModelError, Readiness, Spent, Verdict
 from sandyard.platform.domain.models.presets import all_presets
+from sandyard.platform.domain.models.provider_check import check_provider
 from sandyard.platform.domain.models.providers import Providers
-from sandyard.platform.domain.models.trying import tried
 from sandyard.platform.domain.models.tunnel import Answering, Asking, Room
-from sandyard.platform.domain.models.visibility import calls_visible_to, require_visible
+from sandyard.platform.domain.models.tunnel_keeper import TunnelKeeper
 from sandyard.platform.domain.projects.service import Projects
 from sandyard.platform.domain.sandboxes.lifecycle import Lifecycle
 from sandyard.platform.domain.users.model import Principal
@@ -98,7 +97,7 @@ class Models:
         )
         self._mcp = mcp
         self._room = Room(REQUESTS_HELD)
-        self._keepers: dict[str, Keeper] = {}
+        self._keepers: dict[str, TunnelKeeper] = {}
         self._turns: dict[str, list[str]] = {}  # by sandbox: turns in progress, the newest last
         self._faults: dict[str, Fault] = {}  # by turn
         self._answered: dict[str, float] = {}  # by turn: when one of its requests last succeeded
@@ -172,7 +171,7 @@ class Models:
         if keeper is None or keeper.over:
             place = Place(sandbox.id, session.id, functools.partial(self._turn_of, sandbox.id))
             serve = functools.partial(self._serve, place)
-            keeper = Keeper(self._lifecycle, sandbox.id, sandbox.owner_id, serve, self._room)
+            keeper = TunnelKeeper(self._lifecycle, sandbox.id, sandbox.owner_id, serve, self._room)
             self._keepers[sandbox.id] = keeper
             keeper.start()
         try:
@@ -246,7 +245,7 @@ class Models:
         async with self._database.reading() as reading:
             await require_visible(reading, caller, session_id=session_id, task_id=task_id, project_id=project_id)
         which = calls_of(session_id=session_id, task_id=task_id, project_id=project_id, since=since)
-        which += calls_visible_to(caller)
+        which += select_visible_calls(caller)
         return await self._ledger.spent(*which), await self._ledger.by_model(*which)
 
     async def days(
@@ -255,17 +254,17 @@ class Models:
         """Return the totals by day, project and model, and whether they are truncated. Raises NotFoundError like `report`."""
         async with self._database.reading() as reading:
             await require_visible(reading, caller, session_id=None, task_id=None, project_id=project_id)
-        which = calls_of(project_id=project_id, since=since) + calls_visible_to(caller)
+        which = calls_of(project_id=project_id, since=since) + select_visible_calls(caller)
         return await self._ledger.by_day(*which)
 
     async def test(self, caller: Principal, provider_id: str) -> Verdict:
         """Send the provider a tiny request with its real key. Requires permission to change it."""
         row = await self.providers.require_change(caller, provider_id)
-        return await tried(self._gateway.client_for(row), row, await self.providers.reveal(row))
+        return await check_provider(self._gateway.client_for(row), row, await self.providers.reveal(row))
 
     async def check_provider(self, row: ModelProvider, key: Secret | None) -> Sequence[str]:
         """Return the provider's models, if requested. Raises ProviderTestFailedError if it does not work."""
-        verdict = await tried(self._gateway.client_for(row), row, key)
+        verdict = await check_provider(self._gateway.client_for(row), row, key)
         if not verdict.ok:
             raise ProviderTestFailedError(Cause(verdict.cause or Cause.ERROR), verdict.detail)
         if verdict.model is None and not verdict.models and row.kind == ModelApi.OPENAI_CHAT:

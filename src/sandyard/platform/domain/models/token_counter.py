@@ -24,7 +24,7 @@ Parsing blocks everything else. The tokens of a response with more values are es
 """
 
 
-class Counter:
+class TokenCounter:
     """Counts tokens. Fed with a response's bytes as they arrive; holds at most one event of a stream."""
 
     def __init__(self, kind: ModelApi, content_type: str) -> None:
@@ -83,13 +83,13 @@ class Counter:
         except (ValueError, RecursionError):
             return
         for document in told if isinstance(told, list) else [told]:
-            for usage in _usages(document):
-                counts = {name: count for name, count in _counts(usage).items() if count is not None}
+            for usage in _find_usages(document):
+                counts = {name: count for name, count in _parse_counts(usage).items() if count is not None}
                 self._found |= counts
                 self.reported |= "output" in counts and document.get("type") != "message_start"
 
 
-def _usages(document: Any) -> Iterator[dict[str, Any]]:
+def _find_usages(document: Any) -> Iterator[dict[str, Any]]:
     """Yield usage objects wherever the protocols put them: at the top, in Anthropic's `message`, in OpenAI's `response`."""
     if not isinstance(document, dict):
         return
@@ -99,35 +99,35 @@ def _usages(document: Any) -> Iterator[dict[str, Any]]:
                 yield place[name]
 
 
-def _counts(usage: dict[str, Any]) -> dict[str, int | None]:
+def _parse_counts(usage: dict[str, Any]) -> dict[str, int | None]:
     if "promptTokenCount" in usage or "candidatesTokenCount" in usage or "totalTokenCount" in usage:
         return {
-            "input": _sum(usage, "promptTokenCount", "toolUsePromptTokenCount"),
-            "output": _sum(usage, "candidatesTokenCount", "thoughtsTokenCount"),
-            "cache_read": _number(usage.get("cachedContentTokenCount")),
+            "input": _add_up(usage, "promptTokenCount", "toolUsePromptTokenCount"),
+            "output": _add_up(usage, "candidatesTokenCount", "thoughtsTokenCount"),
+            "cache_read": _parse_number(usage.get("cachedContentTokenCount")),
         }
     if "prompt_tokens" in usage or "completion_tokens" in usage:
         details = usage.get("prompt_tokens_details")
         return {
-            "input": _number(usage.get("prompt_tokens")),
-            "output": _number(usage.get("completion_tokens")),
-            "cache_read": _number(details.get("cached_tokens")) if isinstance(details, dict) else None,
+            "input": _parse_number(usage.get("prompt_tokens")),
+            "output": _parse_number(usage.get("completion_tokens")),
+            "cache_read": _parse_number(details.get("cached_tokens")) if isinstance(details, dict) else None,
         }
     details = usage.get("input_tokens_details")
     cached = details.get("cached_tokens") if isinstance(details, dict) else usage.get("cache_read_input_tokens")
     return {
-        "input": _number(usage.get("input_tokens")),
-        "output": _number(usage.get("output_tokens")),
-        "cache_read": _number(cached),
-        "cache_write": _number(usage.get("cache_creation_input_tokens")),
+        "input": _parse_number(usage.get("input_tokens")),
+        "output": _parse_number(usage.get("output_tokens")),
+        "cache_read": _parse_number(cached),
+        "cache_write": _parse_number(usage.get("cache_creation_input_tokens")),
     }
 
 
-def _sum(usage: dict[str, Any], *names: str) -> int | None:
-    counts = [count for name in names if (count := _number(usage.get(name))) is not None]
+def _add_up(usage: dict[str, Any], *names: str) -> int | None:
+    counts = [count for name in names if (count := _parse_number(usage.get(name))) is not None]
     return min(sum(counts), MOST_TOKENS) if counts else None
 
 
-def _number(value: Any) -> int | None:
+def _parse_number(value: Any) -> int | None:
     """Return a valid count, at most MOST_TOKENS, or None."""
     return min(value, MOST_TOKENS) if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None

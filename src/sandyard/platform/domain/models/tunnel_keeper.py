@@ -28,7 +28,7 @@ LOOK_AGAIN_S = 30.0
 _PAUSES = (0.05, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 
 
-class Keeper:
+class TunnelKeeper:
     """Keeps the tunnel of one attached sandbox up."""
 
     def __init__(self, lifecycle: Lifecycle, sandbox_id: str, owner_id: str, serve: Serve, room: Room) -> None:

@@ -13,7 +13,7 @@ from enum import StrEnum
 from sqlalchemy import select
 from sqlalchemy.exc import IntegrityError
 
-from sandyard.kit.clock import Clock
+from sandyard.kit.clock import Clock, get_time
 from sandyard.kit.errors import InvalidInputError, NotFoundError
 from sandyard.kit.secret import Secret
 from sandyard.kit.vault import Vault
@@ -22,7 +22,6 @@ from sandyard.platform.db.models import Credential, Project
 from sandyard.platform.domain.projects.keys import app_key, ssh_key
 from sandyard.platform.domain.projects.service import Projects
 from sandyard.platform.domain.users.model import Principal
-from sandyard.platform.domain.users.tokens import instant
 
 USERNAME = "x-access-token"
 """The username GitHub expects with a token. Most others accept any name."""
@@ -113,7 +112,7 @@ class Credentials:
             await self._write(project_id, drafts, sealed)
 
     async def _write(self, project_id: str, drafts: Sequence[Draft], sealed: dict[CredentialKind, bytes]) -> None:
-        now = instant(self._clock)
+        now = get_time(self._clock)
         async with self._database.transaction() as tx:
             project = await tx.session.get(Project, project_id)
             if project is None:

@@ -9,7 +9,7 @@ from sqlalchemy import ColumnElement, delete, or_, select, true
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from sandyard.kit.clock import Clock
+from sandyard.kit.clock import Clock, get_time
 from sandyard.kit.destinations import Destinations
 from sandyard.kit.errors import ForbiddenError, InvalidInputError, NotFoundError
 from sandyard.kit.ids import ordered_id
@@ -23,7 +23,6 @@ from sandyard.platform.domain.projects import remotes
 from sandyard.platform.domain.projects.model import ProjectSettings
 from sandyard.platform.domain.projects.patterns import check_patterns, run_in_thread
 from sandyard.platform.domain.users.model import Principal
-from sandyard.platform.domain.users.tokens import instant
 
 UNCHANGED: Any = object()
 
@@ -70,7 +69,7 @@ class Projects:
         vouched: bool = False,
     ) -> Project:
         """Return a project that is not stored yet. Raises like `create`."""
-        now, settings = instant(self._clock), settings or ProjectSettings()
+        now, settings = get_time(self._clock), settings or ProjectSettings()
         await _check_patterns(settings)
         project = Project(
             id=ordered_id("prj_"),
@@ -155,8 +154,8 @@ class Projects:
             project = await _load(tx.session, caller, project_id)
             await self._change(tx.session, caller, project, name, repository, base_branch, settings)
             if archived is not None and archived != (project.archived_at is not None):
-                project.archived_at = instant(self._clock) if archived else None
-            project.updated_at = instant(self._clock)
+                project.archived_at = get_time(self._clock) if archived else None
+            project.updated_at = get_time(self._clock)
             tx.emit("project.updated", owner_id=project.owner_id, project_id=project.id, name=project.name)
         for hook in self.changed:
             hook(project.id)
@@ -231,7 +230,7 @@ class Projects:
                 if user_id == project.owner_id:
                     raise InvalidInputError("The project's owner cannot be added as a member.")
                 if await tx.session.get(ProjectMember, (project_id, user_id)) is None:
-                    tx.add(ProjectMember(project_id=project_id, user_id=user_id, added_at=instant(self._clock)))
+                    tx.add(ProjectMember(project_id=project_id, user_id=user_id, added_at=get_time(self._clock)))
                     tx.emit("project.member_added", owner_id=project.owner_id, project_id=project_id, userId=user_id)
         except IntegrityError:
             return  # a concurrent request added the same user

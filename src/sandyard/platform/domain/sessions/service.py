@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import select, update
@@ -41,6 +41,7 @@ from sandyard.platform.domain.users.model import Principal
 from sandyard.platform.settings import PlatformSettings
 
 log = get_logger(__name__)
+FindAgentSnapshot = Callable[[str, str, str], Awaitable[str]]
 
 
 class Sessions:
@@ -53,7 +54,11 @@ class Sessions:
         projects: Projects,
         git: GitService,
         settings: PlatformSettings,
+        find_agent_snapshot: FindAgentSnapshot | None = None,
+        before_delete: Sequence[Callable[[str], Awaitable[None]]] = (),
     ) -> None:
+        """`find_agent_snapshot` is called with an owner's id, an agent and a template, and returns what to create the agent's sandbox from.
+        `before_delete` are called with the id of a session before it is deleted."""
         self._database = database
         self._commands = commands
         self._git = git
@@ -61,10 +66,8 @@ class Sessions:
         self._projects = projects
         self._settings = settings
         self._snapshots = Snapshots(database, lifecycle)
-        self.find_agent_snapshot: Callable[[str, str, str], Awaitable[str]] | None = None
-        """Called with an owner's id, an agent and a template. Returns what to create the agent's sandbox from."""
-        self.before_delete: list[Callable[[str], Awaitable[None]]] = []
-        """Called with the id of a session before it is deleted."""
+        self._find_agent_snapshot = find_agent_snapshot
+        self._before_delete = before_delete
         lifecycle.ended.append(self._snapshots.distrust)
         if settings.checkpoint_on_pause:
             lifecycle.before_pause.append(self._snapshots.keep_before_pause)
@@ -148,9 +151,9 @@ class Sessions:
 
     async def _with_agent(self, row: Session) -> str:
         """Return the session's template, or a snapshot of it with its agent installed."""
-        if row.agent is None or self.find_agent_snapshot is None:
+        if row.agent is None or self._find_agent_snapshot is None:
             return row.template
-        return await self.find_agent_snapshot(row.owner_id, row.agent, row.template)
+        return await self._find_agent_snapshot(row.owner_id, row.agent, row.template)
 
     async def _again(self, principal: Principal, session_id: str) -> tuple[Session, Sandbox] | None:
         """Return the existing session; None if there is none. Raises ConflictError if it is another user's or has no sandbox."""
@@ -246,7 +249,7 @@ class Sessions:
     async def delete(self, principal: Principal, session_id: str) -> None:
         """Delete the session with its sandboxes, messages and checkpoint."""
         row = await self.get(principal, session_id)
-        for hook in self.before_delete:
+        for hook in self._before_delete:
             await hook(row.id)
         async with self._database.reading() as session:
             query = select(Sandbox).where(Sandbox.session_id == row.id, Sandbox.status != Status.DESTROYED)

@@ -8,23 +8,23 @@ from sandyard.platform.db.database import Transaction
 from sandyard.platform.db.models import Attempt, Task
 from sandyard.platform.domain.sandboxes.model import utc_now
 from sandyard.platform.domain.tasks.model import AttemptStatus
-from sandyard.platform.domain.tasks.moving import held
+from sandyard.platform.domain.tasks.moves import lock_board
 
 _RESTS = (AttemptStatus.READY, AttemptStatus.IN_REVIEW)
 
 
-async def locked(tx: Transaction, attempt_id: str) -> tuple[Task, Attempt] | None:
+async def lock_attempt(tx: Transaction, attempt_id: str) -> tuple[Task, Attempt] | None:
     """Lock and return an attempt and its task. The board is locked first, as everywhere."""
     found = await tx.session.get(Attempt, attempt_id)
     if found is None:
         return None
-    await held(tx, found.project_id)
+    await lock_board(tx, found.project_id)
     task = await tx.session.get(Task, found.task_id, with_for_update=True, populate_existing=True)
     attempt = await tx.session.get(Attempt, attempt_id, with_for_update=True, populate_existing=True)
     return None if task is None or attempt is None else (task, attempt)
 
 
-def settle(
+def set_attempt_status(
     tx: Transaction, row: Attempt, status: AttemptStatus, *, error: str | None = None, error_code: str | None = None
 ) -> None:
     """Set the final or resting status of an attempt."""
@@ -33,10 +33,12 @@ def settle(
     row.finished_at = now
     if status not in _RESTS:
         row.step = None
-    emit(tx, row, f"attempt.{status}", round=row.round, error=None if error is None else error[:1000], code=error_code)
+    emit_attempt_event(
+        tx, row, f"attempt.{status}", round=row.round, error=None if error is None else error[:1000], code=error_code
+    )
 
 
-def emit(tx: Transaction, row: Attempt, kind: str, **data: Any) -> None:
+def emit_attempt_event(tx: Transaction, row: Attempt, kind: str, **data: Any) -> None:
     tx.emit(
         kind,
         owner_id=row.owner_id,

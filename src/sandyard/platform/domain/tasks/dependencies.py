@@ -26,13 +26,13 @@ async def replace_needs(session: AsyncSession, task: Task, needs: Iterable[str])
     unknown = set(wanted) - set(await session.scalars(known))
     if unknown:
         raise InvalidInputError(f"There is no task {min(unknown)[:60]!r} in this project.")
-    await _refuse_circles(session, task, wanted)
+    await _refuse_cycles(session, task, wanted)
     await session.execute(delete(TaskNeed).where(TaskNeed.task_id == task.id))
     session.add_all(TaskNeed(task_id=task.id, needs_id=needed) for needed in wanted)
     await session.flush()
 
 
-async def needs_of(session: AsyncSession, task_ids: Sequence[str]) -> dict[str, list[Task]]:
+async def list_needs(session: AsyncSession, task_ids: Sequence[str]) -> dict[str, list[Task]]:
     """Return the needs of each task, done or not. Tasks without needs are left out."""
     query = select(TaskNeed.task_id, Task).join(Task, Task.id == TaskNeed.needs_id)
     found: dict[str, list[Task]] = {}
@@ -41,14 +41,14 @@ async def needs_of(session: AsyncSession, task_ids: Sequence[str]) -> dict[str, 
     return found
 
 
-async def blockers(session: AsyncSession, task_id: str) -> list[tuple[str, str, str]]:
+async def list_blockers(session: AsyncSession, task_id: str) -> list[tuple[str, str, str]]:
     """Return id, title and column of the task's needs that are not done. Cancelled tasks are not done."""
     query = select(Task.id, Task.title, Task.status).join(TaskNeed, Task.id == TaskNeed.needs_id)
     query = query.where(TaskNeed.task_id == task_id, Task.status != Column.DONE).order_by(Task.id)
     return [(row[0], row[1], row[2]) for row in (await session.execute(query)).all()]
 
 
-async def _refuse_circles(session: AsyncSession, task: Task, wanted: Sequence[str]) -> None:
+async def _refuse_cycles(session: AsyncSession, task: Task, wanted: Sequence[str]) -> None:
     """Raise NeedsCycleError if the wanted needs lead back to the task."""
     came_from = dict.fromkeys(wanted, task.id)
     edge = list(wanted)

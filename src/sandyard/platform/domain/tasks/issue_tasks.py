@@ -12,7 +12,7 @@ from sandyard.platform.domain.forge.deliveries import LabelledIssue
 from sandyard.platform.domain.forge.markdown import format_code, format_line, quote, remove_invisible, truncate
 from sandyard.platform.domain.tasks.board import Tasks
 from sandyard.platform.domain.tasks.fields import MAX_TITLE, TaskFields
-from sandyard.platform.domain.tasks.moving import held
+from sandyard.platform.domain.tasks.moves import lock_board
 
 MAX_BODY = 50_000
 
@@ -21,15 +21,15 @@ class IssueTasks:
     def __init__(self, tasks: Tasks) -> None:
         self._tasks = tasks
 
-    async def labelled(self, tx: Transaction, project: Project, issue: LabelledIssue) -> None:
+    async def create_task(self, tx: Transaction, project: Project, issue: LabelledIssue) -> None:
         """Create and start a task for the issue on behalf of the project's owner, or leave it in the backlog with an event that says why.
 
         Idempotent: one task per issue.
         """
         await self._tasks.add(
             tx,
-            await held(tx, project.id),
-            fields_of(issue),
+            await lock_board(tx, project.id),
+            make_fields(issue),
             created_by=project.owner_id,
             source={"kind": "issue", "number": issue.number, "url": issue.url, "author": issue.author},
             source_key=f"issue:{project.id}:{issue.number}",
@@ -37,7 +37,7 @@ class IssueTasks:
         )
 
 
-def fields_of(issue: LabelledIssue) -> TaskFields:
+def make_fields(issue: LabelledIssue) -> TaskFields:
     title = format_line(remove_invisible(issue.title), MAX_TITLE) or f"Issue {issue.number}"
     body = truncate(remove_invisible(issue.body).strip(), MAX_BODY) or "(no description)"
     head = (

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, Protocol
 
 from sqlalchemy import func, select
+from sqlalchemy.ext.asyncio import AsyncSession
 
-from sandyard.kit.clock import Clock
+from sandyard.kit.clock import Clock, get_time
 from sandyard.kit.errors import ConflictError, NotFoundError
-from sandyard.platform.db.database import Transaction
-from sandyard.platform.db.models import Attempt, Project, Task
+from sandyard.kit.logging import get_logger
+from sandyard.kit.tasks import TaskSet
+from sandyard.platform.db.database import Database, Transaction
+from sandyard.platform.db.models import Attempt, Event, Project, ProjectMember, Task, TaskNeed, User
 from sandyard.platform.domain.agents.model import Profile
 from sandyard.platform.domain.projects.model import ProjectSettings
+from sandyard.platform.domain.tasks.dependencies import list_blockers
 from sandyard.platform.domain.tasks.errors import (
     ColumnFullError,
     FeedbackNeededError,
@@ -21,10 +25,8 @@ from sandyard.platform.domain.tasks.errors import (
     NothingInReviewError,
     TaskBlockedError,
 )
-from sandyard.platform.domain.tasks.model import AttemptStatus, Column
-from sandyard.platform.domain.tasks.needs import blockers
-from sandyard.platform.domain.tasks.placing import index_of, is_failed, place
-from sandyard.platform.domain.users.tokens import instant
+from sandyard.platform.domain.tasks.model import OPEN_ATTEMPTS, AttemptStatus, Column
+from sandyard.platform.domain.tasks.positions import choose_position, get_index, is_failed
 
 ALLOWED: Mapping[Column, tuple[Column, ...]] = {
     Column.BACKLOG: (Column.IN_PROGRESS, Column.DONE, Column.CANCELLED),
@@ -38,6 +40,11 @@ OVER = (Column.DONE, Column.CANCELLED)
 STOPS = (Column.BACKLOG, Column.CANCELLED)
 """Columns in which no attempt works on a task."""
 AT_WORK = (AttemptStatus.QUEUED, AttemptStatus.RUNNING)
+log = get_logger(__name__)
+_WAITS = Task.source["startsFor"].as_string().is_not(None)
+_MAKES_ROOM = frozenset(
+    ("task.moved", "task.updated", "task.deleted", "project.updated", "attempt.cancelled", "attempt.failed")
+)
 
 
 class Attempts(Protocol):
@@ -57,7 +64,7 @@ class Agents(Protocol):
     async def profile(self, owner_id: str, name: str) -> Profile: ...
 
 
-async def held(tx: Transaction, project_id: str) -> Project:
+async def lock_board(tx: Transaction, project_id: str) -> Project:
     """Return the project and lock its board until the end of the transaction. Raises NotFoundError."""
     query = select(Project).where(Project.id == project_id).with_for_update(key_share=True)
     project = await tx.session.scalar(query)
@@ -90,42 +97,59 @@ def require_unarchived(project: Project) -> None:
         raise ConflictError(f"Project {project.id} is archived, so its tasks cannot be started.")
 
 
+async def put_in_column(  # noqa: PLR0917 - what a move consists of
+    tx: Transaction,
+    clock: Clock,
+    project: Project,
+    task: Task,
+    status: Column,
+    position: int | None = None,
+    **data: Any,
+) -> None:
+    """Put a task into a column regardless of limits, and emit the event that moves its card."""
+    before, now = task.status, get_time(clock)
+    number = await choose_position(tx.session, task, status, position)
+    task.status, task.position, task.updated_at = status, number, now
+    starts_for(task, None)
+    if status in OVER:
+        task.finished_at = now
+    elif status == Column.BACKLOG:
+        task.started_at = task.finished_at = task.error = None
+    elif status == Column.IN_PROGRESS:
+        task.started_at, task.finished_at, task.error = task.started_at or now, None, None
+    await tx.session.flush()
+    index = await get_index(tx.session, task)
+    tx.emit(
+        "task.moved",
+        **about(task, project),
+        title=task.title,
+        **{"from": before},
+        to=status,
+        position=index,
+        **data,
+    )
+
+
+async def advance(tx: Transaction, clock: Clock, task: Task, status: Column, **data: Any) -> None:
+    """Move a task on behalf of the platform, in the transaction of the underlying change, regardless of limits.
+
+    `data` is added to the event. Does nothing if the task is already in the column.
+    """
+    project = await tx.session.get(Project, task.project_id)
+    if project is not None and task.status != status:
+        await put_in_column(tx, clock, project, task, status, **data)
+
+
 class Moves:
     def __init__(self, attempts: Attempts, clock: Clock) -> None:
         self._attempts = attempts
         self._clock = clock
 
-    async def put(
-        self, tx: Transaction, project: Project, task: Task, status: Column, position: int | None = None, **data: Any
-    ) -> None:
-        """Put a task into a column regardless of limits, and emit the event that moves its card."""
-        before, now = task.status, instant(self._clock)
-        number = await place(tx.session, task, status, position)
-        task.status, task.position, task.updated_at = status, number, now
-        starts_for(task, None)
-        if status in OVER:
-            task.finished_at = now
-        elif status == Column.BACKLOG:
-            task.started_at = task.finished_at = task.error = None
-        elif status == Column.IN_PROGRESS:
-            task.started_at, task.finished_at, task.error = task.started_at or now, None, None
-        await tx.session.flush()
-        index = await index_of(tx.session, task)
-        tx.emit(
-            "task.moved",
-            **about(task, project),
-            title=task.title,
-            **{"from": before},
-            to=status,
-            position=index,
-            **data,
-        )
-
     async def reorder(self, tx: Transaction, project: Project, task: Task, position: int | None) -> None:
         if position is not None:
-            task.position = await place(tx.session, task, Column(task.status), position)
+            task.position = await choose_position(tx.session, task, Column(task.status), position)
             await tx.session.flush()
-            index = await index_of(tx.session, task)
+            index = await get_index(tx.session, task)
             way = {"from": task.status, "to": task.status}
             tx.emit("task.moved", **about(task, project), title=task.title, **way, position=index)
 
@@ -143,7 +167,7 @@ class Moves:
         """Move a task on behalf of a person."""
         before = Column(task.status)
         if status not in ALLOWED[before]:
-            raise MoveRefusedError(_refusal(before, status))
+            raise MoveRefusedError(_explain_refusal(before, status))
         if status == Column.IN_PROGRESS and before == Column.BACKLOG:
             await self.start(tx, project, task, by, position)
             return
@@ -154,24 +178,24 @@ class Moves:
         await self.require_room(tx, project, status)
         if status == Column.IN_PROGRESS:
             assert feedback is not None
-            attempt = await _reviewed(tx, task)
-            await self.put(tx, project, task, status, position)
+            attempt = await _get_reviewed(tx, task)
+            await put_in_column(tx, self._clock, project, task, status, position)
             await self._attempts.send_back(tx, task, attempt, feedback.strip(), by)
         else:
-            await self.put(tx, project, task, status, position)
+            await put_in_column(tx, self._clock, project, task, status, position)
 
     async def start(self, tx: Transaction, project: Project, task: Task, by: str, position: int | None = None) -> None:
         """Start a task with new attempts. Raises like `require_startable`, before anything is changed."""
         await self.require_startable(tx, project, task)
-        await self.put(tx, project, task, Column.IN_PROGRESS, position)
-        await _archive_earlier(tx, task, instant(self._clock))
+        await put_in_column(tx, self._clock, project, task, Column.IN_PROGRESS, position)
+        await _archive_earlier(tx, task, get_time(self._clock))
         await self._attempts.draft(tx, task, by)
 
     async def require_startable(self, tx: Transaction, project: Project, task: Task) -> None:
         """Raise TaskBlockedError or ColumnFullError, or ConflictError if the project is archived or the task is still being stopped."""
         require_unarchived(project)
         await require_still(tx, task)
-        if waits_for := await blockers(tx.session, task.id):
+        if waits_for := await list_blockers(tx.session, task.id):
             raise TaskBlockedError(waits_for)
         await self.require_room(tx, project, Column.IN_PROGRESS)
 
@@ -188,13 +212,13 @@ class Moves:
         limits = ProjectSettings.of(project).tasks.wip_limits
         limit = next((most for name, most in limits.items() if name == column), None)
         if limit is not None:
-            held = select(func.count()).where(Task.project_id == project.id, Task.status == column, ~is_failed())
-            count = await tx.session.scalar(held) or 0
+            counted = select(func.count()).where(Task.project_id == project.id, Task.status == column, ~is_failed())
+            count = await tx.session.scalar(counted) or 0
             if count >= limit:
                 raise ColumnFullError(column, limit, count)
 
 
-async def _reviewed(tx: Transaction, task: Task) -> Attempt:
+async def _get_reviewed(tx: Transaction, task: Task) -> Attempt:
     """Return the attempt that was picked, or the only one to review.
 
     Raises NothingInReviewError, or ConflictError if there are several.
@@ -222,8 +246,79 @@ async def _archive_earlier(tx: Transaction, task: Task, now: datetime) -> None:
         tx.emit("attempt.archived", owner_id=row.owner_id, **where, attemptId=row.id, number=row.number)
 
 
-def _refusal(before: Column, status: Column) -> str:
+def _explain_refusal(before: Column, status: Column) -> str:
     if status == Column.IN_REVIEW:
         return "A task moves to review automatically when the work on it is done."
     ways = " or ".join(ALLOWED[before])
     return f"A task can move from {before} to {ways}, not to {status}."
+
+
+class Releases:
+    """Checks after every change on a board in this process, and at startup. Nothing has to call it."""
+
+    def __init__(self, database: Database, moves: Moves, tasks: TaskSet, attempts: Attempts) -> None:
+        self._database = database
+        self._moves = moves
+        self._tasks = tasks
+        self._attempts = attempts
+        self._due: set[str] = set()
+        database.listen(self._told)
+
+    async def recover(self) -> None:
+        async with self._database.reading() as session:
+            waiting = select(Task.project_id).where(Task.status == Column.BACKLOG, _WAITS).distinct()
+            projects = list(await session.scalars(waiting))
+            left = select(Attempt.task_id).join(Task).where(Task.status.in_(STOPS), Attempt.status.in_(OPEN_ATTEMPTS))
+            stopped = list(await session.scalars(left.distinct()))
+        for task_id in stopped:
+            self._tasks.spawn(self._attempts.cancel(task_id))
+        for project_id in projects:
+            self._soon(project_id)
+
+    def _told(self, events: Sequence[Event]) -> None:
+        for event in events:
+            if event.kind == "task.moved" and event.data["to"] == Column.IN_PROGRESS:
+                self._attempts.nudge()
+            elif event.kind in _MAKES_ROOM and event.project_id is not None:
+                self._soon(event.project_id)
+
+    def _soon(self, project_id: str) -> None:
+        if project_id not in self._due:
+            self._due.add(project_id)
+            # there is no second notification that something can start
+            release = self._database.retry_while_away(lambda: self.release(project_id), "release", project=project_id)
+            self._tasks.spawn(release)
+
+    async def release(self, project_id: str) -> None:
+        """Start waiting tasks that can start: higher priorities first, then in board order."""
+        self._due.discard(project_id)  # later changes schedule another check
+        needed = select(TaskNeed.task_id).join(Task, Task.id == TaskNeed.needs_id).where(Task.status != Column.DONE)
+        query = select(Task.id).where(Task.project_id == project_id, Task.status == Column.BACKLOG, _WAITS)
+        query = query.where(Task.id.not_in(needed)).order_by(Task.priority.desc(), Task.position, Task.id)
+        async with self._database.reading() as session:
+            ready = list(await session.scalars(query))
+        for task_id in ready:
+            try:
+                await self._start(project_id, task_id)
+            except (ColumnFullError, NotFoundError):
+                return
+            except ConflictError as error:
+                log.info("task_not_started", task=task_id, reason=error.message)
+
+    async def _start(self, project_id: str, task_id: str) -> None:
+        async with self._database.transaction() as tx:
+            project = await lock_board(tx, project_id)
+            task = await tx.session.scalar(select(Task).where(Task.id == task_id).with_for_update())
+            if task is not None and task.status == Column.BACKLOG and "startsFor" in task.source:
+                owner = await _still_here(tx.session, project, task.source["startsFor"])
+                await self._moves.start(tx, project, task, owner)
+
+
+async def _still_here(session: AsyncSession, project: Project, user_id: str) -> str:
+    """Return the user who asked for the start, or the project's owner if that user was disabled."""
+    user = await session.get(User, user_id)
+    if user is None or user.disabled_at is not None:
+        return project.owner_id
+    if user.role == "admin" or await session.get(ProjectMember, (project.id, user_id)) is not None:
+        return user_id
+    return project.owner_id

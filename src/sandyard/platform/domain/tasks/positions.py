@@ -22,16 +22,16 @@ def is_failed() -> ColumnElement[bool]:
     return and_(Task.status == Column.IN_PROGRESS, Task.error.is_not(None))
 
 
-async def place(session: AsyncSession, task: Task, column: Column, index: int | None = None) -> int:
+async def choose_position(session: AsyncSession, task: Task, column: Column, index: int | None = None) -> int:
     """Return the position number for the task at `index` of the column, not counting itself.
 
     None means where new tasks go; larger indexes mean the end. Other tasks may be renumbered, in the same order.
     """
-    others = _others(task, column)
+    others = _is_other(task, column)
     if index is None:
         index = 0 if column in NEWEST_FIRST else LARGEST
-    before, after = await _neighbours(session, others, index)
-    number = _between(before, after)
+    before, after = await _find_neighbours(session, others, index)
+    number = _find_gap(before, after)
     if number is None:
         rows = list(await session.scalars(select(Task).where(others).order_by(Task.position, Task.id)))
         for count, row in enumerate(rows):
@@ -40,13 +40,13 @@ async def place(session: AsyncSession, task: Task, column: Column, index: int | 
     return number
 
 
-async def index_of(session: AsyncSession, task: Task) -> int:
+async def get_index(session: AsyncSession, task: Task) -> int:
     """Return the number of tasks before it in its column, as stored."""
-    return int(await session.scalar(select(index_in_column()).where(Task.id == task.id)) or 0)
+    return int(await session.scalar(select(select_index()).where(Task.id == task.id)) or 0)
 
 
 @functools.cache  # building it takes SQLAlchemy longer than it takes SQLite to execute it
-def index_in_column() -> ScalarSelect[int]:
+def select_index() -> ScalarSelect[int]:
     """Return a subquery for a query of tasks."""
     other = aliased(Task)
     before = or_(other.position < Task.position, and_(other.position == Task.position, other.id < Task.id))
@@ -54,11 +54,13 @@ def index_in_column() -> ScalarSelect[int]:
     return select(func.count()).select_from(other).where(same, before).correlate(Task).scalar_subquery()
 
 
-def _others(task: Task, column: Column) -> ColumnElement[bool]:
+def _is_other(task: Task, column: Column) -> ColumnElement[bool]:
     return and_(Task.project_id == task.project_id, Task.status == column, Task.id != task.id)
 
 
-async def _neighbours(session: AsyncSession, others: ColumnElement[bool], index: int) -> tuple[int | None, int | None]:
+async def _find_neighbours(
+    session: AsyncSession, others: ColumnElement[bool], index: int
+) -> tuple[int | None, int | None]:
     if index >= LARGEST:
         return await session.scalar(select(func.max(Task.position)).where(others)), None
     query = select(Task.position).where(others).order_by(Task.position, Task.id)
@@ -70,7 +72,7 @@ async def _neighbours(session: AsyncSession, others: ColumnElement[bool], index:
     return found[0], found[1] if len(found) > 1 else None
 
 
-def _between(before: int | None, after: int | None) -> int | None:
+def _find_gap(before: int | None, after: int | None) -> int | None:
     """Return a number between the two, or None if there is no gap."""
     if before is None and after is None:
         return 0

@@ -26,10 +26,10 @@ from sandyard.platform.domain.forge.markdown import remove_invisible, truncate
 from sandyard.platform.domain.forge.model import Review
 from sandyard.platform.domain.projects.model import ProjectSettings
 from sandyard.platform.domain.sandboxes.model import utc_now
+from sandyard.platform.domain.tasks.attempt_records import lock_attempt, set_attempt_status
 from sandyard.platform.domain.tasks.attempts import WORDS, Attempts
 from sandyard.platform.domain.tasks.board import Tasks
 from sandyard.platform.domain.tasks.model import OPEN_ATTEMPTS, AttemptStatus, Column
-from sandyard.platform.domain.tasks.rows import locked, settle
 from sandyard.platform.domain.users.model import Principal
 
 log = get_logger(__name__)
@@ -124,7 +124,7 @@ class Reviews:
             elif event.session_id is not None:
                 query = select(Attempt.id).where(Attempt.session_id == event.session_id)
                 attempt_id = await tx.session.scalar(query)
-                found = await locked(tx, attempt_id) if attempt_id is not None else None
+                found = await lock_attempt(tx, attempt_id) if attempt_id is not None else None
                 if found is not None:
                     left = await self._heard(tx, event, *found)
         for row in left:
@@ -151,7 +151,7 @@ class Reviews:
             if row.status == AttemptStatus.RUNNING:
                 row.cancel_at = row.cancel_at or utc_now()  # its round notices this and ends by itself
             elif row.status != AttemptStatus.FAILED:
-                settle(tx, row, AttemptStatus.ARCHIVED)
+                set_attempt_status(tx, row, AttemptStatus.ARCHIVED)
         return [row for row in rows if row.status != AttemptStatus.RUNNING]
 
     async def _heard(self, tx: Transaction, event: EventView, task: Task, attempt: Attempt) -> list[Attempt]:
@@ -167,7 +167,7 @@ class Reviews:
         return []
 
     async def _merged(self, tx: Transaction, task: Task, attempt: Attempt) -> list[Attempt]:
-        settle(tx, attempt, AttemptStatus.MERGED)
+        set_attempt_status(tx, attempt, AttemptStatus.MERGED)
         await _withdraw(tx, attempt.session_id)
         task.error = None
         await self._board.advance(tx, task, Column.DONE)
@@ -178,7 +178,7 @@ class Reviews:
         if AttemptStatus(attempt.status).over:
             return []
         await _withdraw(tx, attempt.session_id)
-        settle(tx, attempt, AttemptStatus.ARCHIVED, error="The pull request was closed without merging.")
+        set_attempt_status(tx, attempt, AttemptStatus.ARCHIVED, error="The pull request was closed without merging.")
         others = select(Attempt.id).where(Attempt.task_id == task.id, Attempt.status.in_((*_LISTENING, *_RESTING)))
         if (await tx.session.scalars(others.limit(1))).first() is None:
             await self._board.advance(tx, task, Column.CANCELLED, reason="The pull request was closed.")

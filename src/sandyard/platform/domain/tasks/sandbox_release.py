@@ -16,7 +16,7 @@ from sandyard.platform.domain.sandboxes.lifecycle import Lifecycle
 from sandyard.platform.domain.sandboxes.model import LIVE, utc_now
 from sandyard.platform.domain.sessions.snapshots import about
 from sandyard.platform.domain.tasks.model import AttemptStatus
-from sandyard.platform.domain.tasks.moving import AT_WORK
+from sandyard.platform.domain.tasks.moves import AT_WORK
 
 log = get_logger(__name__)
 
@@ -28,19 +28,19 @@ class Turns(Protocol):
     async def end_agent(self, session_id: str) -> None: ...
 
 
-class Leaving:
+class SandboxRelease:
     def __init__(self, database: Database, lifecycle: Lifecycle, turns: Turns) -> None:
         self._database = database
         self._lifecycle = lifecycle
         self._turns = turns
 
-    async def leave(self, session_id: str, project_id: str, *, archive: bool) -> None:
+    async def release(self, session_id: str, project_id: str, *, archive: bool) -> None:
         """Delete or pause the sandbox, per the project's settings. Does nothing if work in it has started again."""
         try:
-            if await self._works_in(session_id):
+            if await self._is_in_use(session_id):
                 return
             await self._turns.end_agent(session_id)
-            if await self._works_in(session_id):
+            if await self._is_in_use(session_id):
                 return
             async with self._database.transaction() as tx:
                 session = await tx.session.get(Session, session_id)
@@ -60,7 +60,7 @@ class Leaving:
         except SandyardError as error:  # it is paused when idle, and removed later if unused
             log.warning("sandbox_not_left", session=session_id, reason=error.message)
 
-    async def _works_in(self, session_id: str) -> bool:
+    async def _is_in_use(self, session_id: str) -> bool:
         """Return whether an attempt has started again in this session."""
         query = select(Attempt.id).where(Attempt.session_id == session_id, Attempt.status.in_(AT_WORK))
         async with self._database.reading() as session:
@@ -79,4 +79,4 @@ class Leaving:
             last = sandbox.used_at or sandbox.created_at
             if row.finished_at is not None and last <= row.finished_at + AFTERWARDS:
                 archived = row.status == AttemptStatus.ARCHIVED
-                await self.leave(row.session_id, row.project_id, archive=archived)
+                await self.release(row.session_id, row.project_id, archive=archived)

@@ -45,8 +45,8 @@ from sandyard.platform.domain.sandboxes.model import CommandStatus, NewCommand, 
 from sandyard.platform.domain.sessions.service import Sessions
 from sandyard.platform.domain.sessions.snapshots import NO_TEMPLATE
 from sandyard.platform.domain.tasks import prompts
+from sandyard.platform.domain.tasks.attempt_records import emit_attempt_event
 from sandyard.platform.domain.tasks.model import AttemptStatus, RoundKind
-from sandyard.platform.domain.tasks.rows import emit
 from sandyard.platform.domain.users.model import Principal
 
 log = get_logger(__name__)
@@ -152,7 +152,9 @@ class Steps:
             row = await tx.session.get(Attempt, attempt.id, with_for_update=True)
             if row is not None:
                 row.detail = {**row.detail, "doing": doing}
-                emit(tx, row, "attempt.progress", round=row.round, step=row.step, what=progress.step[:200])
+                emit_attempt_event(
+                    tx, row, "attempt.progress", round=row.round, step=row.step, what=progress.step[:200]
+                )
 
     async def provision(self, work: Work, place: Place, before: Result, *, preparation: str | None) -> Result:
         """Return a session with a usable sandbox: a new one, its existing one, or a replacement for a lost one."""

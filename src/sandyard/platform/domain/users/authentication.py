@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import hmac
 from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from sqlalchemy import delete, or_, select, update
 
-from sandyard.kit.clock import Clock
+from sandyard.kit.clock import Clock, get_time
 from sandyard.kit.errors import SandyardError
 from sandyard.kit.ids import ordered_id
 from sandyard.kit.logging import get_logger
@@ -23,7 +23,7 @@ from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import ApiToken, Event, Login, Ticket, User
 from sandyard.platform.domain.users.model import Issued, Principal, WrongLoginError
 from sandyard.platform.domain.users.passwords import check_password
-from sandyard.platform.domain.users.tokens import TOKEN, digest, instant, new_value
+from sandyard.platform.domain.users.tokens import TOKEN, digest, new_value
 from sandyard.platform.settings import PlatformSettings
 
 log = get_logger(__name__)
@@ -32,27 +32,27 @@ USED_EVERY = timedelta(minutes=1)
 SEEN_SECONDS = 1.0
 _MOST_SEEN = 10_000
 _AT_ONCE = 4
-_Seen = tuple[float, datetime | None, Principal]
+_CachedLookup = tuple[float, datetime | None, Principal]
 """When it was looked up, when it expires, and the user."""
 
 
-class Doors:
+class Authentication:
     def __init__(self, settings: PlatformSettings, database: Database, clock: Clock) -> None:
         self._settings = settings
         self._database = database
         self._clock = clock
         self._tasks = TaskSet("users")
         self._marking: set[str] = set()
-        self._seen: dict[str, _Seen] = {}
-        database.listen(self._told)
+        self._cache: dict[str, _CachedLookup] = {}
+        database.listen(self._clear_cache_after_change)
         self._hashing = asyncio.Semaphore(_AT_ONCE)  # each takes 16 MiB and a core
 
     async def by_token(self, value: str) -> Principal | None:
         """Return the token's user. Records its last use later, at most once a minute."""
         if not TOKEN.fullmatch(value):
             return None
-        now, hashed, seen = instant(self._clock), digest(value), self._seen
-        known = self._lately(hashed)
+        now, hashed, seen = get_time(self._clock), digest(value), self._cache
+        known = self._find_cached(hashed)
         if known is not None:
             return known
         query = select(
@@ -66,18 +66,18 @@ class Doors:
         if (row[3] is None or now - row[3] >= USED_EVERY) and row[0] not in self._marking:
             self._marking.add(row[0])
             self._tasks.spawn(self._mark_used(row[0]))
-        return _remember(
+        return _add_to_cache(
             seen, hashed, (self._clock.now(), row[2], Principal(row[4], row[5], row[6], f"token:{row[0]}"))
         )
 
     async def by_cookie(self, value: str) -> Principal | None:
         hashed = digest(value)
-        known = self._lately(hashed)
+        known = self._find_cached(hashed)
         if known is not None:
             return known
         query = select(Login.id, Login.hash, User.id, User.name, User.role).join_from(Login, User)
-        query = query.where(Login.hash == hashed, Login.expires_at > instant(self._clock), User.disabled_at.is_(None))
-        return await self._found(query, hashed, "cookie")
+        query = query.where(Login.hash == hashed, Login.expires_at > get_time(self._clock), User.disabled_at.is_(None))
+        return await self._find_principal(query, hashed, "cookie")
 
     async def by_ticket(self, value: str) -> Principal | None:
         """Return the ticket's user and consume the ticket. Of two concurrent uses, one succeeds."""
@@ -87,7 +87,7 @@ class Doors:
                 delete(Ticket).where(Ticket.hash == hashed).returning(Ticket.user_id, Ticket.expires_at, Ticket.means)
             )
             row = taken.first()
-            if row is None or row[1] <= instant(self._clock):
+            if row is None or row[1] <= get_time(self._clock):
                 return None
             user = await tx.session.get(User, row[0])
         if user is None or user.disabled_at is not None:
@@ -104,10 +104,10 @@ class Doors:
             principal = await self.by_token(token)
             user_id = principal.user_id if principal else None
         else:
-            user_id, hashed = await self._by_password(name or "", password or "")
+            user_id, hashed = await self._check_name_and_password(name or "", password or "")
         if user_id is None:
             raise WrongLoginError
-        now, value = instant(self._clock), new_value()
+        now, value = get_time(self._clock), new_value()
         expires = now + timedelta(days=self._settings.login_days)
         login = Login(
             id=ordered_id("lgn_"), user_id=user_id, hash=digest(value.reveal()), created_at=now, expires_at=expires
@@ -125,11 +125,11 @@ class Doors:
         """End the cookie's login. Idempotent."""
         async with self._database.transaction() as tx:
             await tx.session.execute(delete(Login).where(Login.hash == digest(value)))
-        self._seen = {}
+        self._cache = {}
 
     async def create_ticket(self, caller: Principal) -> Issued:
         value = new_value()
-        expires = instant(self._clock) + timedelta(seconds=TICKET_SECONDS)
+        expires = get_time(self._clock) + timedelta(seconds=TICKET_SECONDS)
         async with self._database.transaction() as tx:
             ticket = Ticket(hash=digest(value.reveal()), user_id=caller.user_id, means=caller.means, expires_at=expires)
             tx.add(ticket)
@@ -137,7 +137,7 @@ class Doors:
 
     async def sweep(self) -> int:
         """Remove expired logins and tickets, and return how many. Called periodically."""
-        now = instant(self._clock)
+        now = get_time(self._clock)
         async with self._database.transaction() as tx:
             logins = await tx.session.execute(delete(Login).where(Login.expires_at <= now).returning(Login.id))
             tickets = await tx.session.execute(delete(Ticket).where(Ticket.expires_at <= now).returning(Ticket.hash))
@@ -147,41 +147,41 @@ class Doors:
         await self._tasks.wait(5)
         await self._tasks.cancel()
 
-    async def _found(self, query: Any, hashed: str, means: str) -> Principal | None:
-        seen = self._seen
+    async def _find_principal(self, query: Any, hashed: str, means: str) -> Principal | None:
+        seen = self._cache
         async with self._database.reading() as session:
             row = (await session.execute(query)).first()
         if row is None or not hmac.compare_digest(row[1], hashed):
             return None
-        return _remember(
+        return _add_to_cache(
             seen, hashed, (self._clock.now(), None, Principal(row[2], row[3], row[4], f"{means}:{row[0]}"))
         )
 
-    def _lately(self, hashed: str) -> Principal | None:
+    def _find_cached(self, hashed: str) -> Principal | None:
         """Return the cached user, if the lookup is recent and nothing has changed since."""
-        seen = self._seen.get(hashed)
+        seen = self._cache.get(hashed)
         if seen is None or not 0 <= self._clock.now() - seen[0] < SEEN_SECONDS:
             return None
-        return None if seen[1] is not None and seen[1] <= instant(self._clock) else seen[2]
+        return None if seen[1] is not None and seen[1] <= get_time(self._clock) else seen[2]
 
-    def _told(self, events: Sequence[Event]) -> None:
+    def _clear_cache_after_change(self, events: Sequence[Event]) -> None:
         if any(event.kind.startswith(("user.", "token.")) for event in events):
-            self._seen = {}
+            self._cache = {}
 
-    async def _by_password(self, name: str, password: str) -> tuple[str | None, str | None]:
+    async def _check_name_and_password(self, name: str, password: str) -> tuple[str | None, str | None]:
         """Return the user's id and the stored password hash; None if there is no such user."""
         query = select(User.id, User.password).where(User.name == name, User.disabled_at.is_(None))
         async with self._database.reading() as session:
             row = (await session.execute(query)).first()
-        right = await self._is_right(password, row[1] if row else None)
+        right = await self._check_password(password, row[1] if row else None)
         return (row[0], row[1]) if row is not None and right else (None, None)
 
-    async def _is_right(self, password: str, stored: str | None) -> bool:
+    async def _check_password(self, password: str, stored: str | None) -> bool:
         async with self._hashing:
             return await asyncio.to_thread(check_password, password, stored)
 
     async def _mark_used(self, token_id: str) -> None:
-        now = instant(self._clock)
+        now = get_time(self._clock)
         older = or_(ApiToken.last_used_at.is_(None), ApiToken.last_used_at <= now - USED_EVERY)
         try:
             async with self._database.transaction() as tx:
@@ -194,9 +194,27 @@ class Doors:
             self._marking.discard(token_id)
 
 
-def _remember(seen: dict[str, _Seen], hashed: str, found: _Seen) -> Principal:
+def _add_to_cache(seen: dict[str, _CachedLookup], hashed: str, found: _CachedLookup) -> Principal:
     """Cache the lookup. `seen` is the cache before the lookup; a change since then has replaced it, so a stale result is dropped."""
     if len(seen) >= _MOST_SEEN:
         seen.clear()
     seen[hashed] = found
     return found[2]
+
+
+async def is_still_valid(database: Database, clock: Clock, principal: Principal) -> bool:
+    """Return False once the user is disabled or has another role, or the token or login has ended.
+
+    Long streams call this periodically. Raises DatabaseUnavailableError.
+    """
+    now = datetime.fromtimestamp(clock.now(), UTC)
+    query = select(User.id).where(User.id == principal.user_id, User.role == principal.role, User.disabled_at.is_(None))
+    means, _, number = principal.means.partition(":")
+    if means == "token":
+        alive = or_(ApiToken.expires_at.is_(None), ApiToken.expires_at > now)
+        query = query.join(ApiToken, ApiToken.user_id == User.id)
+        query = query.where(ApiToken.id == number, ApiToken.revoked_at.is_(None), alive)
+    elif means == "cookie":
+        query = query.join(Login, Login.user_id == User.id).where(Login.id == number, Login.expires_at > now)
+    async with database.reading() as session:
+        return await session.scalar(query) is not None

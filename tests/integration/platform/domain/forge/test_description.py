@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from sandyard.kit.clock import get_time
 from sandyard.platform.db.models import Command
 from sandyard.platform.domain.forge import description
 from sandyard.platform.domain.forge.description import Check
-from sandyard.platform.domain.users.tokens import instant
 from tests.unit.platform.domain.forge.desk import Desk
 
 
@@ -57,7 +57,7 @@ async def test_the_last_outcome_counts(desk: Desk) -> None:
                     timeout_s=1,
                     status=status,
                     exit_code=code,
-                    started_at=instant(desk.world.clock),
+                    started_at=get_time(desk.world.clock),
                 )
             )
     assert await description.list_checks(desk.world.database, desk.sandbox_id) == [Check("mypy", 0), Check("pytest", 0)]

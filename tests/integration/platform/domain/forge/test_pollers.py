@@ -8,11 +8,11 @@ from datetime import timedelta
 import pytest
 from sqlalchemy import event
 
+from sandyard.kit.clock import get_time
 from sandyard.platform.db.models import Delivery, Project, PullRequest
 from sandyard.platform.domain.forge.errors import ForgeRateLimitedError, ForgeUnreachableError
 from sandyard.platform.domain.forge.model import Budget, PullState
 from sandyard.platform.domain.forge.pollers import HEARD_POLL_S, UNFINISHED, PullRequestPoller
-from sandyard.platform.domain.users.tokens import instant
 from tests.unit.platform.domain.forge.desk import Desk
 
 POLL = 60.0
@@ -104,7 +104,7 @@ async def test_a_marked_one_is_looked_at_at_once(desk: Desk, follower: PullReque
 
 async def test_where_webhooks_come_in_it_looks_seldom(desk: Desk, follower: PullRequestPoller) -> None:
     async with desk.world.database.transaction() as tx:
-        now = instant(desk.world.clock)
+        now = get_time(desk.world.clock)
         tx.add(Delivery(project_id=desk.project.id, delivery="d", event="ping", received_at=now))
     await desk.world.clock.advance(HEARD_POLL_S - 1)
     await follower.round()
@@ -146,7 +146,7 @@ async def test_a_failing_project_is_left_in_peace_and_stops_nobody(desk: Desk, f
 
 
 async def test_limits_are_waited_for(desk: Desk, follower: PullRequestPoller) -> None:
-    reset = instant(desk.world.clock) + timedelta(seconds=1800)
+    reset = get_time(desk.world.clock) + timedelta(seconds=1800)
     desk.doors.refused = ForgeRateLimitedError(until=reset)
     await desk.world.clock.advance(POLL)
     await follower.round()
@@ -160,7 +160,7 @@ async def test_limits_are_waited_for(desk: Desk, follower: PullRequestPoller) ->
 
 
 async def test_the_last_requests_are_for_people(desk: Desk, follower: PullRequestPoller) -> None:
-    reset = instant(desk.world.clock) + timedelta(seconds=600)
+    reset = get_time(desk.world.clock) + timedelta(seconds=600)
     desk.hub.left = Budget(5000, 99, reset)
     await desk.world.clock.advance(POLL)
     await follower.round()
@@ -193,7 +193,7 @@ async def test_one_that_always_fails_does_not_keep_the_others_waiting(desk: Desk
         await desk.world.clock.advance(POLL)
         await follower.round()
     seen = {row.number: row.looked_at for row in await desk.rows()}
-    assert seen[1] is not None and instant(desk.world.clock) - seen[1] <= timedelta(seconds=4 * POLL)
+    assert seen[1] is not None and get_time(desk.world.clock) - seen[1] <= timedelta(seconds=4 * POLL)
 
 
 async def test_what_was_merged_before_a_crash_loses_its_branch(desk: Desk, follower: PullRequestPoller) -> None:
@@ -201,7 +201,7 @@ async def test_what_was_merged_before_a_crash_loses_its_branch(desk: Desk, follo
     async with desk.world.database.transaction() as tx:
         known = await tx.session.get(PullRequest, row.id)
         assert known is not None
-        known.state, known.merged_at = PullState.MERGED, instant(desk.world.clock)
+        known.state, known.merged_at = PullState.MERGED, get_time(desk.world.clock)
     await desk.world.clock.advance(POLL)
     await follower.round()
     assert "task-1" not in desk.branches() and (await desk.kinds())[-1] == "branch_deleted"

@@ -16,6 +16,7 @@ from urllib.parse import urlencode
 import pytest
 from sqlalchemy import select
 
+from sandyard.kit.clock import get_time
 from sandyard.kit.errors import InvalidInputError
 from sandyard.kit.secret import Secret
 from sandyard.platform.db.models import Delivery, Project, PullRequest
@@ -34,7 +35,6 @@ from sandyard.platform.domain.forge.webhooks import (
     WebhookUnconfiguredError,
 )
 from sandyard.platform.domain.git.errors import TooMuchError
-from sandyard.platform.domain.users.tokens import instant
 from tests.unit.platform.domain.forge.desk import Desk
 
 SECRET = "a-secret-that-nobody-guesses"
@@ -384,7 +384,7 @@ async def test_too_large(gate: Gate) -> None:
 
 async def test_old_deliveries_are_forgotten(gate: Gate) -> None:
     database = gate.desk.world.database
-    old = instant(gate.desk.world.clock) - KEPT - timedelta(seconds=1)
+    old = get_time(gate.desk.world.clock) - KEPT - timedelta(seconds=1)
     async with database.transaction() as tx:
         tx.add(Delivery(project_id=gate.project.id, delivery="old", event="ping", received_at=old))
     await gate.send("ping", delivery="new")

@@ -20,6 +20,7 @@ from typing import Any
 
 from sqlalchemy import select
 
+from sandyard.kit.clock import get_time
 from sandyard.kit.errors import SandyardError
 from sandyard.kit.ids import ordered_id
 from sandyard.platform.db.models import (
@@ -55,7 +56,6 @@ from sandyard.platform.domain.git.turns import Turns
 from sandyard.platform.domain.projects.model import ProjectSettings
 from sandyard.platform.domain.sandboxes.rows import SandboxRows, new_row
 from sandyard.platform.domain.users.model import Principal
-from sandyard.platform.domain.users.tokens import instant
 from tests.unit.platform.world import ROOT, World
 
 BASE_URL = "https://github.com/acme/website/pull"
@@ -345,7 +345,7 @@ def git(folder: Path, *arguments: str) -> str:
 
 
 async def _task(world: World, project_id: str) -> Task:
-    now = instant(world.clock)
+    now = get_time(world.clock)
     task = Task(
         id=ordered_id("tsk_"),
         project_id=project_id,
@@ -363,7 +363,7 @@ async def _task(world: World, project_id: str) -> Task:
 
 
 async def _session(world: World, who: Principal, project_id: str, task_id: str) -> str:
-    now = instant(world.clock)
+    now = get_time(world.clock)
     row = Session(
         id=ordered_id("ses_"),
         owner_id=who.user_id,
@@ -382,7 +382,7 @@ async def _session(world: World, who: Principal, project_id: str, task_id: str) 
 async def _checkout(
     world: World, who: Principal, project_id: str, session_id: str | None, branch: str, base: str
 ) -> str:
-    now = instant(world.clock)
+    now = get_time(world.clock)
     sandbox: Sandbox = new_row(
         who.user_id, project_id=project_id, session_id=session_id, template="base", idle_seconds=300
     )

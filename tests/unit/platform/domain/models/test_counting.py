@@ -12,10 +12,10 @@ import pytest
 from sandyard.kit.pacing import PIECES
 from sandyard.kit.secret import Secret
 from sandyard.platform.domain.agents.model import ModelApi
-from sandyard.platform.domain.models import counting
-from sandyard.platform.domain.models.counting import Counter
+from sandyard.platform.domain.models import token_counter
 from sandyard.platform.domain.models.model import MOST_TOKENS, Price, Tokens, cost_micros, price_of
 from sandyard.platform.domain.models.redaction import Redactor, redactor_of_headers
+from sandyard.platform.domain.models.token_counter import TokenCounter
 
 
 def sse(*events: Any) -> bytes:
@@ -71,7 +71,7 @@ STREAMS = [
 @pytest.mark.parametrize(("kind", "stream", "tokens"), STREAMS)
 async def test_counts_streams(kind: ModelApi, stream: bytes, tokens: Tokens, size: int) -> None:
     for text in (stream, stream.replace(b"\n", b"\r\n"), stream.removesuffix(b"\n\n")):
-        counter = Counter(kind, "text/event-stream; charset=utf-8")
+        counter = TokenCounter(kind, "text/event-stream; charset=utf-8")
         for start in range(0, len(text), size):
             await counter.feed(text[start : start + size])
         assert counter.result() == tokens
@@ -79,7 +79,7 @@ async def test_counts_streams(kind: ModelApi, stream: bytes, tokens: Tokens, siz
 
 async def test_counts_complete_answers() -> None:
     async def counted(kind: ModelApi, body: Any) -> Tokens:
-        counter = Counter(kind, "application/json")
+        counter = TokenCounter(kind, "application/json")
         await counter.feed(body if isinstance(body, bytes) else json.dumps(body).encode())
         return counter.result()
 
@@ -100,8 +100,8 @@ async def test_counts_complete_answers() -> None:
 
 
 async def test_drops_large_events(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(counting, "LARGEST", 1000)
-    counter = Counter(ModelApi.OPENAI_CHAT, "text/event-stream")
+    monkeypatch.setattr(token_counter, "LARGEST", 1000)
+    counter = TokenCounter(ModelApi.OPENAI_CHAT, "text/event-stream")
     await counter.feed(b"data: " + b"x" * 5000)
     assert len(counter._stream._held) <= 1000
     await counter.feed(b'"usage"\n\n' + CHAT)
@@ -137,18 +137,18 @@ def test_redacts_key_in_pieces(size: int) -> None:
 
 
 async def test_does_not_store_empty_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(counting, "LARGEST", 256 << 10)
-    counter = Counter(ModelApi.OPENAI, "text/event-stream")
+    monkeypatch.setattr(token_counter, "LARGEST", 256 << 10)
+    counter = TokenCounter(ModelApi.OPENAI, "text/event-stream")
     for _ in range(20):
-        await counter.feed(b"data:\n" * (counting.LARGEST // 60))
-    assert len(counter._stream._held) <= counting.LARGEST
+        await counter.feed(b"data:\n" * (token_counter.LARGEST // 60))
+    assert len(counter._stream._held) <= token_counter.LARGEST
     await counter.feed(b"\n" + RESPONSES)
     assert counter.result().output is not None, "later events are counted"
 
 
 async def test_many_events_delay_nobody() -> None:
     """Lines and events without usage are skipped, and those with usage are read in turns."""
-    counter = Counter(ModelApi.OPENAI_CHAT, "text/event-stream")
+    counter = TokenCounter(ModelApi.OPENAI_CHAT, "text/event-stream")
     began = time.process_time()
     for line in (b"\n", b"data:\n\n", b'data: {"usage": null}\n\n'):
         await counter.feed(line * ((4 << 20) // len(line)))
@@ -224,7 +224,7 @@ async def test_limits_what_a_provider_reports() -> None:
             ),
         ),
     ):
-        counter = Counter(kind, "application/json")
+        counter = TokenCounter(kind, "application/json")
         await counter.feed(json.dumps({"usage": usage}).encode())
         tokens = counter.result()
         assert (tokens.input, tokens.output) == (MOST_TOKENS, MOST_TOKENS)

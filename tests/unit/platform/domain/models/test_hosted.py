@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from sandyard.platform.domain.agents.model import ModelApi
-from sandyard.platform.domain.models.hosted import hosted_tools, refused_tools
+from sandyard.platform.domain.models.hosted_tools import list_hosted_tools, list_refused_tools
 from sandyard.platform.domain.projects.model import AgentSettings
 
 ANTHROPIC, OPENAI, CHAT, GEMINI = ModelApi.ANTHROPIC, ModelApi.OPENAI, ModelApi.OPENAI_CHAT, ModelApi.GEMINI
@@ -74,7 +74,7 @@ def tool(kind: str, **more: Any) -> dict[str, Any]:
     ],
 )  # fmt: skip
 def test_finds_tools_run_by_provider(api: ModelApi, body: dict[str, Any], used: list[str]) -> None:
-    assert hosted_tools(api, body, body.get("model")) == used
+    assert list_hosted_tools(api, body, body.get("model")) == used
 
 
 @pytest.mark.parametrize(
@@ -131,13 +131,13 @@ def test_finds_tools_run_by_provider(api: ModelApi, body: dict[str, Any], used: 
     ],
 )
 def test_ignores_tools_run_by_agent(api: ModelApi, body: dict[str, Any]) -> None:
-    assert hosted_tools(api, body, None) == []
+    assert list_hosted_tools(api, body, None) == []
 
 
 def test_project_allows_tools() -> None:
     allowed = AgentSettings(hosted_tools=["web_search", "ours/mcp"]).hosted_tools
-    assert refused_tools(["web_search", "mcp", "file_search"], "ours", allowed) == ["file_search"]
-    assert refused_tools(["web_search", "mcp"], "theirs", allowed) == ["mcp"]
-    assert refused_tools(["web_search"], "ours", AgentSettings().hosted_tools) == ["web_search"]
+    assert list_refused_tools(["web_search", "mcp", "file_search"], "ours", allowed) == ["file_search"]
+    assert list_refused_tools(["web_search", "mcp"], "theirs", allowed) == ["mcp"]
+    assert list_refused_tools(["web_search"], "ours", AgentSettings().hosted_tools) == ["web_search"]
     with pytest.raises(ValidationError):
         AgentSettings(hosted_tools=["web search"])
