@@ -38,7 +38,7 @@ from sandyard.platform.domain.mcp_servers.gateway import McpGateway
 from sandyard.platform.domain.mcp_servers.service import McpServers
 from sandyard.platform.domain.models.capability import Capabilities
 from sandyard.platform.domain.models.service import Models
-from sandyard.platform.domain.preparing.service import Preparing
+from sandyard.platform.domain.preparations.service import Preparations
 from sandyard.platform.domain.previews.service import Previews
 from sandyard.platform.domain.projects.credentials import Credentials
 from sandyard.platform.domain.projects.egress import operator_default
@@ -151,7 +151,7 @@ def _create_services(
     stack.push_async_callback(access.close)
     git = GitService(Ground(database, lifecycle, mirrors, access.credential, settings), projects)
     stack.push_async_callback(git.close)
-    preparing = Preparing(
+    preparations = Preparations(
         database,
         lifecycle,
         commands,
@@ -160,7 +160,7 @@ def _create_services(
         settings=settings,
         install=ensure_installed,
     )
-    stack.push_async_callback(preparing.close)
+    stack.push_async_callback(preparations.close)
     pull_requests = PullRequests(database, git, access, mirrors, projects, settings, clock)
     turns = Turns(
         database,
@@ -178,7 +178,7 @@ def _create_services(
 
     async def find_agent_snapshot(owner_id: str, agent: str, template: str) -> str:
         try:
-            return await preparing.agent_snapshots.find(owner_id, await agents.profile(owner_id, agent), template)
+            return await preparations.agent_snapshots.find(owner_id, await agents.profile(owner_id, agent), template)
         except InvalidInputError:  # an agent that no longer exists; the session's first turn reports it
             return template
 
@@ -226,7 +226,7 @@ def _create_services(
         upkeep=Upkeep(database, lifecycle, settings, clock),
         sandboxes=Sandboxes(database, lifecycle, projects, settings),
         commands=commands,
-        preparing=preparing,
+        preparations=preparations,
         previews=previews,
         sessions=sessions,
         attempts=attempts,
@@ -264,7 +264,7 @@ async def _start_services(services: Services, instance: str, stack: contextlib.A
     stack.push_async_callback(services.events.close)
     await services.commands.recover()
     await services.git.recover()
-    await services.preparing.recover()
+    await services.preparations.recover()
     await services.turns.recover()
     services.turns.start()
     await services.trials.recover()
@@ -276,7 +276,7 @@ async def _start_services(services: Services, instance: str, stack: contextlib.A
         services.turns,
         services.agents,
         services.models,
-        services.preparing,
+        services.preparations,
         services.git,
         services.pull_requests,
     )
@@ -322,7 +322,7 @@ async def _tidy(services: Services, durable: Durable) -> None:
             await services.turns.tidy(kept)
             await durable.tidy(kept)
             await services.git.tidy(timedelta(days=services.settings.git_operations_kept_days))
-            await services.preparing.tidy(timedelta(days=services.settings.preparations_kept_days))
+            await services.preparations.tidy(timedelta(days=services.settings.preparations_kept_days))
         except SandyardError as error:
             log.warning("tidying_failed", reason=error.message)
         except Exception as error:

@@ -26,7 +26,7 @@ from sandyard.platform.domain.models.model import Tokens
 from sandyard.platform.domain.models.redaction import Redactor
 from sandyard.platform.domain.models.token_counter import TokenCounter
 from sandyard.platform.domain.models.tunnel import Room, Tunnel, TunnelError
-from sandyard.platform.domain.preparing import jsonc
+from sandyard.platform.domain.preparations import jsonc
 from sandyard.platform.domain.remote.line import Line, SshError
 from sandyard.platform.domain.sandboxes.e2b.relay import Ended, EndReason
 

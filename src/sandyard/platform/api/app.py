@@ -17,7 +17,7 @@ from sandyard.platform.api.limits import Limits
 from sandyard.platform.api.mcp import endpoint as mcp
 from sandyard.platform.api.metrics import Measured, Metrics
 from sandyard.platform.api.outer_middleware import OuterMiddleware
-from sandyard.platform.api.previewing.middleware import PreviewMiddleware
+from sandyard.platform.api.preview_proxy.middleware import PreviewMiddleware
 from sandyard.platform.api.routers import PREFIX
 from sandyard.platform.api.web import STATIC, Web
 

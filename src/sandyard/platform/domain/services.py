@@ -20,7 +20,7 @@ from sandyard.platform.domain.forge.webhooks import Webhooks
 from sandyard.platform.domain.git.service import GitService
 from sandyard.platform.domain.mcp_servers.service import McpServers
 from sandyard.platform.domain.models.service import Models
-from sandyard.platform.domain.preparing.service import Preparing
+from sandyard.platform.domain.preparations.service import Preparations
 from sandyard.platform.domain.previews.service import Previews
 from sandyard.platform.domain.projects.credentials import Credentials
 from sandyard.platform.domain.projects.sample import Samples
@@ -61,7 +61,7 @@ class Services:
     upkeep: Upkeep
     sandboxes: Sandboxes
     commands: Commands
-    preparing: Preparing
+    preparations: Preparations
     previews: Previews
     sessions: Sessions
     turns: Turns

@@ -6,9 +6,17 @@ from typing import Any
 
 from sqlalchemy import Select, select
 
-from sandyard.platform.db.models import Checkout, Checkpoint, GitOperation, Preparation, Project, Sandbox, Session
+from sandyard.platform.db.models import (
+    Checkout,
+    Checkpoint,
+    GitOperation,
+    Preparation,
+    PreparationStatus,
+    Project,
+    Sandbox,
+    Session,
+)
 from sandyard.platform.domain.git.model import OperationKind, Prepared
-from sandyard.platform.domain.preparing.model import PreparationStatus
 from sandyard.platform.domain.sandboxes.model import utc_now
 
 

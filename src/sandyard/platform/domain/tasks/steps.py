@@ -21,7 +21,18 @@ from sandyard.kit.tasks import end_tasks
 from sandyard.kit.text import storable_json
 from sandyard.kit.times import rfc3339
 from sandyard.platform.db.database import Database
-from sandyard.platform.db.models import AgentRun, Ask, Attempt, Command, Preparation, Project, Step, Task, Turn
+from sandyard.platform.db.models import (
+    AgentRun,
+    Ask,
+    Attempt,
+    Command,
+    Preparation,
+    PreparationStatus,
+    Project,
+    Step,
+    Task,
+    Turn,
+)
 from sandyard.platform.domain.agents import asking
 from sandyard.platform.domain.agents.catalogue import Agents
 from sandyard.platform.domain.agents.errors import PermissionRefusedError, SandboxRestartedError
@@ -35,8 +46,8 @@ from sandyard.platform.domain.git.operations import OPEN
 from sandyard.platform.domain.git.service import GitService
 from sandyard.platform.domain.models.service import Models
 from sandyard.platform.domain.paging import PageRequest
-from sandyard.platform.domain.preparing.model import PreparationStatus, Progress
-from sandyard.platform.domain.preparing.service import Preparing
+from sandyard.platform.domain.preparations.model import Progress
+from sandyard.platform.domain.preparations.service import Preparations
 from sandyard.platform.domain.projects.model import ProjectSettings
 from sandyard.platform.domain.sandboxes.commands import Commands
 from sandyard.platform.domain.sandboxes.e2b import EngineError, EngineQuotaError
@@ -101,7 +112,7 @@ class Steps:
         turns: Turns,
         agents: Agents,
         models: Models,
-        preparing: Preparing,
+        preparations: Preparations,
         git: GitService,
         pull_requests: PullRequests,
     ) -> None:
@@ -112,7 +123,7 @@ class Steps:
         self._turns = turns
         self._agents = agents
         self._models = models
-        self._preparing = preparing
+        self._preparations = preparations
         self._git = git
         self._pulls = pull_requests
 
@@ -132,13 +143,15 @@ class Steps:
 
     async def _prepare(self, work: Work, profile: Profile) -> Preparation:
         """Prepare the project and report progress."""
-        row = await self._preparing.begin(work.caller, work.project, base_branch=work.task.base_branch, profile=profile)
+        row = await self._preparations.begin(
+            work.caller, work.project, base_branch=work.task.base_branch, profile=profile
+        )
         if row.status == PreparationStatus.READY:
             return row
-        task, told = asyncio.ensure_future(self._preparing.wait(row.id)), None
+        task, told = asyncio.ensure_future(self._preparations.wait(row.id)), None
         try:
             while not (await asyncio.wait((task,), timeout=LOOK_S))[0]:
-                progress = self._preparing.progress(row.id)
+                progress = self._preparations.progress(row.id)
                 if progress is not None and progress != told:
                     told = progress
                     await self._tell_progress(work.attempt, progress)

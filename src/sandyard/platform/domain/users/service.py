@@ -1,4 +1,4 @@
-"""Create, change and disable users and tokens. Authentication is in `doors.py`, which this class includes."""
+"""Create, change and disable users and tokens. Authentication is in `authentication.py`, which this class includes."""
 
 from __future__ import annotations
 

@@ -19,9 +19,9 @@ from sandyard.kit.ids import random_id
 from sandyard.kit.logging import bound, get_logger
 from sandyard.kit.server import mark_authenticated
 from sandyard.platform.api.guard import host_name
-from sandyard.platform.api.previewing import pages
-from sandyard.platform.api.previewing.exchange import Exchange, run_until_first
-from sandyard.platform.api.previewing.sockets import carry
+from sandyard.platform.api.preview_proxy import pages
+from sandyard.platform.api.preview_proxy.exchange import Exchange, run_until_first
+from sandyard.platform.api.preview_proxy.sockets import carry
 from sandyard.platform.domain.previews.addresses import Addresses, Place
 from sandyard.platform.domain.previews.model import PortClosedError, SleepingError
 from sandyard.platform.domain.previews.service import TICKET, Previews

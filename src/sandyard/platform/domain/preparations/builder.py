@@ -17,9 +17,9 @@ from sandyard.platform.domain.agents.model import LaunchWish, Profile
 from sandyard.platform.domain.git.guest_prepared import Sealed
 from sandyard.platform.domain.git.model import FOLDER
 from sandyard.platform.domain.git.prepared import PreparedCheckouts
-from sandyard.platform.domain.preparing.devcontainer import Command
-from sandyard.platform.domain.preparing.model import PreparationFailedError
-from sandyard.platform.domain.preparing.recipe import Recipe, Wish
+from sandyard.platform.domain.preparations.devcontainer import Command
+from sandyard.platform.domain.preparations.model import PreparationFailedError
+from sandyard.platform.domain.preparations.recipe import Recipe, Wish
 from sandyard.platform.domain.sandboxes.commands import Commands
 from sandyard.platform.domain.sandboxes.e2b import SandboxEngine
 from sandyard.platform.domain.sandboxes.lifecycle import Lifecycle

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sandyard.platform.api.app import build
 from sandyard.platform.app import ROUTERS
-from tests.integration.platform.domain.preparing.conftest import Garden
+from tests.integration.platform.domain.preparations.conftest import Garden
 from tests.unit.platform.world import Person, client
 
 

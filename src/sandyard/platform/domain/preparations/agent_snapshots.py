@@ -24,8 +24,8 @@ from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import AgentSnapshot, Sandbox
 from sandyard.platform.domain.agents.model import Profile
 from sandyard.platform.domain.agents.profiles import BUILT_IN
-from sandyard.platform.domain.preparing.building import Install
-from sandyard.platform.domain.preparing.clearing import SUPERSEDED_AFTER, end_sandbox
+from sandyard.platform.domain.preparations.builder import Install
+from sandyard.platform.domain.preparations.cleanup import SUPERSEDED_AFTER, end_sandbox
 from sandyard.platform.domain.sandboxes.commands import StoppingError
 from sandyard.platform.domain.sandboxes.lifecycle import Lifecycle
 from sandyard.platform.domain.sandboxes.model import NewSandbox, about, utc_now

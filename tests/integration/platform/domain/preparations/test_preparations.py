@@ -15,11 +15,11 @@ from sandyard.kit.errors import ConflictError, InvalidInputError, NotFoundError
 from sandyard.platform.db.models import Preparation, Sandbox
 from sandyard.platform.domain.agents.model import Install
 from sandyard.platform.domain.paging import PageRequest
-from sandyard.platform.domain.preparing.agent_snapshots import INSTALLER, Making
-from sandyard.platform.domain.preparing.model import PreparationFailedError
+from sandyard.platform.domain.preparations.agent_snapshots import INSTALLER, Making
+from sandyard.platform.domain.preparations.model import PreparationFailedError
 from sandyard.platform.domain.sandboxes.commands import StoppingError
 from sandyard.platform.domain.sandboxes.model import NewCommand, Status
-from tests.integration.platform.domain.preparing.conftest import BARE, TOOL, Garden
+from tests.integration.platform.domain.preparations.conftest import BARE, TOOL, Garden
 from tests.integration.platform.domain.sandboxes.yard import opened, until
 from tests.protocol.engine import Engine
 
@@ -29,7 +29,7 @@ DEVCONTAINER = '{"image": "node:22", /* ours */ "containerEnv": {"A": "b"}, "pos
 
 async def builder_is_gone(garden: Garden, preparation: Preparation) -> None:
     async def gone() -> bool:
-        row = await garden.yard.services.preparing.get(garden.owner, preparation.id)
+        row = await garden.yard.services.preparations.get(garden.owner, preparation.id)
         return row.sandbox_id is None
 
     await until(gone, "the builder goes")
@@ -128,7 +128,7 @@ async def test_a_sandbox_in_the_place_of_a_lost_one_is_prepared_too(garden: Gard
     assert await garden.run(second, "ls node_modules; cat work.txt side.txt") == "made\nwork\nside\n"
     assert (await services.git.checkout(garden.owner, second.id)).base_branch == "side"
 
-    await services.preparing.delete(garden.owner, made.id)
+    await services.preparations.delete(garden.owner, made.id)
     bare, sandbox = await services.sessions.create(garden.owner, project_id=garden.project.id, preparation=made)
     with pytest.raises(Exception, match=r"."):
         await services.lifecycle.provisioned(sandbox.id)
@@ -155,7 +155,7 @@ async def test_an_agent_is_installed_once_for_a_template(garden: Garden) -> None
     _, sandbox = await garden.session(second)
     assert await garden.run(sandbox, "cat ~/.tool/there more.txt") == f"{installed}more\n"
 
-    snapshots = garden.yard.services.preparing.agent_snapshots
+    snapshots = garden.yard.services.preparations.agent_snapshots
     known = await snapshots.ensure(garden.owner.user_id, tool, "base")
     assert await snapshots.find(garden.owner.user_id, tool, "base") == known
     assert await snapshots.find(garden.owner.user_id, BARE, "base") == "base", "which installs nothing"
@@ -185,7 +185,7 @@ async def test_nobody_enters_the_sandbox_in_which_an_agent_is_installed(garden: 
     async def waiting(made: Making) -> None:
         told.append(made)
 
-    making = asyncio.create_task(services.preparing.agent_snapshots.ensure(member.user_id, tool, "base", waiting))
+    making = asyncio.create_task(services.preparations.agent_snapshots.ensure(member.user_id, tool, "base", waiting))
     query = select(Sandbox).where(Sandbox.agent_id == INSTALLER, Sandbox.status == Status.RUNNING)
 
     async def heard() -> bool:
@@ -218,7 +218,7 @@ async def test_nobody_enters_the_sandbox_in_which_a_project_is_prepared(garden: 
     making = asyncio.create_task(garden.prepare(caller=member))
 
     async def setting_up() -> Preparation | None:
-        page = await services.preparing.list(member, garden.project.id, PageRequest())
+        page = await services.preparations.list(member, garden.project.id, PageRequest())
         return next((one for one in page.items if one.detail.get("commands")), None)
 
     await until(setting_up, "its setup runs")
@@ -248,7 +248,7 @@ async def test_a_setup_that_fails(garden: Garden) -> None:
     assert not await garden.yard.there(), "its sandbox is gone"
     with pytest.raises(PreparationFailedError, match="exited with code 3"):
         await garden.prepare()
-    page = await garden.yard.services.preparing.list(garden.owner, garden.project.id, PageRequest())
+    page = await garden.yard.services.preparations.list(garden.owner, garden.project.id, PageRequest())
     (row,) = page.items
     assert (row.status, row.error_code, row.sandbox_id) == ("failed", "preparation_failed", None)
     kinds = await garden.yard.kinds(about="preparation.")
@@ -264,9 +264,9 @@ async def test_who_may_not_see_the_project_gets_nothing_of_it(garden: Garden) ->
     made = await garden.prepare()
     stranger, services = await garden.yard.person("stranger"), garden.yard.services
     with pytest.raises(NotFoundError):
-        await services.preparing.get(stranger, made.id)
+        await services.preparations.get(stranger, made.id)
     with pytest.raises(NotFoundError):
-        await services.preparing.list(stranger, garden.project.id, PageRequest())
+        await services.preparations.list(stranger, garden.project.id, PageRequest())
     with pytest.raises(NotFoundError):
         await garden.prepare(caller=stranger)
     snapshot = made.snapshot or ""
@@ -306,7 +306,7 @@ async def test_a_preparation_is_for_sandboxes_of_its_project(garden: Garden) -> 
     assert sandbox.project_id == garden.project.id
     profile = await services.agents.profile(garden.owner.user_id, "opencode")
     assert profile.install is not None
-    find = services.preparing.agent_snapshots.find
+    find = services.preparations.agent_snapshots.find
     assert await find(garden.owner.user_id, profile, snapshot) == snapshot
     async with (
         services.database.reading() as session
@@ -319,23 +319,23 @@ async def test_unused_and_lost_snapshots(garden: Garden) -> None:
     services = garden.yard.services
     made = await garden.prepare()
     await builder_is_gone(garden, made)
-    await services.preparing.tidy(timedelta(days=1))
+    await services.preparations.tidy(timedelta(days=1))
     assert (await garden.prepare()).snapshot == made.snapshot
     await services.engine.delete_snapshot(made.snapshot or "")
     again = await garden.prepare()
     assert again.id == made.id and again.snapshot not in (None, made.snapshot)
     await builder_is_gone(garden, again)
     engine_id = again.detail["engineId"]
-    await services.preparing.tidy(timedelta(seconds=-1))
+    await services.preparations.tidy(timedelta(seconds=-1))
     with pytest.raises(NotFoundError):
-        await services.preparing.get(garden.owner, made.id)
+        await services.preparations.get(garden.owner, made.id)
     assert not await services.engine.snapshots(engine_id)
 
     last = await garden.prepare()
     await builder_is_gone(garden, last)
     await services.projects.delete(garden.owner, garden.project.id)
     assert await services.engine.snapshots(last.detail["engineId"])
-    await services.preparing.tidy(timedelta(days=1))
+    await services.preparations.tidy(timedelta(days=1))
     assert not await services.engine.snapshots(last.detail["engineId"])
 
 
@@ -343,7 +343,7 @@ async def test_a_platform_that_ends_in_the_middle(
     garden: Garden, engine_process: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await garden.set(setup={"command": "sleep 60"})
-    preparing = garden.yard.services.preparing
+    preparing = garden.yard.services.preparations
     waiting = asyncio.create_task(garden.prepare())
 
     async def under_way() -> bool:
@@ -359,7 +359,7 @@ async def test_a_platform_that_ends_in_the_middle(
     (row,) = page.items
     assert row.status == "preparing" and row.sandbox_id is not None
     async with opened(tmp_path, engine_process, monkeypatch) as second:
-        next_ = second.services.preparing
+        next_ = second.services.preparations
 
         async def cleared() -> Sandbox | None:
             found = await next_.get(garden.owner, row.id)
@@ -378,7 +378,7 @@ async def test_a_platform_that_ends_in_the_middle(
 
 
 async def test_a_snapshot_that_nobody_wrote_down_goes(garden: Garden, monkeypatch: pytest.MonkeyPatch) -> None:
-    preparing, services = garden.yard.services.preparing, garden.yard.services
+    preparing, services = garden.yard.services.preparations, garden.yard.services
     taken: list[str] = []
 
     async def never(preparation_id: str, snapshot: str, seconds: float) -> Preparation:
@@ -409,7 +409,7 @@ async def test_a_snapshot_that_nobody_wrote_down_goes(garden: Garden, monkeypatc
 
 
 async def test_prepared_anew_while_it_is_deleted(garden: Garden, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine, preparing = garden.yard.services.engine, garden.yard.services.preparing
+    engine, preparing = garden.yard.services.engine, garden.yard.services.preparations
     made = await garden.prepare()
     delete = engine.delete_snapshot
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sandyard.platform.api.previewing.headers import to_browser, to_sandbox
-from sandyard.platform.api.previewing.pages import Trouble, trouble
+from sandyard.platform.api.preview_proxy.headers import to_browser, to_sandbox
+from sandyard.platform.api.preview_proxy.pages import Trouble, trouble
 from sandyard.platform.domain.previews.addresses import Addresses, Place
 from sandyard.platform.domain.sandboxes.e2b import Route
 

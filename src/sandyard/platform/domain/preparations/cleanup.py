@@ -11,8 +11,8 @@ from sqlalchemy import and_, func, not_, select, update
 from sandyard.kit.errors import NotFoundError, SandyardError
 from sandyard.kit.logging import get_logger
 from sandyard.platform.db.database import Database
-from sandyard.platform.db.models import Preparation, Sandbox
-from sandyard.platform.domain.preparing.model import PreparationStatus, about
+from sandyard.platform.db.models import Preparation, PreparationStatus, Sandbox
+from sandyard.platform.domain.preparations.model import about
 from sandyard.platform.domain.sandboxes.lifecycle import Lifecycle
 from sandyard.platform.domain.sandboxes.model import LIVE, utc_now
 from sandyard.platform.domain.sessions.snapshots import NO_TEMPLATE

@@ -13,8 +13,8 @@ from sandyard.kit.errors import InvalidInputError
 from sandyard.kit.logging import get_logger
 from sandyard.kit.pacing import take_turn
 from sandyard.kit.tasks import end_tasks
-from sandyard.platform.api.previewing.headers import to_browser, to_sandbox
-from sandyard.platform.api.previewing.pages import Trouble, enough, may_be_trouble, trouble
+from sandyard.platform.api.preview_proxy.headers import to_browser, to_sandbox
+from sandyard.platform.api.preview_proxy.pages import Trouble, enough, may_be_trouble, trouble
 from sandyard.platform.domain.previews.addresses import Addresses, Place
 from sandyard.platform.domain.previews.model import BrokenAnswerError, PortClosedError
 from sandyard.platform.domain.previews.service import Previews

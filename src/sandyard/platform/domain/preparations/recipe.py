@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from sandyard.platform.db.models import Project
 from sandyard.platform.domain.agents.model import Profile
 from sandyard.platform.domain.git.prepared import PreparedCheckouts, TreeFile
-from sandyard.platform.domain.preparing import devcontainer
-from sandyard.platform.domain.preparing.devcontainer import Command
+from sandyard.platform.domain.preparations import devcontainer
+from sandyard.platform.domain.preparations.devcontainer import Command
 from sandyard.platform.domain.projects.model import ProjectSettings
 
 VERSION = 1

@@ -16,7 +16,7 @@ from fastapi import FastAPI
 
 from sandyard.kit.errors import SandyardError
 from sandyard.platform.api import previews as previews_api
-from sandyard.platform.api.previewing.middleware import PLAIN_COOKIE, SECURE_COOKIE
+from sandyard.platform.api.preview_proxy.middleware import PLAIN_COOKIE, SECURE_COOKIE
 from sandyard.platform.db.models import Sandbox
 from sandyard.platform.domain.previews.model import SleepingError
 from sandyard.platform.domain.previews.service import Previews

@@ -12,8 +12,8 @@ import pytest
 
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import AgentSnapshot
-from sandyard.platform.domain.preparing import agent_snapshots as module
-from sandyard.platform.domain.preparing.agent_snapshots import AgentSnapshots
+from sandyard.platform.domain.preparations import agent_snapshots as module
+from sandyard.platform.domain.preparations.agent_snapshots import AgentSnapshots
 from sandyard.platform.domain.sandboxes.model import utc_now
 from sandyard.platform.settings import PlatformSettings
 

@@ -77,7 +77,7 @@ class Garden:
 
     async def prepare(self, profile: Any = BARE, caller: Principal | None = None, **wanted: Any) -> Preparation:
         options = {"base_branch": None, **wanted}
-        return await self.yard.services.preparing.prepare(
+        return await self.yard.services.preparations.prepare(
             caller or self.owner, self.project, profile=profile, **options
         )
 

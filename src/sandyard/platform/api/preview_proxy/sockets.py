@@ -9,9 +9,9 @@ from starlette.types import Message, Receive, Scope, Send
 
 from sandyard.kit.pacing import take_turn
 from sandyard.kit.websockets import RAW, FrameTracker
-from sandyard.platform.api.previewing.exchange import CONNECT_S, ask, run_until_first
-from sandyard.platform.api.previewing.headers import to_browser
-from sandyard.platform.api.previewing.pages import Trouble, trouble
+from sandyard.platform.api.preview_proxy.exchange import CONNECT_S, ask, run_until_first
+from sandyard.platform.api.preview_proxy.headers import to_browser
+from sandyard.platform.api.preview_proxy.pages import Trouble, trouble
 from sandyard.platform.domain.previews.addresses import Addresses, Place
 from sandyard.platform.domain.previews.model import BrokenAnswerError, PortClosedError
 from sandyard.platform.domain.previews.service import Previews

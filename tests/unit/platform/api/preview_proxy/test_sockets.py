@@ -15,7 +15,7 @@ from websockets.typing import Subprotocol
 
 from sandyard.platform.domain.previews.service import Previews
 from tests.unit.kit.test_websockets import PING, TEXT, frame, serving
-from tests.unit.platform.api.previewing.test_middleware import Scene, scene_in
+from tests.unit.platform.api.preview_proxy.test_middleware import Scene, scene_in
 from tests.unit.turns import count_parts
 
 

@@ -23,24 +23,18 @@ from sandyard.kit.logging import get_logger
 from sandyard.kit.tasks import TaskSet
 from sandyard.kit.text import storable, storable_json
 from sandyard.platform.db.database import Database
-from sandyard.platform.db.models import Preparation, Project, Sandbox
+from sandyard.platform.db.models import Preparation, PreparationStatus, Project, Sandbox
 from sandyard.platform.domain.agents.installing import AgentInstallError
 from sandyard.platform.domain.agents.model import Profile
 from sandyard.platform.domain.git.model import no_progress
 from sandyard.platform.domain.git.service import GitService
 from sandyard.platform.domain.paging import Listing, PageRequest, newest_first
-from sandyard.platform.domain.preparing import recipe as recipes
-from sandyard.platform.domain.preparing.agent_snapshots import AgentSnapshots, Making
-from sandyard.platform.domain.preparing.building import Builder, Install
-from sandyard.platform.domain.preparing.clearing import BUILDER, Clearing
-from sandyard.platform.domain.preparing.model import (
-    PreparationFailedError,
-    PreparationStatus,
-    Progress,
-    about,
-    failure_of,
-)
-from sandyard.platform.domain.preparing.recipe import Recipe, Wish
+from sandyard.platform.domain.preparations import recipe as recipes
+from sandyard.platform.domain.preparations.agent_snapshots import AgentSnapshots, Making
+from sandyard.platform.domain.preparations.builder import Builder, Install
+from sandyard.platform.domain.preparations.cleanup import BUILDER, Clearing
+from sandyard.platform.domain.preparations.model import PreparationFailedError, Progress, about, make_error
+from sandyard.platform.domain.preparations.recipe import Recipe, Wish
 from sandyard.platform.domain.projects.service import Projects
 from sandyard.platform.domain.sandboxes.commands import Commands, StoppingError
 from sandyard.platform.domain.sandboxes.lifecycle import Lifecycle
@@ -65,7 +59,7 @@ class _Flight:
     installing: Making | None = None
 
 
-class Preparing:
+class Preparations:
     def __init__(
         self,
         database: Database,
@@ -128,7 +122,7 @@ class Preparing:
             if row is not None and row.status == PreparationStatus.READY and await self._there(row):
                 return await self._used(row)
             if row is not None and row.status == PreparationStatus.FAILED and not again and _just_failed(row):
-                raise failure_of(row)
+                raise make_error(row)
             return await self._start(caller, project, wished, row)
 
     async def wait(self, preparation_id: str) -> Preparation:
@@ -137,7 +131,7 @@ class Preparing:
         if flight is None:
             row = await self._get(preparation_id)
             if row.status != PreparationStatus.READY:
-                raise failure_of(row)
+                raise make_error(row)
             return row
         try:
             return await asyncio.shield(flight.task)

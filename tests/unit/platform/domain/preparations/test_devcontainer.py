@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from sandyard.platform.domain.preparing import devcontainer, jsonc
+from sandyard.platform.domain.preparations import devcontainer, jsonc
 
 
 def test_json_with_comments_and_commas() -> None:

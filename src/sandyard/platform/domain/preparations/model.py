@@ -4,16 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 
 from sandyard.kit.errors import SandyardError
 from sandyard.platform.db.models import Preparation
-
-
-class PreparationStatus(StrEnum):
-    PREPARING = "preparing"
-    READY = "ready"
-    FAILED = "failed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +31,7 @@ class PreparationFailedError(SandyardError):
         return self._extra
 
 
-def failure_of(row: Preparation) -> PreparationFailedError:
+def make_error(row: Preparation) -> PreparationFailedError:
     """Return the error of a failed preparation."""
     told = row.detail.get("failure", {})
     return PreparationFailedError(row.error, {**told, "preparationId": row.id})

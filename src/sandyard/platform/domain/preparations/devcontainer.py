@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sandyard.platform.domain.git.model import FOLDER
-from sandyard.platform.domain.preparing import jsonc
+from sandyard.platform.domain.preparations import jsonc
 
 CREATING = ("onCreateCommand", "updateContentCommand", "postCreateCommand")
 """Run in this order when a container is created. Commands of an object run one after the other, in the written order."""
