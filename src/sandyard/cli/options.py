@@ -35,7 +35,7 @@ def limit_option(default: int = 50) -> Callable[[F], F]:
     )
 
 
-def given(**values: object) -> dict[str, object]:
+def drop_missing(**values: object) -> dict[str, object]:
     """Return a request body with only the values that were given."""
     return {name: value for name, value in values.items() if value not in (None, {}, ())}
 

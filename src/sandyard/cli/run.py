@@ -18,13 +18,13 @@ from urllib.parse import urlsplit
 import click
 
 from sandyard.cli import config
-from sandyard.cli.completion import agent_names
-from sandyard.cli.connection import MANY, connect, segment
+from sandyard.cli.completion import complete_agents
+from sandyard.cli.connection import MANY, connect, quote_segment
 from sandyard.cli.errors import FAILED, ApiError, CommandError, NoAnswerError, NotLoggedInError
 from sandyard.cli.live.feed import INTERRUPTED
 from sandyard.cli.live.screen import Screen
-from sandyard.cli.options import given
-from sandyard.cli.output import printable
+from sandyard.cli.options import drop_missing
+from sandyard.cli.output import escape
 from sandyard.cli.projects.connection_test import TEST_FAILED, run_connection_test
 from sandyard.cli.tasks.add import make_body, split_title
 from sandyard.cli.tasks.lookup import AgentNames
@@ -56,7 +56,7 @@ STATUS = ("status", "--porcelain", "--ignore-submodules=all")
 @click.option("--repo", required=True, help="Git repository: a local directory or a URL.")
 @click.option(
     "--agent",
-    shell_complete=agent_names,
+    shell_complete=complete_agents,
     help="Agent to use.  [default: the project's, or the one that fits the first model provider]",
 )
 @click.option("--model", help="Model to use.")
@@ -98,7 +98,7 @@ def run(
         project = ensure_project(client, repository, token=token, verify=verify, screen=screen)
         body = make_body(title, description, agent=agent, model=model, base=base, budget_usd=budget_usd)
         task = client.post("/tasks", {**body, "projectId": project["id"], "start": True})
-        screen.note(f"Task {task['id']}: {printable(task['title'])}")
+        screen.note(f"Task {task['id']}: {escape(task['title'])}")
         _warn_of_demo(client, task, screen)
         try:
             task = TaskFollower(client, task, screen).run()
@@ -117,7 +117,7 @@ def run(
         for line in describe_review(task, repository):
             screen.note(line)
         if pull := get_pull(task):
-            screen.line(printable(str(pull["url"] if pull.get("number") is not None else pull.get("headBranch") or "")))
+            screen.line(escape(str(pull["url"] if pull.get("number") is not None else pull.get("headBranch") or "")))
     if not is_successful(task):
         sys.exit(FAILED)
 
@@ -135,12 +135,12 @@ def _warn_of_demo(client: Client, task: Any, screen: Screen) -> None:
 def _pause_sandboxes(client: Client, task: Any) -> None:
     """Pause the task's sandboxes, which would otherwise keep running without a platform."""
     with contextlib.suppress(SandyardError):
-        task = client.get(f"/tasks/{segment(task['id'])}")
+        task = client.get(f"/tasks/{quote_segment(task['id'])}")
         for attempt in task.get("attempts") or []:
             with contextlib.suppress(SandyardError):
-                session = client.get(f"/sessions/{segment(attempt['sessionId'])}")
+                session = client.get(f"/sessions/{quote_segment(attempt['sessionId'])}")
                 if (session.get("sandbox") or {}).get("status") == "running":
-                    client.post(f"/sessions/{segment(attempt['sessionId'])}/pause")
+                    client.post(f"/sessions/{quote_segment(attempt['sessionId'])}/pause")
 
 
 @contextlib.contextmanager
@@ -255,7 +255,7 @@ def describe_uncommitted(repository: str) -> str | None:
     if not (lines := (_read_git(Path(repository), *STATUS) or "").splitlines()):
         return None
     what = "1 file is" if len(lines) == 1 else f"{len(lines)} files are"
-    return f"{what} not committed in {printable(repository)}. The agent only sees committed changes."
+    return f"{what} not committed in {escape(repository)}. The agent only sees committed changes."
 
 
 def _read_git(folder: Path, *words: str) -> str | None:
@@ -304,11 +304,11 @@ def ensure_project(client: Client, repository: str, *, token: str | None, verify
         settings = project.get("settings") or {}
         if verify is not None and (settings.get("verify") or {}).get("command") != (verify or None):
             settings = {**settings, "verify": {**(settings.get("verify") or {}), "command": verify or None}}
-            project = client.patch(f"/projects/{segment(project['id'])}", {"settings": settings})
-            how = f"`{printable(verify)}`" if verify else "none"
-            screen.note(f"Changed the verify command of project {printable(project['name'])}: {how}")
+            project = client.patch(f"/projects/{quote_segment(project['id'])}", {"settings": settings})
+            how = f"`{escape(verify)}`" if verify else "none"
+            screen.note(f"Changed the verify command of project {escape(project['name'])}: {how}")
     else:
-        body = given(
+        body = drop_missing(
             name=_choose_name(repository, {one["name"] for one in projects}),
             repository=repository,
             settings={"verify": {"command": verify}} if verify else None,
@@ -321,9 +321,9 @@ def ensure_project(client: Client, repository: str, *, token: str | None, verify
             if error.problem_code != TEST_FAILED:
                 raise
             raise _unusable_error(error.details, repository, token) from None
-        screen.note(f"Added project {printable(project['name'])} for {printable(repository)}.")
+        screen.note(f"Added project {escape(project['name'])} for {escape(repository)}.")
         return project
-    path = f"/projects/{segment(project['id'])}"
+    path = f"/projects/{quote_segment(project['id'])}"
     if token is not None:
         client.request("PUT", f"{path}/credentials", body={"token": token})
     found = run_connection_test(client, project["id"])
@@ -333,7 +333,7 @@ def ensure_project(client: Client, repository: str, *, token: str | None, verify
 
 
 def _unusable_error(found: Any, repository: str, token: str | None) -> CommandError:
-    wrong = "; ".join(printable(one["detail"]).rstrip(".") for one in found["findings"] if not one["ok"])
+    wrong = "; ".join(escape(one["detail"]).rstrip(".") for one in found["findings"] if not one["ok"])
     hint = "" if token is not None else " To pass a token from the environment variable NAME, use --token-from NAME."
     return CommandError(f"Cannot use the repository: {wrong}.{hint if '://' in repository else ''}")
 

@@ -41,7 +41,7 @@ from sandyard.platform.domain.models.service import Models
 from sandyard.platform.domain.preparations.service import Preparations
 from sandyard.platform.domain.previews.service import Previews
 from sandyard.platform.domain.projects.credentials import Credentials
-from sandyard.platform.domain.projects.egress import operator_default
+from sandyard.platform.domain.projects.egress import parse_operator_default
 from sandyard.platform.domain.projects.sample import Samples
 from sandyard.platform.domain.projects.service import Projects
 from sandyard.platform.domain.remote.service import Remotes
@@ -120,7 +120,7 @@ def _create_services(
         Activity(clock),
         instance=instance,
         idle_margin_s=settings.idle_margin_s,
-        allowed=operator_default(settings.network, settings.network_allow.split(",")),
+        allowed=parse_operator_default(settings.network, settings.network_allow.split(",")),
         destinations=destinations,
     )
     stack.push_async_callback(lifecycle.close)

@@ -15,7 +15,7 @@ from sandyard.platform.api import remote, terminal
 from sandyard.platform.domain.agents import wire
 from sandyard.platform.domain.agents.model import ModelApi
 from sandyard.platform.domain.forge import github_connection
-from sandyard.platform.domain.forge.deliveries import payload_of
+from sandyard.platform.domain.forge.deliveries import parse_payload
 from sandyard.platform.domain.forge.errors import ForgeUnreachableError
 from sandyard.platform.domain.forge.github_connection import CachedResponse
 from sandyard.platform.domain.forge.github_errors import extract_message
@@ -85,7 +85,7 @@ def test_ignores_flood(entry_point: str) -> None:
 
 def test_rejects_webhook() -> None:
     with pytest.raises(InvalidInputError, match=r"more than 200,000 values\.$"):
-        payload_of("application/json", flood(action="labeled"))
+        parse_payload("application/json", flood(action="labeled"))
 
 
 def test_rejects_answer_of_forge() -> None:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sandyard.cli.completion import target_ids
-from sandyard.cli.connection import sandbox_of, segment
+from sandyard.cli.completion import complete_targets
+from sandyard.cli.connection import get_sandbox_id, quote_segment
 from sandyard.cli.errors import ApiError
 from sandyard.cli.git.failures import fail
 from sandyard.cli.git.operations import exit_interrupted, print_warnings, wait_for_operation
@@ -17,20 +17,20 @@ if TYPE_CHECKING:
     from sandyard.cli.client import Client
 
 
-target_argument = click.argument("target", metavar="SESSION", shell_complete=target_ids)
+target_argument = click.argument("target", metavar="SESSION", shell_complete=complete_targets)
 RECENT = 20
 
 
 def get_checkout_path(client: Client, target: str) -> str:
     """Return the API path of a checkout."""
-    return f"/git/{segment(sandbox_of(client, target))}"
+    return f"/git/{quote_segment(get_sandbox_id(client, target))}"
 
 
 def get_session_id(client: Client, target: str) -> str:
     """Return the id of the session that uses a sandbox. Raises ApiError if no session does."""
     if not target.startswith("sbx_"):
         return target
-    found = client.get(f"/sandboxes/{segment(target)}").get("sessionId")
+    found = client.get(f"/sandboxes/{quote_segment(target)}").get("sessionId")
     if not found:
         raise ApiError(f"Sandbox {target} does not belong to a session.", 404)
     return str(found)

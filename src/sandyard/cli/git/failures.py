@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
 from sandyard.cli.errors import ApiError
-from sandyard.cli.output import echo, printable
+from sandyard.cli.output import echo, escape
 
 SHOWN = 50
 REMEDIES = {
@@ -33,7 +33,7 @@ def fail(error: ApiError, target: str, verb: str, asked: Mapping[str, object]) -
 
 
 @contextlib.contextmanager
-def advised(target: str) -> Iterator[None]:
+def print_advice_on_error(target: str) -> Iterator[None]:
     """Handle errors of the enclosed requests like `fail`."""
     try:
         yield
@@ -46,9 +46,9 @@ def explain(error: ApiError, target: str, verb: str, asked: Mapping[str, object]
     name = shlex.quote(target)
     suggestion = error.details.get("suggestion")
     if suggestion and verb == "commit":
-        yield f"Try: sandyard git commit {name} -m {shlex.quote(printable(str(suggestion)))}"
+        yield f"Try: sandyard git commit {name} -m {shlex.quote(escape(str(suggestion)))}"
     if error.problem_code == "conflicts":
-        yield from conflicts(error.details.get("files"))
+        yield from format_conflicts(error.details.get("files"))
         if verb == "update":
             yield "To resolve this, run one of:"
             yield from _columns(_choices(name, error.details.get("choices"), str(asked.get("how") or "rebase")))
@@ -56,11 +56,11 @@ def explain(error: ApiError, target: str, verb: str, asked: Mapping[str, object]
         yield remedy.format(name=name)
 
 
-def conflicts(files: object) -> Iterator[str]:
+def format_conflicts(files: object) -> Iterator[str]:
     """Yield a line for each file."""
     found = [file for file in files if isinstance(file, dict)] if isinstance(files, list) else []
     for file in found[:SHOWN]:
-        yield f"  {printable(str(file.get('path') or ''))} ({printable(str(file.get('kind') or 'content'))})"
+        yield f"  {escape(str(file.get('path') or ''))} ({escape(str(file.get('kind') or 'content'))})"
     if len(found) > SHOWN:
         yield f"  and {len(found) - SHOWN} more"
 

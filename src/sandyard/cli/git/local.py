@@ -7,10 +7,10 @@ from pathlib import Path
 
 import click
 
-from sandyard.cli.connection import connect, segment
+from sandyard.cli.connection import connect, quote_segment
 from sandyard.cli.git.checkout import get_session_id, target_argument
 from sandyard.cli.git.operations import print_result, run_operation, submit_operation
-from sandyard.cli.options import given, limit_option
+from sandyard.cli.options import drop_missing, limit_option
 from sandyard.cli.output import output_option, pluralize, show_list
 
 paths_argument = click.argument("paths", metavar="[PATH]...", nargs=-1)
@@ -32,7 +32,7 @@ COLUMNS = {
 def branch(target: str, name: str, start: str | None, output: str | None) -> None:
     """Create the branch NAME and switch to it."""
     with connect() as client:
-        done = run_operation(client, "branch", target, given(name=name, start=start))
+        done = run_operation(client, "branch", target, drop_missing(name=name, start=start))
     print_result(done, f"On branch {done['detail'].get('branch') or name}.", output)
 
 
@@ -44,7 +44,7 @@ def branch(target: str, name: str, start: str | None, output: str | None) -> Non
 def stage(target: str, paths: tuple[str, ...], unstage: bool, output: str | None) -> None:
     """Stage changes of PATHs for the next commit."""
     with connect() as client:
-        done = run_operation(client, "stage", target, given(paths=paths, unstage=unstage or None))
+        done = run_operation(client, "stage", target, drop_missing(paths=paths, unstage=unstage or None))
     print_result(done, "Unstaged." if unstage else "Staged.", output)
 
 
@@ -78,7 +78,7 @@ def commit(
     if staged and paths:
         raise click.UsageError("Use either PATHs or --staged, not both.")
     message = "\n\n".join(messages) if messages else _read(file or "")
-    body = given(message=message, paths=paths, everything=False if staged else None)
+    body = drop_missing(message=message, paths=paths, everything=False if staged else None)
     with connect() as client:
         done = run_operation(client, "commit", target, body)
     subject = message.strip().partition("\n")[0]
@@ -102,7 +102,7 @@ def discard(target: str, paths: tuple[str, ...], everything: bool, yes: bool, ou
         what = "all uncommitted changes" if everything else f"the changes in {', '.join(paths)}"
         click.confirm(f"Discard {what}?", abort=True, err=True)
     with connect() as client:
-        done = run_operation(client, "discard", target, given(paths=paths, everything=everything or None))
+        done = run_operation(client, "discard", target, drop_missing(paths=paths, everything=everything or None))
     print_result(done, f"Discarded the changes in {pluralize(int(done['detail'].get('count') or 0), 'file')}.", output)
 
 
@@ -115,7 +115,7 @@ def discard(target: str, paths: tuple[str, ...], everything: bool, yes: bool, ou
 def tag(target: str, name: str, message: str | None, push: bool, output: str | None) -> None:
     """Tag the checked out commit as NAME."""
     with connect() as client:
-        done = run_operation(client, "tag", target, given(name=name, message=message, push=push or None))
+        done = run_operation(client, "tag", target, drop_missing(name=name, message=message, push=push or None))
     print_result(done, f"Created and pushed tag {name}." if push else f"Created tag {name}.", output)
 
 
@@ -140,7 +140,7 @@ def checkpoint(target: str, output: str | None) -> None:
 def checkpoints(target: str, limit: int, output: str | None) -> None:
     """List a session's checkpoints, newest first."""
     with connect() as client:
-        page = client.pages(f"/sessions/{segment(get_session_id(client, target))}/checkpoints", limit)
+        page = client.pages(f"/sessions/{quote_segment(get_session_id(client, target))}/checkpoints", limit)
     show_list(page, COLUMNS, output, nothing="No checkpoints.")
 
 

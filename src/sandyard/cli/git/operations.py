@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from sandyard.cli.completion import project_ids, target_ids
-from sandyard.cli.connection import connect, project_of, sandbox_of, segment
+from sandyard.cli.completion import complete_projects, complete_targets
+from sandyard.cli.connection import connect, get_project_id, get_sandbox_id, quote_segment
 from sandyard.cli.errors import ApiError, NoAnswerError
 from sandyard.cli.git.failures import fail
 from sandyard.cli.git.progress import ProgressLine
 from sandyard.cli.options import limit_option
-from sandyard.cli.output import as_json, echo, output_option, print_json, printable, show_list, show_one
+from sandyard.cli.output import as_json, echo, escape, output_option, print_json, show_list, show_one
 from sandyard.cli.sse import follow
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def run_operation(client: Client, verb: str, target: str, body: dict[str, object
 
     On any other outcome, exits the process with a message, advice and the matching exit code.
     """
-    sandbox_id = sandbox_of(client, target)
+    sandbox_id = get_sandbox_id(client, target)
     return submit_operation(client, verb, {"sandboxId": sandbox_id, **(body or {})}, target)
 
 
@@ -90,12 +90,12 @@ def submit_operation(client: Client, verb: str, body: dict[str, object], target:
 
 def print_warnings(operation: Any) -> None:
     for warning in operation["detail"].get("warnings") or []:
-        echo(f"Note: {printable(str(warning))}", err=True)
+        echo(f"Note: {escape(str(warning))}", err=True)
 
 
 def wait_for_operation(client: Client, operation: Any, line: ProgressLine) -> Any:
     """Wait until an operation is over and return it. Raises ApiError if it failed."""
-    path = f"/git/operations/{segment(operation['id'])}"
+    path = f"/git/operations/{quote_segment(operation['id'])}"
     while operation["status"] == "queued":
         line.show_queue(operation.get("position"))
         time.sleep(LINE_SECONDS)
@@ -125,7 +125,7 @@ def make_error(operation: Any) -> ApiError:
     """Return the error that the server would have returned if the operation had failed during the request."""
     told = (operation.get("detail") or {}).get("failure") or {}
     details = {**(told.get("extra") or {}), "operationId": operation["id"]}
-    sentence = printable(operation.get("error") or f"The operation {operation['id']} failed.")
+    sentence = escape(operation.get("error") or f"The operation {operation['id']} failed.")
     return ApiError(sentence, int(told.get("status") or 409), operation.get("errorCode"), details)
 
 
@@ -163,7 +163,7 @@ def _inspect_command(operation: Any, target: str) -> str:
 
 def print_result(operation: Any, sentence: str, output: str | None) -> None:
     """Print a sentence for people, or the operation as JSON for programs."""
-    print_json(operation) if as_json(output) else echo(printable(sentence))
+    print_json(operation) if as_json(output) else echo(escape(sentence))
 
 
 def shorten_commit(commit: object) -> str:
@@ -171,17 +171,17 @@ def shorten_commit(commit: object) -> str:
 
 
 @click.command()
-@click.argument("name", metavar="[SESSION|OPERATION]", required=False, shell_complete=target_ids)
-@click.option("--project", shell_complete=project_ids, help="Only operations of this project.")
+@click.argument("name", metavar="[SESSION|OPERATION]", required=False, shell_complete=complete_targets)
+@click.option("--project", shell_complete=complete_projects, help="Only operations of this project.")
 @limit_option(20)
 @output_option
 def operations(name: str | None, project: str | None, limit: int, output: str | None) -> None:
     """List operations, newest first, or show one operation."""
     with connect() as client:
         if name is not None and name.startswith("gop_"):
-            show_one(client.get(f"/git/operations/{segment(name)}"), FIELDS, output)
+            show_one(client.get(f"/git/operations/{quote_segment(name)}"), FIELDS, output)
             return
-        params: dict[str, Any] = {"projectId": project_of(client, project)} if project else {}
+        params: dict[str, Any] = {"projectId": get_project_id(client, project)} if project else {}
         if name is not None:
             params["sandboxId" if name.startswith("sbx_") else "sessionId"] = name
         page = client.pages("/git/operations", limit, **params)

@@ -6,7 +6,7 @@ import sys
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from sandyard.cli.output import console, printable
+from sandyard.cli.output import console, escape
 
 if TYPE_CHECKING:
     from rich.status import Status
@@ -38,10 +38,10 @@ class ProgressLine:
         self._say("waiting" if before is None else f"waiting: {format_ordinal(before + 1)} in the queue")
 
     def show_kind(self, kind: str) -> None:
-        self._say(DOING.get(kind) or printable(kind))
+        self._say(DOING.get(kind) or escape(kind))
 
     def show_progress(self, what: object, percent: object) -> None:
-        text = printable(str(what or ""))
+        text = escape(str(what or ""))
         self._say(f"{text}  {percent} %" if isinstance(percent, int) else text)
 
     def stop(self) -> None:

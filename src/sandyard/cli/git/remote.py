@@ -8,13 +8,13 @@ from typing import Any, TypeVar
 
 import click
 
-from sandyard.cli.completion import project_ids
-from sandyard.cli.connection import connect, project_of
+from sandyard.cli.completion import complete_projects
+from sandyard.cli.connection import connect, get_project_id
 from sandyard.cli.errors import FAILED
 from sandyard.cli.git.checkout import target_argument
-from sandyard.cli.git.failures import conflicts
+from sandyard.cli.git.failures import format_conflicts
 from sandyard.cli.git.operations import print_result, run_operation, shorten_commit
-from sandyard.cli.options import given
+from sandyard.cli.options import drop_missing
 from sandyard.cli.output import echo, output_option, pluralize
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -29,15 +29,17 @@ HOW = {
 
 @click.command()
 @target_argument
-@click.option("--project", shell_complete=project_ids, help="Fail unless the sandbox belongs to this project.")
+@click.option("--project", shell_complete=complete_projects, help="Fail unless the sandbox belongs to this project.")
 @click.option("--base", help="Branch to start from.  [default: the project's base branch]")
 @click.option("--branch", help="Branch to work on.  [default: a new branch]")
 @output_option
 def clone(target: str, project: str | None, base: str | None, branch: str | None, output: str | None) -> None:
     """Check out the project's repository in a sandbox. Sessions of a project already have a checkout."""
     with connect() as client:
-        project_id = project_of(client, project) if project else None
-        done = run_operation(client, "clone", target, given(projectId=project_id, baseBranch=base, branch=branch))
+        project_id = get_project_id(client, project) if project else None
+        done = run_operation(
+            client, "clone", target, drop_missing(projectId=project_id, baseBranch=base, branch=branch)
+        )
     detail = done["detail"]
     print_result(
         done, f"On branch {detail.get('branch')}, from {detail.get('baseBranch')}, in {detail.get('folder')}.", output
@@ -52,15 +54,15 @@ def push(target: str, output: str | None) -> None:
     with connect() as client:
         done = run_operation(client, "push", target)
     detail = done["detail"]
-    print_result(done, pushed(detail), output)
+    print_result(done, describe_push(detail), output)
     if found := detail.get("conflicts"):
         echo("The branch has conflicts with its base branch.", err=True)
-        for line in conflicts(found):
+        for line in format_conflicts(found):
             echo(line, err=True)
         echo(f"To resolve them: sandyard git update {target} --agent", err=True)
 
 
-def pushed(detail: dict[str, Any]) -> str:
+def describe_push(detail: dict[str, Any]) -> str:
     branch, commit = detail.get("branch"), shorten_commit(detail.get("commit"))
     if detail.get("upToDate"):
         return f"Everything up to date: {branch} is already at {commit} on the remote."
@@ -90,17 +92,17 @@ def update(target: str, how: str | None, source: str | None, output: str | None)
     On conflicts nothing is changed and the options are listed. With --check, the exit code is 1 if there would be conflicts.
     """
     with connect() as client:
-        done = run_operation(client, "update", target, given(how=how, source=source))
+        done = run_operation(client, "update", target, drop_missing(how=how, source=source))
     detail = done["detail"]
-    print_result(done, updated(how or "rebase", detail), output)
+    print_result(done, describe_update(how or "rebase", detail), output)
     found = detail.get("conflicts") or []
-    for line in conflicts(found):
+    for line in format_conflicts(found):
         echo(line, err=True)
     if found and how == "check":
         sys.exit(FAILED)
 
 
-def updated(how: str, detail: dict[str, Any]) -> str:
+def describe_update(how: str, detail: dict[str, Any]) -> str:
     source, behind = detail.get("source") or "the base", detail.get("behind")
     shown, number = len(detail.get("conflicts") or []), detail.get("conflictCount")
     files = pluralize(number if isinstance(number, int) else shown, "file")

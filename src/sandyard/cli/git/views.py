@@ -13,10 +13,10 @@ import click
 
 from sandyard.cli.connection import connect
 from sandyard.cli.git.checkout import get_checkout_path, target_argument
-from sandyard.cli.git.failures import advised
+from sandyard.cli.git.failures import print_advice_on_error
 from sandyard.cli.git.operations import shorten_commit
 from sandyard.cli.options import limit_option
-from sandyard.cli.output import ago, echo, in_colour, pluralize, print_json, printable, text_option, visible
+from sandyard.cli.output import echo, escape, escape_line, format_age, pluralize, print_json, text_option, use_colour
 
 if TYPE_CHECKING:
     from sandyard.cli.client import Client
@@ -43,7 +43,7 @@ HUNK: dict[str, dict[str, Any]] = {"@": {"fg": "cyan"}, "+": {"fg": "green"}, "-
 @text_option
 def status(target: str, output: str) -> None:
     """Show the current branch and its changes. Does not wake the sandbox."""
-    with connect() as client, advised(target):
+    with connect() as client, print_advice_on_error(target):
         path = get_checkout_path(client, target)
         found = client.get(f"{path}/status")
         if output == "json":
@@ -56,14 +56,14 @@ def status(target: str, output: str) -> None:
 
 def described(found: Any, checkout: Any) -> Iterator[str]:
     """Yield a status like `git status`, but shorter."""
-    branch = printable(found.get("branch") or "") or f"no branch, at {shorten_commit(found.get('head'))}"
-    yield f"On {f'branch {branch}' if found.get('branch') else branch}, from {printable(checkout['baseBranch'])}"
+    branch = escape(found.get("branch") or "") or f"no branch, at {shorten_commit(found.get('head'))}"
+    yield f"On {f'branch {branch}' if found.get('branch') else branch}, from {escape(checkout['baseBranch'])}"
     yield _describe_pushed(found, checkout)
     if not found.get("live", True):
-        when = f", {ago(found['asOf'])}" if found.get("asOf") else ""
+        when = f", {format_age(found['asOf'])}" if found.get("asOf") else ""
         yield f"The sandbox is paused. Showing its last saved state{when}."
     if found.get("underWay"):
-        yield f"A {printable(found['underWay'])} is in progress."
+        yield f"A {escape(found['underWay'])} is in progress."
     entries = found["entries"]
     conflicts = [entry for entry in entries if "conflicted" in (entry.get("index"), entry.get("worktree"))]
     rest = [entry for entry in entries if entry not in conflicts]
@@ -71,7 +71,7 @@ def described(found: Any, checkout: Any) -> Iterator[str]:
     unstaged = [
         _format_change(entry, entry["worktree"]) for entry in rest if entry.get("worktree") not in {None, "untracked"}
     ]
-    untracked = [visible(entry["path"]) for entry in rest if entry.get("worktree") == "untracked"]
+    untracked = [escape_line(entry["path"]) for entry in rest if entry.get("worktree") == "untracked"]
     yield from _format_section("Conflicts:", [_format_change(entry, "conflicted") for entry in conflicts], "red")
     yield from _format_section("Staged:", staged, "green")
     yield from _format_section("Not staged:", unstaged, "red")
@@ -92,15 +92,15 @@ def _describe_pushed(found: Any, checkout: Any) -> str:
 
 
 def _format_change(entry: Any, change: str) -> str:
-    path = visible(entry["path"])
-    name = f"{visible(entry['oldPath'])} -> {path}" if entry.get("oldPath") else path
+    path = escape_line(entry["path"])
+    name = f"{escape_line(entry['oldPath'])} -> {path}" if entry.get("oldPath") else path
     return f"{WORDS.get(change, change) + ':':<{WIDTH}} {name}"
 
 
 def _format_section(title: str, lines: list[str], colour: str) -> Iterator[str]:
     if lines:
         yield title
-        yield from (f"  {click.style(line, fg=colour) if in_colour() else line}" for line in lines)
+        yield from (f"  {click.style(line, fg=colour) if use_colour() else line}" for line in lines)
 
 
 @click.command()
@@ -111,7 +111,7 @@ def _format_section(title: str, lines: list[str], colour: str) -> Iterator[str]:
 @text_option
 def log(target: str, full: bool, skip: int, limit: int, output: str) -> None:
     """Show the commits of a branch. Newest first, followed by the ones it started from. Does not wake the sandbox."""
-    with connect() as client, advised(target):
+    with connect() as client, print_advice_on_error(target):
         found = _history(client, f"{get_checkout_path(client, target)}/history", limit, skip)
     if output == "json":
         print_json(found)
@@ -146,7 +146,7 @@ def _print_commits(commits: list[Any], *, full: bool) -> None:
     if full and commits:
         echo("\n\n".join("\n".join(_format_commit(commit)) for commit in commits))
     for commit in () if full else commits:
-        echo(f"{_style_hash(shorten_commit(commit['id']))} {printable(commit['subject'])}")
+        echo(f"{_style_hash(shorten_commit(commit['id']))} {escape(commit['subject'])}")
 
 
 def _format_commit(commit: Any) -> Iterator[str]:
@@ -155,18 +155,18 @@ def _format_commit(commit: Any) -> Iterator[str]:
     yield f"Author:    {author}"
     if committer != author:
         yield f"Committer: {committer}"
-    yield f"Date:      {commit['authoredAt']} ({ago(commit['authoredAt'])})"
+    yield f"Date:      {commit['authoredAt']} ({format_age(commit['authoredAt'])})"
     yield ""
     message = f"{commit['subject']}\n\n{commit.get('body') or ''}".rstrip()
-    yield textwrap.indent("\n".join(visible(line) for line in message.split("\n")), "    ")
+    yield textwrap.indent("\n".join(escape_line(line) for line in message.split("\n")), "    ")
 
 
 def _format_person(identity: Any) -> str:
-    return printable(f"{identity['name']} <{identity['email']}>" if isinstance(identity, dict) else str(identity))
+    return escape(f"{identity['name']} <{identity['email']}>" if isinstance(identity, dict) else str(identity))
 
 
 def _style_hash(text: str) -> str:
-    return click.style(text, fg="yellow") if in_colour() else text
+    return click.style(text, fg="yellow") if use_colour() else text
 
 
 def _parse_against(context: click.Context, parameter: click.Parameter, value: str) -> str:
@@ -194,7 +194,7 @@ def _parse_against(context: click.Context, parameter: click.Parameter, value: st
 @text_option
 def diff(*, target: str, paths: tuple[str, ...], against: str, shape: str | None, raw: bool, output: str) -> None:
     """Show changes, optionally only in PATHs. Does not wake the sandbox."""
-    with connect() as client, advised(target):
+    with connect() as client, print_advice_on_error(target):
         found = client.get(
             f"{get_checkout_path(client, target)}/diff",
             against=against,
@@ -205,7 +205,7 @@ def diff(*, target: str, paths: tuple[str, ...], against: str, shape: str | None
         print_json(found)
     elif shape == "names":
         for file in found["files"]:
-            echo(printable(file["path"]))
+            echo(escape(file["path"]))
     elif shape == "stat":
         for line in format_stat(found):
             echo(line)
@@ -219,7 +219,7 @@ def diff(*, target: str, paths: tuple[str, ...], against: str, shape: str | None
 
 def print_diff(found: Any) -> None:
     """Print a diff. On a terminal, use a pager if it is longer than the screen."""
-    colour = in_colour()
+    colour = use_colour()
     text = "".join(f"{line}\n" for file in found["files"] for line in format_file(file, colour=colour))
     if not sys.stdout.isatty():
         echo(text, nl=False)
@@ -231,7 +231,7 @@ def print_diff(found: Any) -> None:
 def format_file(file: Any, *, colour: bool = False) -> Iterator[str]:
     """Yield one file's part of a patch. Control characters are escaped, apart from our own colours."""
     for line, style in _style_lines(file):
-        shown = visible(line)
+        shown = escape_line(line)
         yield click.style(shown, **style) if colour and style else shown
 
 
@@ -280,7 +280,7 @@ def format_stat(found: Any) -> Iterator[str]:
     names = [_format_name(file) for file in found["files"]]
     width = max((len(name) for name in names), default=0)
     most = max(((file.get("added") or 0) + (file.get("removed") or 0) for file in found["files"]), default=0)
-    colour = in_colour()
+    colour = use_colour()
     for name, file in zip(names, found["files"], strict=True):
         if file.get("binary"):
             yield f" {name:<{width}} | binary"
@@ -298,14 +298,14 @@ def format_stat(found: Any) -> Iterator[str]:
 
 
 def _format_name(file: Any) -> str:
-    path = printable(file["path"])
-    return f"{printable(file['oldPath'])} => {path}" if file.get("oldPath") else path
+    path = escape(file["path"])
+    return f"{escape(file['oldPath'])} => {path}" if file.get("oldPath") else path
 
 
 def _write_patch(found: Any) -> None:
     for file in found["files"]:
         if remark := _explain_missing(file):
-            echo(f"Skipped: {printable(remark)}", err=True)
+            echo(f"Skipped: {escape(remark)}", err=True)
         else:
             sys.stdout.buffer.write(_get_patch(file).encode())
     sys.stdout.buffer.flush()

@@ -9,7 +9,7 @@ from types import TracebackType
 
 import click
 
-from sandyard.cli.output import echo, in_colour, printable
+from sandyard.cli.output import echo, escape, use_colour
 
 FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 CLEAR = "\r\x1b[2K"
@@ -21,7 +21,7 @@ class Screen:
 
     def __init__(self) -> None:
         self.terminal = sys.stderr.isatty()
-        self.colour = in_colour()
+        self.colour = use_colour()
         self.held = False
         """While the user types, the last line belongs to the input."""
         self._status = ""
@@ -48,7 +48,7 @@ class Screen:
 
     def status(self, text: str) -> None:
         """Set the status line. Shown at the next `tick`, only on terminals."""
-        text = printable(text)
+        text = escape(text)
         if text != self._status:
             self._status, self._since = text, time.monotonic()
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from sandyard.cli.connection import segment
+from sandyard.cli.connection import quote_segment
 from sandyard.cli.errors import ApiError
 from sandyard.cli.live import message_lines
 from sandyard.cli.live.feed import FeedUpdate
@@ -51,7 +51,7 @@ class Transcript:
         after: str = "",
     ) -> None:
         self._client = client
-        self._path = f"/sessions/{segment(session_id)}/messages"
+        self._path = f"/sessions/{quote_segment(session_id)}/messages"
         self._tell = tell
         self._whole = whole
         self._told: dict[str, _Shown] = {}

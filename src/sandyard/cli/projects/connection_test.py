@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sandyard.cli.connection import segment
-from sandyard.cli.output import echo, printable
+from sandyard.cli.connection import quote_segment
+from sandyard.cli.output import echo, escape
 
 if TYPE_CHECKING:
     from sandyard.cli.client import Client
@@ -19,11 +19,11 @@ TEST_FAILED = "connection_test_failed"
 
 def run_connection_test(client: Client, project_id: str) -> Any:
     """Test the connection to the remote and the forge. Changes nothing there."""
-    return client.post(f"/projects/{segment(project_id)}/test")
+    return client.post(f"/projects/{quote_segment(project_id)}/test")
 
 
 def print_findings(found: Any, *, err: bool) -> None:
     """Print findings such as `✓ repository: https://… responds`."""
     for finding in found["findings"]:
         mark = click.style("✓", fg="green") if finding["ok"] else click.style("✗", fg="red")
-        echo(f"{mark} {printable(finding['what'].replace('_', ' '))}: {printable(finding['detail'])}", err=err)
+        echo(f"{mark} {escape(finding['what'].replace('_', ' '))}: {escape(finding['detail'])}", err=err)

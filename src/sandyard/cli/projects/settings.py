@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 import click
 
-from sandyard.cli.completion import agent_names, project_ids
-from sandyard.cli.connection import connect, project_of, segment
+from sandyard.cli.completion import complete_agents, complete_projects
+from sandyard.cli.connection import connect, get_project_id, quote_segment
 from sandyard.cli.output import output_option, show_one
 
 FIELDS = {
@@ -98,7 +98,7 @@ def _list_option(name: str, text: str) -> Callable[[F], F]:
 
 
 @click.command("set")
-@click.argument("project", metavar="PROJECT", shell_complete=project_ids)
+@click.argument("project", metavar="PROJECT", shell_complete=complete_projects)
 @click.option("--name", help="New name.")
 @click.option("--repository", help="New address of the repository.")
 @click.option("--base", help="Branch to start from and to merge into.")
@@ -112,7 +112,7 @@ def _list_option(name: str, text: str) -> Callable[[F], F]:
     metavar="COMMAND",
     help="Command that prepares a checkout, once per base commit.  [default: .sandyard/setup.sh, or from devcontainer.json]",
 )
-@click.option("--agent", shell_complete=agent_names, help="Default agent for tasks.")
+@click.option("--agent", shell_complete=complete_agents, help="Default agent for tasks.")
 @click.option("--model", help="Default model for tasks.")
 @click.option(
     "--permissions",
@@ -173,7 +173,7 @@ def change(project: str, output: str | None, **options: Any) -> None:
     if not given:
         raise click.UsageError("Nothing to change. For the available options, see `sandyard project set --help`.")
     with connect() as client:
-        path = f"/projects/{segment(project_of(client, project))}"
+        path = f"/projects/{quote_segment(get_project_id(client, project))}"
         body: dict[str, Any] = {
             field: given[name] or None for name, field in (("name", "name"), ("base", "baseBranch")) if name in given
         }
@@ -182,12 +182,12 @@ def change(project: str, output: str | None, **options: Any) -> None:
         if "archived" in given:
             body["archived"] = given["archived"]
         if settings := {name: value for name, value in given.items() if name in PLACES}:
-            body["settings"] = changed(client.get(path)["settings"], settings)
+            body["settings"] = change_settings(client.get(path)["settings"], settings)
         made = client.patch(path, body)
     show_one(made, FIELDS, output)
 
 
-def changed(settings: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+def change_settings(settings: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
     """Return `settings` updated with the given options."""
     settings = {**settings}
     for name, value in given.items():

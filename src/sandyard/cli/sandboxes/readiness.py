@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from sandyard.cli.connection import segment
+from sandyard.cli.connection import quote_segment
 from sandyard.cli.errors import CommandError
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ def wait_until_ready(client: Client, sandbox_id: str, patience: float = PATIENCE
     """Return the sandbox once it is ready. Raises CommandError with the reason if it fails."""
     deadline = time.monotonic() + patience
     while True:
-        sandbox = client.get(f"/sandboxes/{segment(sandbox_id)}")
+        sandbox = client.get(f"/sandboxes/{quote_segment(sandbox_id)}")
         if sandbox["status"] in {"running", "paused"}:
             return sandbox
         if sandbox["status"] != "provisioning":

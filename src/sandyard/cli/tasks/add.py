@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sandyard.cli.completion import agent_names, project_ids, task_ids
-from sandyard.cli.connection import connect, project_of
+from sandyard.cli.completion import complete_agents, complete_projects, complete_tasks
+from sandyard.cli.connection import connect, get_project_id
 from sandyard.cli.errors import CommandError
-from sandyard.cli.options import given
-from sandyard.cli.output import echo, print_json, printable, text_option
+from sandyard.cli.options import drop_missing
+from sandyard.cli.output import echo, escape, print_json, text_option
 from sandyard.cli.tasks.lookup import AgentNames, find_task
 from sandyard.cli.tasks.progress import follow_task
 
@@ -25,14 +25,14 @@ PRIORITY = click.IntRange(-100, 100)
 
 @click.command()
 @click.argument("text", required=False)
-@click.option("--project", required=True, shell_complete=project_ids, help="Project of the task.")
+@click.option("--project", required=True, shell_complete=complete_projects, help="Project of the task.")
 @click.option(
     "-F",
     "--file",
     type=click.Path(exists=True, dir_okay=False, allow_dash=True),
     help="Read TEXT from a local file; `-` reads standard input.",
 )
-@click.option("--agent", shell_complete=agent_names, help="Agent to use.  [default: the project's]")
+@click.option("--agent", shell_complete=complete_agents, help="Agent to use.  [default: the project's]")
 @click.option("--model", help="Model to use.  [default: the project's]")
 @click.option(
     "--attempts", type=click.IntRange(1, MOST_ATTEMPTS), help="Number of parallel attempts, of which you pick one."
@@ -42,12 +42,12 @@ PRIORITY = click.IntRange(-100, 100)
     "wanted",
     multiple=True,
     metavar="AGENT[:MODEL]",
-    shell_complete=agent_names,
+    shell_complete=complete_agents,
     help="Agent and model of one of several attempts. Repeatable.",
 )
 @click.option("--base", help="Branch to start from and to merge into.  [default: the project's base branch]")
 @click.option("--priority", type=PRIORITY, help="Tasks with a higher priority start first.  [default: 0]")
-@click.option("--needs", multiple=True, shell_complete=task_ids, help="Task that must be done first. Repeatable.")
+@click.option("--needs", multiple=True, shell_complete=complete_tasks, help="Task that must be done first. Repeatable.")
 @click.option(
     "--budget-usd", type=click.FloatRange(min=0, min_open=True), help="Stop when models have cost this many US dollars."
 )
@@ -78,8 +78,8 @@ def add(
     title, description = split_title(read_text(text, file))
     with connect() as client:
         body = make_body(title, description, attempts=attempts, wanted=wanted, **options)
-        body |= given(
-            projectId=project_of(client, project),
+        body |= drop_missing(
+            projectId=get_project_id(client, project),
             needs=[find_task(client, name)["id"] for name in needs] or None,
             start=not backlog,
         )
@@ -127,13 +127,13 @@ def make_body(
     budget_usd: float | None = None,
 ) -> dict[str, Any]:
     """Return the request body for a new task, without its project."""
-    several: list[dict[str, Any]] = [given(agent=agent, model=model) for _ in range(attempts or 0)]
+    several: list[dict[str, Any]] = [drop_missing(agent=agent, model=model) for _ in range(attempts or 0)]
     for one in wanted:
         name, _, its_model = one.partition(":")
         if not name:
             raise click.BadParameter(f"{one!r} is not AGENT or AGENT:MODEL.")
-        several.append(given(agent=name, model=its_model or model))
-    return given(
+        several.append(drop_missing(agent=name, model=its_model or model))
+    return drop_missing(
         title=title,
         description=description or None,
         agent=agent,
@@ -156,7 +156,7 @@ def describe_next_steps(client: Client, task: Any) -> list[str]:
     agents = AgentNames(client)
     who = ", ".join(agents.label(one["agent"]) for one in task.get("attempts") or [])
     return [
-        f"Started: {printable(task['title'])}{f', by {who}' if who else ''}.",
+        f"Started: {escape(task['title'])}{f', by {who}' if who else ''}.",
         f"To follow it: sandyard task logs {name} --follow",
         f"To see it: sandyard task show {name}",
     ]

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sandyard.cli.asks import allow_refused, answer_one, answer_options
-from sandyard.cli.completion import agent_names
-from sandyard.cli.connection import connect, segment
+from sandyard.cli.completion import complete_agents
+from sandyard.cli.connection import connect, quote_segment
 from sandyard.cli.errors import ApiError
-from sandyard.cli.options import given
-from sandyard.cli.output import as_json, echo, output_option, print_json, printable, text_option
-from sandyard.cli.pull_requests import described, summary
+from sandyard.cli.options import drop_missing
+from sandyard.cli.output import as_json, echo, escape, output_option, print_json, text_option
+from sandyard.cli.pull_requests import describe, format_summary
 from sandyard.cli.tasks.lookup import find_attempt, find_task, task_argument
 from sandyard.cli.tasks.progress import follow_task, get_shown
 from sandyard.cli.tasks.views import COLUMNS, get_task_state
@@ -50,7 +50,7 @@ def allow(task: str, following: bool, output: str) -> None:
         seen = get_shown(client, found) if following else None
         allow_refused(client, {"taskId": found["id"]}, found["id"], as_json=output == "json")
         if following:
-            now = client.get(f"/tasks/{segment(found['id'])}")
+            now = client.get(f"/tasks/{quote_segment(found['id'])}")
             follow_task(client, now, as_json=output == "json", seen=seen)
 
 
@@ -60,14 +60,14 @@ def allow(task: str, following: bool, output: str) -> None:
 def stop(task: str, output: str | None) -> None:
     """Stop all work on a task. Its branch and its transcript are kept."""
     with connect() as client:
-        done = client.post(f"/tasks/{segment(find_task(client, task)['id'])}/stop")
+        done = client.post(f"/tasks/{quote_segment(find_task(client, task)['id'])}/stop")
     print_task(done, output)
 
 
 @click.command()
 @task_argument
 @click.option("-m", "--message", help="Message to the agent.")
-@click.option("--agent", shell_complete=agent_names, help="Agent that continues.  [default: the task's]")
+@click.option("--agent", shell_complete=complete_agents, help="Agent that continues.  [default: the task's]")
 @click.option("--model", help="Model to use.")
 @follow_option
 @output_option
@@ -80,7 +80,7 @@ def retry(
         if agent is not None or model is not None:
             _change_agent(client, found, agent, model)
         seen = get_shown(client, found) if following else None
-        done = client.post(f"/tasks/{segment(found['id'])}/retry", given(message=message) or None)
+        done = client.post(f"/tasks/{quote_segment(found['id'])}/retry", drop_missing(message=message) or None)
         if following:
             follow_task(client, done, as_json=output == "json", seen=seen)
             return
@@ -96,7 +96,7 @@ def _change_agent(client: Client, task: Any, agent: str | None, model: str | Non
     if agent is not None and agent != wanted["agent"]:
         wanted = {"agent": agent, "model": None}  # the old model belongs to another agent
     change = {"agent": wanted["agent"], "model": model or wanted["model"], "attempts": []}
-    client.patch(f"/tasks/{segment(task['id'])}", change)
+    client.patch(f"/tasks/{quote_segment(task['id'])}", change)
 
 
 def _parse_column(context: click.Context, parameter: click.Parameter, value: str) -> str:
@@ -125,8 +125,8 @@ def move(
     with connect() as client:
         found = find_task(client, task)
         seen = get_shown(client, found) if following else None
-        body = given(status=column, feedback=feedback, position=position)
-        done = client.post(f"/tasks/{segment(found['id'])}/move", body)
+        body = drop_missing(status=column, feedback=feedback, position=position)
+        done = client.post(f"/tasks/{quote_segment(found['id'])}/move", body)
         if following:
             follow_task(client, done, as_json=output == "json", seen=seen)
             return
@@ -144,7 +144,7 @@ def pick(task: str, attempt: int, following: bool, output: str | None) -> None:
         found = find_task(client, task)
         chosen = find_attempt(found, attempt)
         seen = get_shown(client, found) if following else None
-        done = client.post(f"/tasks/{segment(found['id'])}/pick", {"attemptId": chosen["id"]})
+        done = client.post(f"/tasks/{quote_segment(found['id'])}/pick", {"attemptId": chosen["id"]})
         if following:
             follow_task(client, done, number=attempt, as_json=output == "json", seen=seen)
             return
@@ -159,8 +159,8 @@ def remove(task: str, yes: bool) -> None:
     with connect() as client:
         found = find_task(client, task)
         if not yes:
-            click.confirm(f"Delete {found['id']} {printable(found['title'])}?", abort=True, err=True)
-        client.delete(f"/tasks/{segment(found['id'])}")
+            click.confirm(f"Delete {found['id']} {escape(found['title'])}?", abort=True, err=True)
+        client.delete(f"/tasks/{quote_segment(found['id'])}")
 
 
 @click.command("pr")
@@ -171,7 +171,7 @@ def pull_request(task: str, output: str) -> None:
     with connect() as client:
         found = find_task(client, task)
         try:
-            pull = client.get(f"/tasks/{segment(found['id'])}/pull-request")
+            pull = client.get(f"/tasks/{quote_segment(found['id'])}/pull-request")
         except ApiError as error:
             if error.http_status != 404:
                 raise
@@ -179,10 +179,10 @@ def pull_request(task: str, output: str) -> None:
     if output == "json":
         print_json(pull)
         return
-    echo(summary(pull), err=True)
-    for line in described(pull.get("detail") or {}):
+    echo(format_summary(pull), err=True)
+    for line in describe(pull.get("detail") or {}):
         echo(line, err=True)
-    echo(printable(pull["url"]))
+    echo(escape(pull["url"]))
 
 
 def _explain_missing(task: Any) -> str:
@@ -202,6 +202,6 @@ def print_task(task: Any, output: str | None) -> None:
 
 def _describe_task(task: Any) -> Iterator[str]:
     state = get_task_state(task)
-    yield printable(f"{task['id']} {task['title']}: {task['status'].replace('_', ' ')}{f' ({state})' if state else ''}")
+    yield escape(f"{task['id']} {task['title']}: {task['status'].replace('_', ' ')}{f' ({state})' if state else ''}")
     if task.get("error"):
-        yield printable(str(task["error"]))
+        yield escape(str(task["error"]))

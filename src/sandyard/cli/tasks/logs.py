@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import click
 
-from sandyard.cli.connection import connect, segment
+from sandyard.cli.connection import connect, quote_segment
 from sandyard.cli.errors import CommandError
 from sandyard.cli.git import views as git_diff
-from sandyard.cli.git.failures import advised
+from sandyard.cli.git.failures import print_advice_on_error
 from sandyard.cli.live.screen import Screen
 from sandyard.cli.live.transcript import print_transcript
-from sandyard.cli.output import echo, print_json, printable, text_option
+from sandyard.cli.output import echo, escape, print_json, text_option
 from sandyard.cli.tasks.lookup import AgentNames, attempt_option, find_attempt, find_task, task_argument
 from sandyard.cli.tasks.progress import follow_task
 
@@ -56,18 +56,18 @@ def diff(task: str, attempt: int | None, paths: tuple[str, ...], shape: str | No
     with connect() as client:
         found = find_task(client, task)
         one = find_attempt(found, attempt)
-        sandbox = one.get("sandboxId") or client.get(f"/sessions/{segment(one['sessionId'])}").get("sandboxId")
+        sandbox = one.get("sandboxId") or client.get(f"/sessions/{quote_segment(one['sessionId'])}").get("sandboxId")
         if not sandbox:
             raise CommandError(f"Attempt {one['number']} of {found['id']} has no sandbox yet.")
-        with advised(one["sessionId"]):
+        with print_advice_on_error(one["sessionId"]):
             changed = client.get(
-                f"/git/{segment(sandbox)}/diff", against="base", path=paths or None, patches=shape is None
+                f"/git/{quote_segment(sandbox)}/diff", against="base", path=paths or None, patches=shape is None
             )
     if output == "json":
         print_json(changed)
     elif shape == "names":
         for file in changed["files"]:
-            echo(printable(file["path"]))
+            echo(escape(file["path"]))
     elif shape == "stat":
         for line in git_diff.format_stat(changed):
             echo(line)

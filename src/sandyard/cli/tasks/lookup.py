@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sandyard.cli.completion import task_ids
-from sandyard.cli.connection import MANY, segment
+from sandyard.cli.completion import complete_tasks
+from sandyard.cli.connection import MANY, quote_segment
 from sandyard.cli.errors import ApiError, CommandError
-from sandyard.cli.output import printable
+from sandyard.cli.output import escape
 
 if TYPE_CHECKING:
     from sandyard.cli.client import Client
@@ -20,7 +20,7 @@ SHORTEST = 3
 NAMED = 5
 ALIVE = ("in_review", "merged", "ready", "running", "queued")
 """Statuses of attempts worth showing, best first."""
-task_argument = click.argument("task", metavar="TASK", shell_complete=task_ids)
+task_argument = click.argument("task", metavar="TASK", shell_complete=complete_tasks)
 attempt_option = click.option("--attempt", type=click.IntRange(1), help="Number of the attempt.")
 
 
@@ -28,18 +28,18 @@ def find_task(client: Client, name: str) -> Any:
     """Return the task with this id, or the only one whose id starts or ends with it or whose title contains it."""
     if name.startswith(PREFIX):
         try:
-            return client.get(f"/tasks/{segment(name)}")
+            return client.get(f"/tasks/{quote_segment(name)}")
         except ApiError as error:
             if error.http_status != 404:
                 raise
     found = _match_tasks(client.pages("/tasks", MANY)["items"], name)
     if not found:
-        raise ApiError(f"There is no task {printable(name)!r}. To list tasks, run `sandyard task list`.", 404)
+        raise ApiError(f"There is no task {escape(name)!r}. To list tasks, run `sandyard task list`.", 404)
     if len(found) > 1:
-        names = "; ".join(f"{task['id']} {printable(task['title'])[:40]}" for task in found[:NAMED])
+        names = "; ".join(f"{task['id']} {escape(task['title'])[:40]}" for task in found[:NAMED])
         more = f" and {len(found) - NAMED} more" if len(found) > NAMED else ""
-        raise CommandError(f"Several tasks match {printable(name)!r}. Use an id instead: {names}{more}.")
-    return client.get(f"/tasks/{segment(found[0]['id'])}")
+        raise CommandError(f"Several tasks match {escape(name)!r}. Use an id instead: {names}{more}.")
+    return client.get(f"/tasks/{quote_segment(found[0]['id'])}")
 
 
 def _match_tasks(tasks: Sequence[Any], name: str) -> list[Any]:
@@ -92,7 +92,7 @@ class AgentNames:
         """Return, for example, `demo (no model)`."""
         if not name:
             return ""
-        return f"{printable(str(name))} (no model)" if self.is_demo(name) else printable(str(name))
+        return f"{escape(str(name))} (no model)" if self.is_demo(name) else escape(str(name))
 
     def is_demo(self, name: object) -> bool:
         return name in self.load()

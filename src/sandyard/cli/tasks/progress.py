@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from sandyard.cli.advice import advice_for
+from sandyard.cli.advice import get_advice
 from sandyard.cli.asks import Answering
-from sandyard.cli.connection import segment
+from sandyard.cli.connection import quote_segment
 from sandyard.cli.errors import FAILED, ApiError
 from sandyard.cli.live.feed import INTERRUPTED, FeedUpdate, follow_until
 from sandyard.cli.live.screen import Screen
 from sandyard.cli.live.transcript import open_transcript
-from sandyard.cli.output import echo, print_json, printable
+from sandyard.cli.output import echo, escape, print_json
 from sandyard.cli.tasks.lookup import AgentNames
 from sandyard.cli.tasks.steps import DOING, STEP_COLOURS, StepLog, format_step, get_step_name, get_step_state
 
@@ -45,7 +45,7 @@ def get_shown(client: Client, task: Any) -> dict[str, Shown]:
     found = {}
     for attempt in task.get("attempts") or []:
         try:
-            newest = client.get(f"/sessions/{segment(attempt['sessionId'])}/messages", limit=1)["items"]
+            newest = client.get(f"/sessions/{quote_segment(attempt['sessionId'])}/messages", limit=1)["items"]
         except ApiError as error:
             if error.http_status != 404:
                 raise
@@ -89,7 +89,7 @@ class AttemptFollower:
                 self._screen.note(f"{self._prefix}… {get_step_name(step)}")
         detail = self.attempt.get("stepDetail")
         if detail and detail != self._detail and not self._screen.terminal:
-            self._screen.note(f"{self._prefix}… {printable(detail)}")
+            self._screen.note(f"{self._prefix}… {escape(detail)}")
         self._detail = detail
 
     @property
@@ -102,7 +102,7 @@ class AttemptFollower:
         step = attempt.get("step")
         words = DOING.get(str(step), str(step or "starting").replace("_", " "))
         if detail := attempt.get("stepDetail"):
-            words = printable(detail)
+            words = escape(detail)
         if step == "agent" and (doing := self.transcript.doing):
             words = f"{words}: {doing}"
         return words
@@ -124,7 +124,7 @@ class TaskFollower:
     ) -> None:
         self._client = client
         self._task = task
-        self._path = f"/tasks/{segment(task['id'])}"
+        self._path = f"/tasks/{quote_segment(task['id'])}"
         self._screen = screen
         self._number = number
         self._as_json = as_json
@@ -175,7 +175,7 @@ class TaskFollower:
         return select_attempts(self._task, self._number)
 
     def _who(self, attempt: Any) -> str:
-        model = f", {printable(attempt['model'])}" if attempt.get("model") else ""
+        model = f", {escape(attempt['model'])}" if attempt.get("model") else ""
         return f"attempt {attempt['number']}: {self._agents.label(attempt['agent'])}{model}"
 
     def _resting(self) -> bool:
@@ -259,14 +259,14 @@ def describe_end(task: Any, number: int | None = None) -> Iterator[str]:
     elif attempts and all(one["status"] in {"failed", "cancelled"} for one in attempts):
         if any(one.get("errorCode") == "permission_refused" for one in attempts):
             yield f"To allow this and continue: sandyard task allow {name}"
-        yield from dict.fromkeys(filter(None, (advice_for(one.get("errorCode")) for one in attempts)))
+        yield from dict.fromkeys(filter(None, (get_advice(one.get("errorCode")) for one in attempts)))
         if any(one.get("errorCode") == "verify_failed" for one in attempts):
             yield f"To see the output of the check: sandyard task logs {name}"
             yield f"To change the check: sandyard project set {shlex.quote(str(task.get('projectId')))} --verify COMMAND"
             yield f"To continue with another agent: sandyard task retry {name} --agent NAME"
         yield f"To retry: sandyard task retry {name}"
     if task.get("error") and not any(one.get("error") for one in attempts):
-        yield printable(str(task["error"]))
+        yield escape(str(task["error"]))
 
 
 def describe_review(task: Any, repository: str) -> Iterator[str]:
@@ -297,18 +297,18 @@ def _describe_outcome(attempt: Any, *, several: bool) -> Iterator[str]:
     who = f"Attempt {attempt['number']}" if several else "The task"
     status = attempt["status"]
     if status == "failed":
-        yield f"{who} failed: {printable(str(attempt.get('error') or 'unknown error'))}"
+        yield f"{who} failed: {escape(str(attempt.get('error') or 'unknown error'))}"
     elif status == "cancelled":
         yield f"{who} was stopped."
     elif status == "in_review":
         pull = attempt.get("pullRequest") or {}
         yield f"{who} is ready for review{_diff_size(attempt)}."
         if pull and pull.get("number") is None:
-            yield f"Pushed branch {printable(str(pull.get('headBranch') or ''))}, because this remote does not support pull requests."
+            yield f"Pushed branch {escape(str(pull.get('headBranch') or ''))}, because this remote does not support pull requests."
     elif status == "ready":
         yield f"{who} is done{_diff_size(attempt)}."
     else:
-        yield f"{who} is {printable(status.replace('_', ' '))}."
+        yield f"{who} is {escape(status.replace('_', ' '))}."
 
 
 def _diff_size(attempt: Any) -> str:
@@ -325,7 +325,7 @@ def get_repository(client: Client, task: Any) -> str:
     if not pull or pull.get("number") is not None:
         return ""
     with contextlib.suppress(ApiError):
-        return str(client.get(f"/projects/{segment(task['projectId'])}").get("repository") or "")
+        return str(client.get(f"/projects/{quote_segment(task['projectId'])}").get("repository") or "")
     return ""
 
 
@@ -338,4 +338,4 @@ def get_pull(task: Any) -> Any:
 
 def get_pull_url(task: Any) -> str | None:
     pull = get_pull(task)
-    return printable(str(pull["url"])) if pull and pull.get("url") and pull.get("number") is not None else None
+    return escape(str(pull["url"])) if pull and pull.get("url") and pull.get("number") is not None else None

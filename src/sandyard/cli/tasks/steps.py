@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from sandyard.cli.live.screen import format_duration
-from sandyard.cli.output import printable
+from sandyard.cli.output import escape
 
 MARKS = {
     "running": "…",
@@ -36,7 +36,7 @@ DOING = {
 
 
 def get_step_name(step: Any) -> str:
-    return printable(str(step["name"]).replace("_", " "))
+    return escape(str(step["name"]).replace("_", " "))
 
 
 def get_step_state(step: Any) -> str:
@@ -59,7 +59,7 @@ def format_step(step: Any, now: datetime | None = None, *, error: bool = True) -
     if state == "fixed":
         words += "  (fixed afterwards)"
     if error and step.get("error"):
-        words += f"  {printable(str(step['error']))[:500]}"
+        words += f"  {escape(str(step['error']))[:500]}"
     return words
 
 

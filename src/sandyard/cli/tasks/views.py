@@ -10,30 +10,30 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sandyard.cli.advice import advice_for
-from sandyard.cli.asks import described as asked
-from sandyard.cli.asks import pending
-from sandyard.cli.completion import project_ids
-from sandyard.cli.connection import MANY, connect, project_of, segment
+from sandyard.cli.advice import get_advice
+from sandyard.cli.asks import describe as asked
+from sandyard.cli.asks import list_pending
+from sandyard.cli.completion import complete_projects
+from sandyard.cli.connection import MANY, connect, get_project_id, quote_segment
 from sandyard.cli.errors import ApiError
 from sandyard.cli.live.screen import format_duration
 from sandyard.cli.options import limit_option
 from sandyard.cli.output import (
     GAP,
-    ago,
     as_json,
     console,
     echo,
-    in_colour,
+    escape,
+    escape_line,
+    format_age,
     is_terminal,
     output_option,
     print_json,
-    printable,
     show_list,
     show_one,
-    visible,
+    use_colour,
 )
-from sandyard.cli.pull_requests import summary
+from sandyard.cli.pull_requests import format_summary
 from sandyard.cli.tasks.lookup import AgentNames, find_task, task_argument
 from sandyard.cli.tasks.progress import describe_review, get_pull, get_repository
 from sandyard.cli.tasks.steps import STEP_COLOURS, format_step
@@ -96,7 +96,7 @@ FIELDS = {
 
 
 @click.command("list")
-@click.option("--project", shell_complete=project_ids, help="Only tasks of this project.")
+@click.option("--project", shell_complete=complete_projects, help="Only tasks of this project.")
 @click.option(
     "--status", "statuses", type=click.Choice(COLUMNS), multiple=True, help="Only tasks in this column. Repeatable."
 )
@@ -108,14 +108,14 @@ def list_tasks(
 ) -> None:
     """List tasks, active ones first."""
     with connect() as client:
-        project_id = project_of(client, project) if project else None
+        project_id = get_project_id(client, project) if project else None
         if as_json(output):
             print_json(_fetch_tasks(client, limit, statuses, projectId=project_id, q=words))
             return
         agents = AgentNames(client)
         with ThreadPoolExecutor(4) as pool:  # in parallel, because a busy server is slow
             named = pool.submit(_project_names, client) if project_id is None else None
-            asked, demos = pool.submit(pending, client, {}), pool.submit(agents.load)
+            asked, demos = pool.submit(list_pending, client, {}), pool.submit(agents.load)
             page = _fetch_tasks(client, limit, statuses, projectId=project_id, q=words)
             demos.result()
             names, asks = named.result() if named else {}, asked.result()
@@ -180,11 +180,11 @@ def fit_titles(rows: list[Any], columns: dict[str, str], width: int) -> list[Any
     """Shorten titles so that the other columns fit."""
     taken = 0
     for heading, field in columns.items():
-        values = [ago(row[field]) if field.endswith("At") else str(row.get(field) or "") for row in rows]
+        values = [format_age(row[field]) if field.endswith("At") else str(row.get(field) or "") for row in rows]
         if field != "title" and any(values):
             taken += max(len(heading), *(len(value) for value in values)) + GAP
     room = max(SHORTEST_TITLE, width - taken - GAP)
-    return [{**row, "title": shorten(printable(row["title"]), room)} for row in rows]
+    return [{**row, "title": shorten(escape(row["title"]), room)} for row in rows]
 
 
 def shorten(text: str, room: int) -> str:
@@ -212,7 +212,7 @@ def get_task_state(task: Any) -> str:
 
 
 def _project_names(client: Client) -> dict[str, str]:
-    return {project["id"]: printable(project["name"]) for project in client.pages("/projects", MANY)["items"]}
+    return {project["id"]: escape(project["name"]) for project in client.pages("/projects", MANY)["items"]}
 
 
 @click.command()
@@ -269,7 +269,7 @@ def _show_errors(attempts: list[Any]) -> None:
     screen = console()
     for attempt in attempts:
         if error := str(attempt.get("error") or "").strip():
-            lines = "\n".join(visible(line) for line in error.split("\n"))
+            lines = "\n".join(escape_line(line) for line in error.split("\n"))
             screen.print(Text(f"\nAttempt {attempt['number']}:"))
             screen.print(Padding(Text(lines), (0, 0, 0, 2), expand=False))
 
@@ -308,7 +308,7 @@ def show(task: str, output: str | None) -> None:
     for ask in asks:
         echo()
         for one in asked(ask):
-            echo(click.style(one.text, **one.style) if in_colour() else one.text)
+            echo(click.style(one.text, **one.style) if use_colour() else one.text)
         which = f" --ask {ask['id']}" if len(asks) > 1 else ""
         echo(f"  To answer: sandyard task answer {found['id']} ANSWER{which}")
 
@@ -316,13 +316,13 @@ def show(task: str, output: str | None) -> None:
 def _project(client: Any, project_id: str) -> str:
     """Return, for example, `website (prj_…)`."""
     with contextlib.suppress(ApiError):
-        return f"{client.get(f'/projects/{segment(project_id)}')['name']} ({project_id})"
+        return f"{client.get(f'/projects/{quote_segment(project_id)}')['name']} ({project_id})"
     return project_id
 
 
 def _asks(client: Any, task_id: str) -> list[Any]:
     try:
-        return pending(client, {"taskId": task_id})
+        return list_pending(client, {"taskId": task_id})
     except ApiError as error:
         if error.http_status != 404:
             raise
@@ -350,13 +350,13 @@ def _source(source: Any) -> str | None:
     if kind in {None, "person"}:
         return None
     name = source.get("url") or source.get("name") or source.get("scheduleId") or ""
-    return printable(f"{kind} {name}".strip())
+    return escape(f"{kind} {name}".strip())
 
 
 def _details(task: Any, agents: AgentNames) -> Iterator[str]:
     if task.get("description"):
         yield ""
-        yield textwrap.indent("\n".join(visible(line) for line in task["description"].split("\n")), "  ")
+        yield textwrap.indent("\n".join(escape_line(line) for line in task["description"].split("\n")), "  ")
     for attempt in task.get("attempts") or []:
         yield ""
         yield from _attempt(attempt, agents)
@@ -364,21 +364,21 @@ def _details(task: Any, agents: AgentNames) -> Iterator[str]:
         yield ""
         yield _pull(pull)
         if pull.get("number") is not None:
-            yield f"  {printable(str(pull.get('url') or ''))}"
+            yield f"  {escape(str(pull.get('url') or ''))}"
 
 
 def _pull(pull: Any) -> str:
     if pull.get("number") is not None:
-        return f"Pull request {summary(pull)}"
-    return printable(f"Pushed: {pull['title']}: {pull['headBranch']} into {pull['baseBranch']}")
+        return f"Pull request {format_summary(pull)}"
+    return escape(f"Pushed: {pull['title']}: {pull['headBranch']} into {pull['baseBranch']}")
 
 
 def _attempt(attempt: Any, agents: AgentNames) -> Iterator[str]:
-    model = f", {printable(attempt['model'])}" if attempt.get("model") else ""
+    model = f", {escape(attempt['model'])}" if attempt.get("model") else ""
     status = str(attempt["status"]).replace("_", " ")
     place = f", position {attempt['queuePosition']} in the queue" if attempt.get("queuePosition") else ""
     head = f"Attempt {attempt['number']}: {agents.label(attempt['agent'])}{model}: {status}{place}"
-    yield click.style(head, bold=True) if in_colour() else head
+    yield click.style(head, bold=True) if use_colour() else head
     if facts := list(_facts(attempt)):
         yield f"  {', '.join(facts)}"
     number = 0
@@ -388,11 +388,11 @@ def _attempt(attempt: Any, agents: AgentNames) -> Iterator[str]:
             if number > 1:
                 yield f"  round {number}"
         words = format_step(step)
-        yield f"  {click.style(words, fg=STEP_COLOURS.get(step_state(step))) if in_colour() else words}"
+        yield f"  {click.style(words, fg=STEP_COLOURS.get(step_state(step))) if use_colour() else words}"
     if attempt.get("error"):
-        words = f"  {printable(str(attempt['error']))}"
-        yield click.style(words, fg="red") if in_colour() else words
-        if (advice := advice_for(attempt.get("errorCode"))) is not None:
+        words = f"  {escape(str(attempt['error']))}"
+        yield click.style(words, fg="red") if use_colour() else words
+        if (advice := get_advice(attempt.get("errorCode"))) is not None:
             yield f"  {advice}"
 
 
@@ -401,7 +401,7 @@ def _facts(attempt: Any) -> Iterator[str]:
     if attempt.get("sessionId"):
         yield str(attempt["sessionId"])
     if attempt.get("startedAt"):
-        yield f"started {ago(attempt['startedAt'])}"
+        yield f"started {format_age(attempt['startedAt'])}"
     if attempt.get("seconds") is not None:
         yield format_duration(attempt["seconds"])
     if diff.get("files"):

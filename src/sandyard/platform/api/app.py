@@ -72,5 +72,5 @@ def build(services: Services, routers: Iterable[APIRouter], *, static: Path = ST
         (PreviewMiddleware, {"services": services}),
     ):
         app.add_middleware(layer, **options)  # the last one added is the outermost
-    app.openapi = lambda: openapi.document(app)  # type: ignore[method-assign]
+    app.openapi = lambda: openapi.make_document(app)  # type: ignore[method-assign]
     return app

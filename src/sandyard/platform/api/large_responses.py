@@ -12,7 +12,7 @@ from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sandyard.platform.api.auth import Caller
-from sandyard.platform.api.problems import TooManyRequestsError, of_error
+from sandyard.platform.api.problems import TooManyRequestsError, translate_error
 
 PIECE = 256 * 1024
 """Size of the pieces in which a response is handed to the server, which takes the next piece when the client has read enough."""
@@ -148,7 +148,7 @@ class LargeResponses:
                         await slot.take(f"{state['principal'].user_id} finished", waiting=FINISHED_WAITING)
                 except TooManyRequestsError as error:
                     error.message = f"The request was carried out, but its response was dropped. {error.message}"
-                    await of_error(HTTPConnection(scope), error)(scope, receive, send)
+                    await translate_error(HTTPConnection(scope), error)(scope, receive, send)
                     return
                 await send(held_back)
                 held_back = None

@@ -22,7 +22,7 @@ from sandyard.platform.domain.agents import catalogue
 from sandyard.platform.domain.agents.model import ModelApi
 from sandyard.platform.domain.models import addresses, providers, service
 from sandyard.platform.domain.models.model import Price, Spent
-from sandyard.platform.domain.models.presets import all_presets, prices_taken
+from sandyard.platform.domain.models.presets import get_price_date, list_presets
 from sandyard.platform.domain.models.providers import MAX_KEY, MAX_MODELS
 
 router = api_router("models")
@@ -193,9 +193,9 @@ async def presets(caller: Caller, agents: Agents) -> ModelPresets:
     profiles = [one.profile for one in await agents.list(caller)]
     items = [
         ModelPresetView(**preset.model_dump(), agents=[one.name for one in profiles if preset.serves(one)])
-        for preset in all_presets()
+        for preset in list_presets()
     ]
-    return ModelPresets(items=items, prices_taken=prices_taken())
+    return ModelPresets(items=items, prices_taken=get_price_date())
 
 
 @router.get("/model-providers", name="model_provider.list")

@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sandyard.kit.ids import random_id
 from sandyard.kit.logging import bound, get_logger
-from sandyard.platform.api.problems import FAILED, problem
+from sandyard.platform.api.problems import FAILED, make_problem
 
 log = get_logger(__name__)
 
@@ -62,7 +62,7 @@ class OuterMiddleware:
                 if scope["type"] == "websocket":
                     await reply({"type": "websocket.close", "code": 1011, "reason": "Internal error."})
                 elif not answered:
-                    response = problem(HTTPConnection(scope), 500, "internal", FAILED)
+                    response = make_problem(HTTPConnection(scope), 500, "internal", FAILED)
                     await response(scope, receive, reply)
                 else:
                     raise  # the response has started: only a broken connection tells the client that it failed

@@ -16,9 +16,6 @@ from sandyard.platform.api.routers import api_router
 from sandyard.platform.api.sandboxes import SandboxId
 from sandyard.platform.api.schema import Input, Instant, Model, example
 from sandyard.platform.domain.previews import service
-from sandyard.platform.domain.previews.addresses import frame_sources
-
-__all__ = ["frame_sources", "router"]
 
 router = api_router("previews")
 Previews = Annotated[service.Previews, inject("previews")]

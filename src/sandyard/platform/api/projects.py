@@ -172,7 +172,7 @@ async def create_project(
     note(request, target=project.id)
     if drafts:
         await credentials.store(project.id, drafts)
-    return await view(models, project)
+    return await make_view(models, project)
 
 
 @router.post(
@@ -190,13 +190,13 @@ async def sample_project(
     note(request, target=found.project.id)
     if not found.made:
         response.status_code = 200
-    project = await view(models, found.project)
+    project = await make_view(models, found.project)
     return SampleProject(project=project, tasks=[SampleTask.model_validate(one) for one in sample.TASKS])
 
 
 @router.get("/projects/{project_id}", name="project.get", dependencies=[large_response()])
 async def get_project(caller: Caller, project_id: ProjectId, projects: Projects, models: Models) -> ProjectView:
-    return await view(models, await projects.get(caller, project_id))
+    return await make_view(models, await projects.get(caller, project_id))
 
 
 @router.patch("/projects/{project_id}", name="project.update", dependencies=[limited("execute")])
@@ -221,7 +221,7 @@ async def update_project(
     if test:
         tested = {name: given[name] for name in ("repository", "base_branch", "settings") if name in given}
         await tests.check_api(await projects.draft_update(caller, project_id, **tested))
-    return await view(models, await projects.update(caller, project_id, **given))
+    return await make_view(models, await projects.update(caller, project_id, **given))
 
 
 @router.delete("/projects/{project_id}", name="project.delete", status_code=204)
@@ -248,7 +248,7 @@ async def remove_member(caller: Caller, project_id: ProjectId, user_id: MemberId
     await projects.remove_member(caller, project_id, user_id)
 
 
-async def view(models: Models, project: Project) -> ProjectView:
+async def make_view(models: Models, project: Project) -> ProjectView:
     return _view(project, await models.find_default_agent(project))
 
 

@@ -119,7 +119,7 @@ async def cancel_turn(call: Call, given: OneTurn) -> TurnMoved:
 @tools.add("session_transcript", title="Read a session", reads=True)
 async def session_transcript(call: Call, given: ReadSession) -> Transcript:
     """Read a session's transcript, newest first."""
-    return transcript.page(await call.services.sessions.messages(call.caller, given.session_id, given.page))
+    return transcript.get_page(await call.services.sessions.messages(call.caller, given.session_id, given.page))
 
 
 async def _waited(call: Call, turn: models.Turn, seconds: float) -> TurnState:
@@ -145,5 +145,5 @@ async def _state(call: Call, turn: models.Turn) -> TurnState:
         stop_reason=turn.stop_reason,
         error=turn.error,
         asks=[one for one in asks if one.turn_id == turn.id],
-        said=transcript.of_turn(rows.items, turn.id),
+        said=transcript.get_turn(rows.items, turn.id),
     )

@@ -13,8 +13,8 @@ from sandyard.kit.errors import InvalidInputError
 from sandyard.kit.logging import get_logger
 from sandyard.kit.pacing import take_turn
 from sandyard.kit.tasks import end_tasks
-from sandyard.platform.api.preview_proxy.headers import to_browser, to_sandbox
-from sandyard.platform.api.preview_proxy.pages import Trouble, enough, may_be_trouble, trouble
+from sandyard.platform.api.preview_proxy.headers import filter_request_headers, filter_response_headers
+from sandyard.platform.api.preview_proxy.pages import Trouble, is_complete, may_be_trouble, render_error
 from sandyard.platform.domain.previews.addresses import Addresses, Place
 from sandyard.platform.domain.previews.model import BrokenAnswerError, PortClosedError
 from sandyard.platform.domain.previews.service import Previews
@@ -79,7 +79,7 @@ class Exchange:
             try:
                 pieces = answer.aiter_raw()
                 held = await _held(answer, pieces)
-                reason = trouble(answer.status_code, held)
+                reason = render_error(answer.status_code, held)
                 if reason is None:
                     await self._stream_response(answer, held, pieces)
                     return
@@ -94,7 +94,7 @@ class Exchange:
 
     async def _ask(self, route: Route) -> httpx.Response:
         content = self._body() if self._has_body else None
-        return await ask(self._previews, self._addresses, self._place, route, self._scope, content=content)
+        return await send_request(self._previews, self._addresses, self._place, route, self._scope, content=content)
 
     async def _body(self) -> AsyncIterator[bytes]:
         while True:
@@ -114,7 +114,7 @@ class Exchange:
 
         If the response breaks off, it is left incomplete: the server then closes the browser's connection too.
         """
-        headers = list(to_browser(answer.headers.raw))
+        headers = list(filter_response_headers(answer.headers.raw))
         await self._send({"type": "http.response.start", "status": answer.status_code, "headers": headers})
         # an open event stream may be a forgotten tab, so it does not count as activity
         counts = not any(name == b"content-type" and value.lower().startswith(_LIVE) for name, value in headers)
@@ -132,7 +132,7 @@ class Exchange:
         await self._send({"type": "http.response.body", "body": b""})
 
 
-async def ask(
+async def send_request(
     previews: Previews,
     addresses: Addresses,
     place: Place,
@@ -144,7 +144,7 @@ async def ask(
     timeouts: Mapping[str, float | None] = _TIMEOUT,
 ) -> httpx.Response:
     """Send a browser's request to the sandbox, with `more` headers. Raises SandyardError if there is no response."""
-    headers = [*to_sandbox(scope["headers"], addresses, place, route), *more]
+    headers = [*filter_request_headers(scope["headers"], addresses, place, route), *more]
     target = scope["raw_path"] + (b"?" + query if (query := scope["query_string"]) else b"")
     try:
         request = httpx.Request(
@@ -172,7 +172,7 @@ async def _held(answer: httpx.Response, pieces: AsyncIterator[bytes]) -> bytes:
             async for piece in pieces:
                 await take_turn()
                 held += piece
-                if enough(held):
+                if is_complete(held):
                     break
         except httpx.TransportError:
             raise BrokenAnswerError from None

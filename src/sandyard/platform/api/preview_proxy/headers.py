@@ -16,7 +16,9 @@ _NOT_ANSWERED = frozenset((b"date", b"alt-svc"))  # date is added here; alt-svc 
 _NOT_SENT_AHEAD = (b"e2b-", b"x-forwarded-")
 
 
-def to_sandbox(given: Pairs, addresses: Addresses, place: Place, route: Route) -> Iterator[tuple[bytes, bytes]]:
+def filter_request_headers(
+    given: Pairs, addresses: Addresses, place: Place, route: Route
+) -> Iterator[tuple[bytes, bytes]]:
     """Yield the headers of a request. Leaves out Host if the route has its own."""
     host = addresses.host(place).encode()
     if route.keeps_host:
@@ -33,7 +35,7 @@ def to_sandbox(given: Pairs, addresses: Addresses, place: Place, route: Route) -
         yield key.lower().encode(), word.encode()
 
 
-def to_browser(given: Pairs) -> Iterator[tuple[bytes, bytes]]:
+def filter_response_headers(given: Pairs) -> Iterator[tuple[bytes, bytes]]:
     """Yield the headers of a response."""
     for name, value in _passing(given, _NOT_ANSWERED):
         if name != b"set-cookie":

@@ -21,7 +21,7 @@ from sandyard.kit.server import mark_authenticated
 from sandyard.platform.api.guard import host_name
 from sandyard.platform.api.preview_proxy import pages
 from sandyard.platform.api.preview_proxy.exchange import Exchange, run_until_first
-from sandyard.platform.api.preview_proxy.sockets import carry
+from sandyard.platform.api.preview_proxy.sockets import forward_socket
 from sandyard.platform.domain.previews.addresses import Addresses, Place
 from sandyard.platform.domain.previews.model import PortClosedError, SleepingError
 from sandyard.platform.domain.previews.service import TICKET, Previews
@@ -68,13 +68,15 @@ class _Visit:
     async def answer(self, host: str) -> None:
         place = self._addresses.place(host)
         try:
-            response = pages.unknown() if place is None else await self._visit(place)
+            response = pages.render_not_found() if place is None else await self._visit(place)
         except SandyardError as error:
             assert place is not None
             response = self._explained(place, error)
         except Exception as error:
             log.error("preview_failed", exc=error)  # noqa: TRY400
-            response = pages.page(500, "Preview failed", "An internal error occurred; see Sandyard's log. Try again.")
+            response = pages.render_page(
+                500, "Preview failed", "An internal error occurred; see Sandyard's log. Try again."
+            )
         if response is not None and not self._begun:
             await self._respond(response)
 
@@ -84,10 +86,12 @@ class _Visit:
             return await self._let_in(place)
         known = await self._known(place)
         if known is None:
-            return pages.uninvited()
+            return pages.render_not_allowed()
         mark_authenticated(self._scope)
         if self._foreign(place):
-            return pages.page(403, "Access denied", "A page of another origin may not use this preview on your behalf.")
+            return pages.render_page(
+                403, "Access denied", "A page of another origin may not use this preview on your behalf."
+            )
         await self._note_shown(place, known)
         with self._previews.entering(place):
             return await self._pass_through(place, known)
@@ -97,7 +101,7 @@ class _Visit:
 
         async def work() -> None:
             if self._scope["type"] == "websocket":
-                answer = await carry(
+                answer = await forward_socket(
                     self._previews,
                     self._addresses,
                     place,
@@ -118,7 +122,7 @@ class _Visit:
                 ).run()
 
         await run_until_first(work(), self._no_longer(place, known))
-        return refused[0] if refused else pages.uninvited()  # used only if no response has started
+        return refused[0] if refused else pages.render_not_allowed()  # used only if no response has started
 
     async def _no_longer(self, place: Place, known: str) -> None:
         """Return when the user's access has ended, so that requests in progress are stopped."""
@@ -140,7 +144,7 @@ class _Visit:
         """
         made = await self._previews.passes.exchange(place, self._connection.query_params[TICKET])
         if made is None and await self._known(place) is None:
-            return pages.uninvited()
+            return pages.render_not_allowed()
         kept = [part for part in self._scope["query_string"].split(b"&") if part.partition(b"=")[0] != TICKET.encode()]
         target = self._scope["raw_path"] + (b"?" + b"&".join(kept) if kept else b"")
         response = Response(
@@ -207,15 +211,15 @@ class _Visit:
 
     def _explained(self, place: Place, error: SandyardError) -> Response:
         if isinstance(error, NotFoundError | SandboxDestroyedError):
-            return pages.page(404, "Sandbox deleted", error.message)
+            return pages.render_page(404, "Sandbox deleted", error.message)
         if isinstance(error, PortClosedError):
             again = self._previews.closed(place)
             hint = "This page reloads automatically." if again else "Reload this page once the server is running."
-            return pages.page(
+            return pages.render_page(
                 502, "No server on this port", error.message, hint, refresh_s=REFRESH_SECONDS if again else None
             )
         title = "Sandbox is paused" if isinstance(error, SleepingError) else "Preview unavailable"
-        return pages.page(error.status, title, error.message)
+        return pages.render_page(error.status, title, error.message)
 
     async def _send(self, message: Message) -> None:
         self._begun = True

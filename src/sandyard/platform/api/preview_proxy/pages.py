@@ -32,7 +32,7 @@ class Trouble(Enum):
 _TITLES = {"closed port error": Trouble.CLOSED, "sandbox not found": Trouble.MISSING}
 
 
-def page(status: int, title: str, *sentences: str, refresh_s: int | None = None) -> HTMLResponse:
+def render_page(status: int, title: str, *sentences: str, refresh_s: int | None = None) -> HTMLResponse:
     again = f'<meta http-equiv="refresh" content="{refresh_s}">' if refresh_s else ""
     said = "".join(f"<p>{html.escape(sentence)}</p>" for sentence in sentences)
     head = f'<meta charset="utf-8">{again}<title>{html.escape(title)}</title><style>{_STYLE}</style>'
@@ -41,8 +41,8 @@ def page(status: int, title: str, *sentences: str, refresh_s: int | None = None)
     return HTMLResponse(text, status, headers)
 
 
-def uninvited() -> HTMLResponse:
-    return page(
+def render_not_allowed() -> HTMLResponse:
+    return render_page(
         401,
         "Open this preview from Sandyard",
         "Previews are visible to people who may see the sandbox. Open it from the sandbox's panel in Sandyard, or use the URL "
@@ -51,25 +51,25 @@ def uninvited() -> HTMLResponse:
     )
 
 
-def unknown() -> HTMLResponse:
-    return page(404, "Preview not found", "The host name of a preview is a port, a hyphen and a sandbox id.")
+def render_not_found() -> HTMLResponse:
+    return render_page(404, "Preview not found", "The host name of a preview is a port, a hyphen and a sandbox id.")
 
 
 def may_be_trouble(status: int) -> bool:
     return status == HTTPStatus.BAD_GATEWAY
 
 
-def enough(held: bytes) -> bool:
+def is_complete(held: bytes) -> bool:
     """Return whether the response is longer than any page of the engine."""
     return len(held) >= _SNIFFED
 
 
-def trouble(status: int, body: bytes) -> Trouble | None:
+def render_error(status: int, body: bytes) -> Trouble | None:
     """Return why an E2B endpoint cannot reach a sandbox or port: it answers programs with JSON and browsers with a page.
 
     A sandbox that imitates these responses deceives only its own viewers.
     """
-    if not may_be_trouble(status) or enough(body):
+    if not may_be_trouble(status) or is_complete(body):
         return None
     try:
         said = json.loads(body)

@@ -9,9 +9,9 @@ from starlette.types import Message, Receive, Scope, Send
 
 from sandyard.kit.pacing import take_turn
 from sandyard.kit.websockets import RAW, FrameTracker
-from sandyard.platform.api.preview_proxy.exchange import CONNECT_S, ask, run_until_first
-from sandyard.platform.api.preview_proxy.headers import to_browser
-from sandyard.platform.api.preview_proxy.pages import Trouble, trouble
+from sandyard.platform.api.preview_proxy.exchange import CONNECT_S, run_until_first, send_request
+from sandyard.platform.api.preview_proxy.headers import filter_response_headers
+from sandyard.platform.api.preview_proxy.pages import Trouble, render_error
 from sandyard.platform.domain.previews.addresses import Addresses, Place
 from sandyard.platform.domain.previews.model import BrokenAnswerError, PortClosedError
 from sandyard.platform.domain.previews.service import Previews
@@ -24,7 +24,7 @@ _UPGRADE = ((b"connection", b"Upgrade"), (b"upgrade", b"websocket"))
 _TIMEOUT = {"connect": CONNECT_S, "pool": CONNECT_S, "read": CONNECT_S, "write": CONNECT_S}
 
 
-async def carry(
+async def forward_socket(
     previews: Previews, addresses: Addresses, place: Place, *, scope: Scope, receive: Receive, send: Send
 ) -> Response | None:
     """Proxy until one side closes. Returns the response if the server in the sandbox rejects the WebSocket.
@@ -34,11 +34,11 @@ async def carry(
     await receive()  # websocket.connect
     request = {**scope, "method": "GET"}
     async with previews.reaching(place, wake=False) as route:
-        answer = await ask(previews, addresses, place, route, request, more=_UPGRADE, timeouts=_TIMEOUT)
+        answer = await send_request(previews, addresses, place, route, request, more=_UPGRADE, timeouts=_TIMEOUT)
     try:
         if answer.status_code != httpx.codes.SWITCHING_PROTOCOLS:
             return await _refused(previews, place, answer)
-        await send({"type": RAW, "headers": list(to_browser(answer.headers.raw))})
+        await send({"type": RAW, "headers": list(filter_response_headers(answer.headers.raw))})
         stream: httpcore.AsyncNetworkStream = answer.extensions["network_stream"]
         await run_until_first(_forward_input(previews, place, stream, receive), _forward_output(stream, send))
     finally:
@@ -56,14 +56,16 @@ async def _refused(previews: Previews, place: Place, answer: httpx.Response) -> 
                 raise BrokenAnswerError
     except httpx.TransportError:
         raise BrokenAnswerError from None
-    reason = trouble(answer.status_code, body)
+    reason = render_error(answer.status_code, body)
     if reason is Trouble.CLOSED:
         raise PortClosedError
     if reason is Trouble.MISSING:
         await previews.missed(place, wake=False)
         raise SandboxUnreachableError
     response = Response(body, answer.status_code)
-    response.raw_headers = [pair for pair in to_browser(answer.headers.raw) if pair[0] != b"content-length"]
+    response.raw_headers = [
+        pair for pair in filter_response_headers(answer.headers.raw) if pair[0] != b"content-length"
+    ]
     response.headers["content-length"] = str(len(body))
     return response
 

@@ -15,7 +15,7 @@ from sandyard.platform.domain.agents.model import AskKind, AskStatus
 from sandyard.platform.domain.agents.policy import Decision, choose
 from sandyard.platform.domain.agents.rows import locked
 from sandyard.platform.domain.agents.turns import Turns
-from sandyard.platform.domain.paging import Listing, PageRequest, newest_first
+from sandyard.platform.domain.paging import Listing, PageRequest, list_newest_first
 from sandyard.platform.domain.projects.service import require_owner
 from sandyard.platform.domain.sandboxes.rows import sessions_visible_to
 from sandyard.platform.domain.users.model import Principal
@@ -51,7 +51,7 @@ class Asks:
         if status is not None:
             query = query.where(Ask.status == status)
         async with self._database.reading() as session:
-            return await newest_first(session, query, Ask.id, page)
+            return await list_newest_first(session, query, Ask.id, page)
 
     async def answer(
         self,

@@ -37,7 +37,7 @@ from sandyard.platform.domain.agents.rows import (
     agent_settings,
 )
 from sandyard.platform.domain.git.model import OperationKind, OperationStatus
-from sandyard.platform.domain.mcp_servers.model import ServerType, entry_of, fingerprint
+from sandyard.platform.domain.mcp_servers.model import ServerType, make_entry, make_fingerprint
 from sandyard.platform.domain.mcp_servers.records import list_servers
 from sandyard.platform.domain.sandboxes.commands import StoppingError
 from sandyard.platform.domain.sandboxes.e2b import (
@@ -221,7 +221,7 @@ class Life:
             run = await tx.session.get(AgentRun, self.run_id)
             if run is None:
                 raise RunGoneError
-            told = {MCP: entries, MCP_FINGERPRINT: fingerprint(servers), MCP_MISSING: missing}
+            told = {MCP: entries, MCP_FINGERPRINT: make_fingerprint(servers), MCP_MISSING: missing}
             run.options = {**run.options, FOLDER: folder, SERVED: self._served, **told}
             query = select(AgentInput.line).where(AgentInput.run_id == run.id).order_by(AgentInput.position)
             first = "".join(await tx.session.scalars(query))
@@ -240,7 +240,7 @@ class Life:
         gateway, capability = "", None
         if any(one.type == ServerType.HTTP for one in servers):
             gateway, capability = await self._desk.models.reach(self._session, sandbox)
-        return servers, [entry_of(one, gateway, capability) for one in servers]
+        return servers, [make_entry(one, gateway, capability) for one in servers]
 
     async def _kill_earlier_runs(self, engine_id: str) -> None:
         """Kill earlier processes that could not be reached at their end because the sandbox was paused."""

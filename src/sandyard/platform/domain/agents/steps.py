@@ -32,7 +32,7 @@ from sandyard.platform.domain.agents.rows import (
     pending,
 )
 from sandyard.platform.domain.agents.transcript import bounded, cut
-from sandyard.platform.domain.mcp_servers.model import fingerprint
+from sandyard.platform.domain.mcp_servers.model import make_fingerprint
 from sandyard.platform.domain.mcp_servers.records import list_servers
 from sandyard.platform.domain.sandboxes.model import utc_now
 
@@ -168,7 +168,7 @@ async def advance(tx: Transaction, session: Session, run: AgentRun, turn: Turn) 
     if run.status != RunStatus.READY or turn.request is not None or turn.cancel_at is not None or pending(run):
         return Next.WAIT
     strictness = (await agent_settings(tx.session, session.project_id)).permissions.strictness
-    servers = fingerprint(await list_servers(tx.session, session.project_id))
+    servers = make_fingerprint(await list_servers(tx.session, session.project_id))
     had = (run.agent, run.options.get(STRICTNESS, "none"), run.options.get(MCP_FINGERPRINT, ""))
     if (session.agent or run.agent, strictness, servers) != had:
         return Next.RESTART

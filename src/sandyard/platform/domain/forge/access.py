@@ -82,7 +82,7 @@ class Access:
 
     def forge(self, project: Project) -> ForgeKind:
         """Return the project's forge. Raises RepositoryInvalidError if it has no repository."""
-        return addresses.forge_of(project)
+        return addresses.get_forge(project)
 
     async def remote(self, project: Project) -> Remote:
         """Return the remote for a connection. Raises RepositoryInvalidError if the project has none."""
@@ -93,7 +93,7 @@ class Access:
 
         None if it has or needs none. Raises ForgeError if GitHub issues no token for the App.
         """
-        remote = addresses.remote_of(project)
+        remote = addresses.get_remote(project)
         if remote.kind == "local":
             return None
         if remote.kind == "ssh":
@@ -116,7 +116,7 @@ class Access:
             raise ForgeUnsupportedError(
                 "The project's repository is on a plain Git remote, which has no pull requests. Compare its branches instead."
             )
-        slug = addresses.slug_of(project)
+        slug = addresses.get_slug(project)
         return GitHubRepository(await self._get_connection(project), slug, self._clock, max_wait_s=max_wait_s)
 
     async def get_budget(self, project: Project) -> Budget | None:
@@ -135,7 +135,7 @@ class Access:
         return (await self._get_connection(project)).token_expires
 
     async def _get_connection(self, project: Project) -> GitHubConnection:
-        api, stored = addresses.api_of(project), await self._credentials.reveal(project.id, CredentialKind.TOKEN)
+        api, stored = addresses.get_api_url(project), await self._credentials.reveal(project.id, CredentialKind.TOKEN)
         guard = None if await self._projects.is_vouched(project) else self._destinations
         if stored is not None:
             token = Secret(json.loads(stored.reveal())["token"])
@@ -145,7 +145,7 @@ class Access:
         app = await self._credentials.reveal(project.id, CredentialKind.APP)
         if app is None:
             return await self._open_connection(_key(api, "nobody"), api, lambda: FixedToken(None), guard)
-        said, slug = json.loads(app.reveal()), addresses.slug_of(project)
+        said, slug = json.loads(app.reveal()), addresses.get_slug(project)
         installation = InstallationTokens(
             api,
             app_id=said["appId"],

@@ -62,14 +62,14 @@ class Sender:
     hosts: frozenset[str]
 
     def belongs_to(self, project: Project) -> bool:
-        if slug_of(project) != self.slug:
+        if get_slug(project) != self.slug:
             return False
         remote = parse(project.repository or "")
         host = _host(f"//{remote.host}") if remote.host else None
         return bool({host, _host(ProjectSettings.of(project).forge.api_url)} & self.hosts)
 
 
-def slug_of(project: Project) -> str | None:
+def get_slug(project: Project) -> str | None:
     """Return the repository's slug in lowercase."""
     try:
         slug = parse(project.repository or "").slug
@@ -78,7 +78,7 @@ def slug_of(project: Project) -> str | None:
     return None if slug is None else slug.lower()
 
 
-def names_in(content_type: str, body: bytes) -> frozenset[str]:
+def find_repository_names(content_type: str, body: bytes) -> frozenset[str]:
     """Return all repository names in the body, in lowercase, without parsing it, because its signature is not verified yet.
 
     The result is cheap to get and only decides whose secrets to try.
@@ -96,7 +96,7 @@ def names_in(content_type: str, body: bytes) -> frozenset[str]:
     return frozenset(found)
 
 
-def payload_of(content_type: str, body: bytes) -> Payload:
+def parse_payload(content_type: str, body: bytes) -> Payload:
     """Parse either format that GitHub can be configured to send. Raises InvalidInputError."""
     try:
         decoded = body.decode()
@@ -112,7 +112,7 @@ def payload_of(content_type: str, body: bytes) -> Payload:
     return payload
 
 
-def repository_of(payload: Payload) -> Sender:
+def parse_sender(payload: Payload) -> Sender:
     """Return the sending repository. Raises InvalidInputError if it is missing or invalid."""
     name = _at(payload, "repository", "full_name")
     if not isinstance(name, str) or not 3 <= len(name) <= 300 or _UNFIT.search(name):
@@ -121,7 +121,7 @@ def repository_of(payload: Payload) -> Sender:
     return Sender(name.lower(), frozenset(host for host in hosts if host is not None))
 
 
-def subject_of(event: str, payload: Payload) -> Subject | None:
+def parse_subject(event: str, payload: Payload) -> Subject | None:
     """Return what the delivery is about; None if it is not relevant."""
     reader = _READERS.get(event)
     return None if reader is None else reader(payload)
@@ -145,11 +145,11 @@ def _issue_comment(payload: Payload) -> Subject | None:
 def _issue(payload: Payload) -> Subject | None:
     if _at(payload, "action") != "labeled":
         return None
-    found = labelled_issue(_at(payload, "issue"), as_text(_at(payload, "label", "name"), 100))
+    found = parse_labelled_issue(_at(payload, "issue"), as_text(_at(payload, "label", "name"), 100))
     return None if found is None else Subject(issue=found)
 
 
-def labelled_issue(said: Any, label: str) -> LabelledIssue | None:
+def parse_labelled_issue(said: Any, label: str) -> LabelledIssue | None:
     """Return an open issue; None for anything else, including pull requests."""
     number = as_number(_at(said, "number"))
     if number is None or not label or _at(said, "pull_request") is not None or _at(said, "state") == "closed":

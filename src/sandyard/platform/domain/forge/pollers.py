@@ -26,7 +26,7 @@ from sandyard.kit.tasks import TaskSet
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import Delivery, Project, PullRequest
 from sandyard.platform.domain.forge.access import Access
-from sandyard.platform.domain.forge.deliveries import LabelledIssue, labelled_issue
+from sandyard.platform.domain.forge.deliveries import LabelledIssue, parse_labelled_issue
 from sandyard.platform.domain.forge.errors import ForgeRateLimitedError
 from sandyard.platform.domain.forge.model import ForgeKind, PullState
 from sandyard.platform.domain.forge.service import PullRequests
@@ -273,7 +273,7 @@ class IssuePoller:
         """Return issues that are not known yet, and record that the known ones still exist."""
         label = ProjectSettings.of(project).tasks.issue_label or ""
         github = await self._access.github(project, max_wait_s=0)
-        said = [labelled_issue(one, label) for one in await github.list_issues(label)]
+        said = [parse_labelled_issue(one, label) for one in await github.list_issues(label)]
         issues = {issue_key(issue.number): issue for issue in said if issue is not None}
         async with self._database.reading() as session:
             known = select(Delivery.delivery, Delivery.received_at).where(Delivery.project_id == project.id)

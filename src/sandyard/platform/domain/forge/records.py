@@ -19,7 +19,7 @@ from sandyard.platform.db.models import Message, Project, PullRequest, Session
 from sandyard.platform.domain.forge.feedback import TEXT, find_news
 from sandyard.platform.domain.forge.markdown import truncate
 from sandyard.platform.domain.forge.model import ForgeKind, Pull, PullState
-from sandyard.platform.domain.paging import Listing, PageRequest, newest_first
+from sandyard.platform.domain.paging import Listing, PageRequest, list_newest_first
 from sandyard.platform.domain.projects import service as projects
 from sandyard.platform.domain.users.model import Principal
 
@@ -81,7 +81,7 @@ class PullRequestReader:
         if state is not None:
             query = query.where(PullRequest.state == state)
         async with self._database.reading() as session:
-            return await newest_first(session, query, PullRequest.id, page)
+            return await list_newest_first(session, query, PullRequest.id, page)
 
     async def list_by_branch(self, project_id: str, branch: str) -> list[PullRequest]:
         """List pull requests of a branch, newest first."""

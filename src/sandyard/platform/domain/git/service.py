@@ -43,7 +43,7 @@ from sandyard.platform.domain.git.operations import OperationFailedError, Operat
 from sandyard.platform.domain.git.prepared import PreparedCheckouts
 from sandyard.platform.domain.git.sharing import Sharing
 from sandyard.platform.domain.git.turns import Turns
-from sandyard.platform.domain.paging import Listing, PageRequest, newest_first
+from sandyard.platform.domain.paging import Listing, PageRequest, list_newest_first
 from sandyard.platform.domain.projects import service as projects
 from sandyard.platform.domain.projects.model import ProjectSettings
 from sandyard.platform.domain.sandboxes import rows as sandboxes
@@ -357,7 +357,7 @@ class GitService:
         """List the session's checkpoints. The caller must have been authorized to see the session."""
         async with self._database.reading() as session:
             query = select(Checkpoint).where(Checkpoint.session_id == session_id)
-            return await newest_first(session, query, Checkpoint.id, page)
+            return await list_newest_first(session, query, Checkpoint.id, page)
 
     async def operation(self, caller: Principal, operation_id: str) -> GitOperation:
         async with self._database.reading() as session:
@@ -384,7 +384,7 @@ class GitService:
         ):
             query = query if value is None else query.where(column == value)
         async with self._database.reading() as session:
-            return await newest_first(session, query, GitOperation.id, page)
+            return await list_newest_first(session, query, GitOperation.id, page)
 
     def position(self, operation: GitOperation) -> int | None:
         return self._operations.position(operation.id)

@@ -77,11 +77,11 @@ class McpServers:
         """List the project's servers, oldest first."""
         await self._projects.get(caller, project_id)
         async with self._database.reading() as session:
-            return [model.info(row) for row in await list_servers(session, project_id)]
+            return [model.make_info(row) for row in await list_servers(session, project_id)]
 
     async def get(self, caller: Principal, project_id: str, server_id: str) -> McpServerInfo:
         await self._projects.get(caller, project_id)
-        return model.info(await self._row(project_id, server_id))
+        return model.make_info(await self._row(project_id, server_id))
 
     async def create(
         self, caller: Principal, project_id: str, draft: McpServerDraft, *, test: bool = False
@@ -118,7 +118,7 @@ class McpServers:
             await _require_room(tx.session, row)
             tx.add(row)
             _tell(tx, "mcp_server.created", row, owner)
-        return model.info(row)
+        return model.make_info(row)
 
     async def update(
         self, caller: Principal, project_id: str, server_id: str, draft: McpServerDraft, *, test: bool = False
@@ -147,7 +147,7 @@ class McpServers:
                 setattr(row, name, getattr(edited, name))
             row.updated_at = get_time(self._clock)
             _tell(tx, "mcp_server.updated", row, owner)
-        return model.info(row)
+        return model.make_info(row)
 
     async def delete(self, caller: Principal, project_id: str, server_id: str) -> None:
         """Delete a server. Running agents that use it get an error."""
@@ -258,7 +258,7 @@ class McpServers:
                 raise _moved(moved_from)
             model.check_header(name, value)
             values[name] = value
-        row.hints = {name: model.hint_of(value) for name, value in values.items()}
+        row.hints = {name: model.make_hint(value) for name, value in values.items()}
         row.headers = None
         if values:
             told = json.dumps({name: value.reveal() for name, value in values.items()})

@@ -9,7 +9,7 @@ from datetime import datetime
 from sandyard.kit.clock import Clock, get_time
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import Project, Session, Task
-from sandyard.platform.domain.models.ledger import Ledger, calls_of
+from sandyard.platform.domain.models.ledger import Ledger, select_calls
 from sandyard.platform.domain.models.model import OverBudgetError, PriceMissingError, Spent
 from sandyard.platform.domain.projects.model import BudgetSettings, ProjectSettings
 
@@ -86,7 +86,8 @@ class Budgets:
 
     async def _spent(self, limit: Limit) -> Spent:
         return await self._ledger.spent(
-            *calls_of(task_id=limit.task_id, project_id=limit.project_id, since=limit.since), *self._ledger.settled()
+            *select_calls(task_id=limit.task_id, project_id=limit.project_id, since=limit.since),
+            *self._ledger.settled(),
         )
 
 

@@ -27,11 +27,11 @@ from sandyard.platform.domain.models.apis import Asked
 from sandyard.platform.domain.models.budgets import Budgets
 from sandyard.platform.domain.models.capability import Capabilities
 from sandyard.platform.domain.models.clients import Clients
-from sandyard.platform.domain.models.faults import Fault, fault_of_answer, fault_of_error, label_of
+from sandyard.platform.domain.models.faults import Fault, classify_error, classify_response, make_label
 from sandyard.platform.domain.models.hosted_tools import list_hosted_tools, list_refused_tools
 from sandyard.platform.domain.models.ledger import Ledger
-from sandyard.platform.domain.models.model import MOST_TOKENS, OverBudgetError, Price, Tokens, cost_micros
-from sandyard.platform.domain.models.presets import price_at
+from sandyard.platform.domain.models.model import MOST_TOKENS, OverBudgetError, Price, Tokens, compute_cost
+from sandyard.platform.domain.models.presets import find_price
 from sandyard.platform.domain.models.providers import Providers
 from sandyard.platform.domain.models.redaction import Redactor
 from sandyard.platform.domain.models.token_counter import BYTES_OF_A_TOKEN, TokenCounter
@@ -78,11 +78,11 @@ class _Call:
 
     @property
     def label(self) -> str:
-        return label_of(self.provider.name, self.provider.base_url)
+        return make_label(self.provider.name, self.provider.base_url)
 
     @property
     def price(self) -> Price | None:
-        return price_at(self.provider.base_url, self.provider.prices, self.model)
+        return find_price(self.provider.base_url, self.provider.prices, self.model)
 
 
 class _Refused(Exception):  # noqa: N818 - an answer, no error of ours
@@ -337,7 +337,7 @@ class Gateway:
                 outcome.sent, outcome.tokens = False, Tokens()
             outcome.error = redactor.text(f"The provider could not be reached: {type(error).__name__}: {error}")
             log.warning("model_provider_unreachable", provider=call.provider.id, reason=type(error).__name__)
-            fault = fault_of_error(call.label, call.provider.base_url, error, late=late)
+            fault = classify_error(call.label, call.provider.base_url, error, late=late)
             self._note(call, fault, outcome.began, redactor)
             raise _Refused(
                 call.kind,
@@ -370,7 +370,7 @@ class Gateway:
                 self._note(call, None, outcome.began, redactor)
             else:  # before the agent sees it and gives up
                 first = await _read_some(chunks)
-                fault = fault_of_answer(
+                fault = classify_response(
                     call.label,
                     response.status_code,
                     first.decode(errors="replace"),
@@ -530,7 +530,7 @@ def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _get_cost(call: _Call, tokens: Tokens) -> int | None:
-    return cost_micros(call.price, tokens)
+    return compute_cost(call.price, tokens)
 
 
 def _raise_to_minimum(tokens: Tokens, call: _Call, output: int) -> Tokens:

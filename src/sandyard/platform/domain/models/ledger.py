@@ -164,7 +164,9 @@ class Ledger:
 
     async def by_model(self, *which: ColumnElement[bool]) -> list[tuple[str | None, Spent]]:
         """Return the totals by model, those with most tokens first."""
-        most = func.coalesce(total(ModelCall.input_tokens), 0) + func.coalesce(total(ModelCall.output_tokens), 0)
+        most = func.coalesce(sum_column(ModelCall.input_tokens), 0) + func.coalesce(
+            sum_column(ModelCall.output_tokens), 0
+        )
         query = select(ModelCall.model, *_SUMS).where(*which).group_by(ModelCall.model)
         async with self._database.reading() as session:
             rows = await session.execute(query.order_by(most.desc(), ModelCall.model).limit(MODELS_SHOWN))
@@ -183,7 +185,7 @@ class Ledger:
         return days[:limit], len(days) > limit
 
 
-def calls_of(
+def select_calls(
     *,
     turn_id: str | None = None,
     session_id: str | None = None,
@@ -202,18 +204,18 @@ def calls_of(
     return which if since is None else [*which, ModelCall.started_at >= since]
 
 
-def total(column: InstrumentedAttribute[int | None]) -> ColumnElement[float | None]:
+def sum_column(column: InstrumentedAttribute[int | None]) -> ColumnElement[float | None]:
     """Return the sum of a column, exact up to 2**53. Added as integers, the numbers of a provider could overflow."""
     return func.sum(cast(column, Double))
 
 
 _SUMS: tuple[ColumnElement[Any], ...] = (
     func.count(ModelCall.id),
-    func.coalesce(total(ModelCall.input_tokens), 0),
-    func.coalesce(total(ModelCall.output_tokens), 0),
-    func.coalesce(total(ModelCall.cache_read_tokens), 0),
-    func.coalesce(total(ModelCall.cache_write_tokens), 0),
-    total(ModelCall.cost_micros),
+    func.coalesce(sum_column(ModelCall.input_tokens), 0),
+    func.coalesce(sum_column(ModelCall.output_tokens), 0),
+    func.coalesce(sum_column(ModelCall.cache_read_tokens), 0),
+    func.coalesce(sum_column(ModelCall.cache_write_tokens), 0),
+    sum_column(ModelCall.cost_micros),
     func.coalesce(func.sum(case((_UNPRICED, 1), else_=0)), 0),
 )
 

@@ -16,9 +16,9 @@ from sandyard.platform.db.models import ModelProvider
 from sandyard.platform.domain.agents.model import ModelApi
 from sandyard.platform.domain.models import apis
 from sandyard.platform.domain.models.apis import Asked
-from sandyard.platform.domain.models.faults import Cause, Fault, fault_of_answer, fault_of_error, label_of
+from sandyard.platform.domain.models.faults import Cause, Fault, classify_error, classify_response, make_label
 from sandyard.platform.domain.models.model import Verdict
-from sandyard.platform.domain.models.presets import preset_at
+from sandyard.platform.domain.models.presets import find_preset
 from sandyard.platform.domain.models.redaction import Redactor
 
 TIMEOUT = httpx.Timeout(60, connect=15)
@@ -31,7 +31,7 @@ _PING = "Say ok."
 async def check_provider(client: httpx.AsyncClient, provider: ModelProvider, key: Secret | None) -> Verdict:
     """Test with its first model, if it has one, using one token of output; otherwise request its list of models."""
     kind, model = ModelApi(provider.kind), _choose_model(provider)
-    label = label_of(provider.name, provider.base_url)
+    label = make_label(provider.name, provider.base_url)
     asked, body = _make_request(kind, model)
     headers = [*apis.make_key_headers(kind, key), ("accept-encoding", "identity")]
     if kind is ModelApi.ANTHROPIC:
@@ -50,7 +50,7 @@ async def check_provider(client: httpx.AsyncClient, provider: ModelProvider, key
             said = await _read_beginning(response)
             if not response.is_success:
                 text = said.decode(errors="replace")
-                fault = fault_of_answer(
+                fault = classify_response(
                     label, response.status_code, text, model=model, keyed=key is not None, redactor=redactor
                 )
             elif said.lstrip()[:1] not in (b"{", b"["):
@@ -61,7 +61,7 @@ async def check_provider(client: httpx.AsyncClient, provider: ModelProvider, key
                 listed = _list_models(said)
     except (httpx.HTTPError, httpx.InvalidURL, PrivateAddressError) as error:
         late = isinstance(error, httpx.TimeoutException)
-        fault = fault_of_error(label, provider.base_url, error, late=late)
+        fault = classify_error(label, provider.base_url, error, late=late)
     took = round((time.monotonic() - began) * 1000)
     if fault is not None:
         detail = storable(redactor.text(fault.sentence))[:_LONGEST]
@@ -76,7 +76,7 @@ async def check_provider(client: httpx.AsyncClient, provider: ModelProvider, key
 
 def _choose_model(provider: ModelProvider) -> str | None:
     """Return the model to test with. Some lists of models are public and so do not test the key."""
-    preset = preset_at(provider.base_url)
+    preset = find_preset(provider.base_url)
     known = preset.models if preset is not None and preset.kind is ModelApi.OPENAI_CHAT else ()
     return next(iter([*provider.models, *known]), None)
 

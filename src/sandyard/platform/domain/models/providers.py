@@ -21,7 +21,7 @@ from sandyard.platform.domain.models import addresses
 from sandyard.platform.domain.models.apis import DEFAULT_URLS
 from sandyard.platform.domain.models.model import Price, ProviderInfo
 from sandyard.platform.domain.models.presets import get_preset
-from sandyard.platform.domain.paging import Listing, PageRequest, newest_first
+from sandyard.platform.domain.paging import Listing, PageRequest, list_newest_first
 from sandyard.platform.domain.projects.service import Projects, visible_to
 from sandyard.platform.domain.users.model import Principal
 
@@ -82,7 +82,7 @@ class Providers:
             project_id=project_id,
             name=_name(name),
             kind=kind.value,
-            base_url=await addresses.clean(caller, where),
+            base_url=await addresses.normalize(caller, where),
             named_by_admin=caller.is_admin,
             key=None,
             hint="",
@@ -102,7 +102,7 @@ class Providers:
             await _require_free(tx, row)
             tx.add(row)
             _tell(tx, "model_provider.created", row, owner)
-        return info(row)
+        return make_info(row)
 
     async def update(
         self,
@@ -123,7 +123,7 @@ class Providers:
         """
         known = await self.get(caller, provider_id)
         owner = await self._allowed(caller, known.project_id)
-        where = None if base_url is None else await addresses.clean(caller, base_url)
+        where = None if base_url is None else await addresses.normalize(caller, base_url)
         sealed = ModelProvider(id=provider_id)
         if key is not UNCHANGED:
             await self._seal(sealed, key)
@@ -146,7 +146,7 @@ class Providers:
                 row.prices = _prices(prices)
             row.updated_at = get_time(self._clock)
             _tell(tx, "model_provider.updated", row, owner)
-        return info(row)
+        return make_info(row)
 
     async def _check_change(
         self,
@@ -188,7 +188,7 @@ class Providers:
             )
         if row is None:
             raise _unknown(provider_id)
-        return info(row)
+        return make_info(row)
 
     async def list(
         self, caller: Principal, page: PageRequest, *, project_id: str | None = None
@@ -199,8 +199,8 @@ class Providers:
             await self._projects.get(caller, project_id)
             rows = rows.where(_usable_in(project_id))
         async with self._database.reading() as session:
-            found = await newest_first(session, rows, ModelProvider.id, page)
-        return Listing([info(row) for row in found.items], found.next_cursor)
+            found = await list_newest_first(session, rows, ModelProvider.id, page)
+        return Listing([make_info(row) for row in found.items], found.next_cursor)
 
     async def scopes(self, caller: Principal) -> Sequence[tuple[str | None, ModelApi]]:
         """Return project (None means all users) and kind of all providers the caller sees."""
@@ -261,7 +261,7 @@ class Providers:
         return (await self._projects.require_change(caller, project_id)).owner_id
 
 
-def info(row: ModelProvider) -> ProviderInfo:
+def make_info(row: ModelProvider) -> ProviderInfo:
     return ProviderInfo(
         id=row.id,
         project_id=row.project_id,

@@ -24,11 +24,11 @@ from sandyard.platform.domain.models import default_agent
 from sandyard.platform.domain.models.apis import SPEAKS
 from sandyard.platform.domain.models.budgets import Budgets
 from sandyard.platform.domain.models.capability import Capabilities
-from sandyard.platform.domain.models.faults import Cause, Fault, ProviderTestFailedError, label_of
+from sandyard.platform.domain.models.faults import Cause, Fault, ProviderTestFailedError, make_label
 from sandyard.platform.domain.models.gateway import Gateway, Place
-from sandyard.platform.domain.models.ledger import Ledger, calls_of, require_visible, select_visible_calls
+from sandyard.platform.domain.models.ledger import Ledger, require_visible, select_calls, select_visible_calls
 from sandyard.platform.domain.models.model import DaySpent, ModelUnknownError, NoModelError, Readiness, Spent, Verdict
-from sandyard.platform.domain.models.presets import all_presets
+from sandyard.platform.domain.models.presets import list_presets
 from sandyard.platform.domain.models.provider_check import check_provider
 from sandyard.platform.domain.models.providers import Providers
 from sandyard.platform.domain.models.tunnel import Answering, Asking, Room
@@ -124,7 +124,7 @@ class Models:
         """
         if not profile.apis:
             return None
-        provider, api, chosen = chosen_from(await self.providers.usable(session.project_id), profile, model)
+        provider, api, chosen = choose_model(await self.providers.usable(session.project_id), profile, model)
         gateway, capability = await self.reach(session, sandbox)
         return ModelEndpoint(api, f"{gateway}/{provider.id}", capability, chosen)
 
@@ -137,7 +137,7 @@ class Models:
     async def require(self, project_id: str | None, profile: Profile, model: str | None) -> None:
         """Raise NoModelError if `endpoint` would have no model."""
         if profile.apis:
-            chosen_from(await self.providers.usable(project_id), profile, model)
+            choose_model(await self.providers.usable(project_id), profile, model)
 
     async def readiness(self, caller: Principal, profiles: Iterable[Profile]) -> dict[str, Readiness]:
         """Return readiness by agent name, based on the providers the caller may see."""
@@ -229,7 +229,9 @@ class Models:
         since: datetime | None = None,
     ) -> Spent:
         """Return the totals of all matching requests."""
-        which = calls_of(turn_id=turn_id, session_id=session_id, task_id=task_id, project_id=project_id, since=since)
+        which = select_calls(
+            turn_id=turn_id, session_id=session_id, task_id=task_id, project_id=project_id, since=since
+        )
         return await self._ledger.spent(*which)
 
     async def report(
@@ -244,7 +246,7 @@ class Models:
         """Return the totals that the caller may see, overall and by model. Raises NotFoundError for what they may not see."""
         async with self._database.reading() as reading:
             await require_visible(reading, caller, session_id=session_id, task_id=task_id, project_id=project_id)
-        which = calls_of(session_id=session_id, task_id=task_id, project_id=project_id, since=since)
+        which = select_calls(session_id=session_id, task_id=task_id, project_id=project_id, since=since)
         which += select_visible_calls(caller)
         return await self._ledger.spent(*which), await self._ledger.by_model(*which)
 
@@ -254,7 +256,7 @@ class Models:
         """Return the totals by day, project and model, and whether they are truncated. Raises NotFoundError like `report`."""
         async with self._database.reading() as reading:
             await require_visible(reading, caller, session_id=None, task_id=None, project_id=project_id)
-        which = calls_of(project_id=project_id, since=since) + select_visible_calls(caller)
+        which = select_calls(project_id=project_id, since=since) + select_visible_calls(caller)
         return await self._ledger.by_day(*which)
 
     async def test(self, caller: Principal, provider_id: str) -> Verdict:
@@ -268,7 +270,7 @@ class Models:
         if not verdict.ok:
             raise ProviderTestFailedError(Cause(verdict.cause or Cause.ERROR), verdict.detail)
         if verdict.model is None and not verdict.models and row.kind == ModelApi.OPENAI_CHAT:
-            label = label_of(row.name, row.base_url)
+            label = make_label(row.name, row.base_url)
             raise ProviderTestFailedError(
                 Cause.MODEL, f"{label} responds, but has no models. Load a model there, or enter a model name."
             )
@@ -300,7 +302,7 @@ class Models:
             await hook(turn_id, sentence)
 
 
-def chosen_from(
+def choose_model(
     providers: Sequence[ModelProvider], profile: Profile, model: str | None
 ) -> tuple[ModelProvider, ModelApi, str | None]:
     """Return the first matching provider, by the agent's preferred API, then a project's own before those for all users.
@@ -311,7 +313,7 @@ def chosen_from(
         (provider, api) for api in profile.apis for provider in providers if api in SPEAKS[ModelApi(provider.kind)]
     ]
     if not fitting:
-        titles = [preset.title for preset in all_presets() if preset.serves(profile)]
+        titles = [preset.title for preset in list_presets() if preset.serves(profile)]
         if len(titles) == 1:
             raise NoModelError(f"{profile.title} needs a model, but no {titles[0]} API key is set up.")
         which = f": {', '.join(titles[:-1])} or {titles[-1]}" if titles else ""

@@ -65,7 +65,7 @@ class Recipe:
     warnings: tuple[str, ...] = ()
 
 
-async def wish(
+async def make_wish(
     git: PreparedCheckouts, project: Project, *, base: str, commit: str, template: str, profile: Profile
 ) -> Wish:
     settings = ProjectSettings.of(project).setup
@@ -83,7 +83,7 @@ async def wish(
     )
 
 
-async def recipe(git: PreparedCheckouts, wished: Wish) -> Recipe:
+async def make_recipe(git: PreparedCheckouts, wished: Wish) -> Recipe:
     """Return the setup. The variables of a devcontainer.json apply whichever command is used."""
     told, path = devcontainer.Devcontainer(), next((one for one in DEVCONTAINERS if one in wished.files), None)
     if path is not None:

@@ -28,7 +28,7 @@ from sandyard.platform.domain.agents.installing import AgentInstallError
 from sandyard.platform.domain.agents.model import Profile
 from sandyard.platform.domain.git.model import no_progress
 from sandyard.platform.domain.git.service import GitService
-from sandyard.platform.domain.paging import Listing, PageRequest, newest_first
+from sandyard.platform.domain.paging import Listing, PageRequest, list_newest_first
 from sandyard.platform.domain.preparations import recipe as recipes
 from sandyard.platform.domain.preparations.agent_snapshots import AgentSnapshots, Making
 from sandyard.platform.domain.preparations.builder import Builder, Install
@@ -110,7 +110,9 @@ class Preparations:
         template = project.template or self._settings.default_template
         await check_template(self._database, caller, template, project.id)
         base, commit = await self._git.newest(project, base_branch, no_progress)
-        wished = await recipes.wish(self._git, project, base=base, commit=commit, template=template, profile=profile)
+        wished = await recipes.make_wish(
+            self._git, project, base=base, commit=commit, template=template, profile=profile
+        )
         key = wished.key
         lock = self._locks.get(key)
         if lock is None:
@@ -152,7 +154,7 @@ class Preparations:
         return Progress(flight.step, output or None)
 
     async def _start(self, caller: Principal, project: Project, wished: Wish, known: Preparation | None) -> Preparation:
-        recipe, now = await recipes.recipe(self._git, wished), utc_now()
+        recipe, now = await recipes.make_recipe(self._git, wished), utc_now()
         left = known.sandbox_id if known is not None else None
         wanted = NewSandbox(
             template=wished.template,
@@ -286,7 +288,7 @@ class Preparations:
         project = await self._projects.get(caller, project_id)
         async with self._database.reading() as session:
             query = select(Preparation).where(Preparation.project_id == project.id)
-            return await newest_first(session, query, Preparation.id, page)
+            return await list_newest_first(session, query, Preparation.id, page)
 
     async def delete(self, caller: Principal, preparation_id: str) -> None:
         """Delete a preparation with its snapshot. Sessions started from it are kept. Raises ConflictError while it is in progress."""

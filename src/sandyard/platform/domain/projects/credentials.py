@@ -19,7 +19,7 @@ from sandyard.kit.secret import Secret
 from sandyard.kit.vault import Vault
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import Credential, Project
-from sandyard.platform.domain.projects.keys import app_key, ssh_key
+from sandyard.platform.domain.projects.keys import parse_app_key, parse_ssh_key
 from sandyard.platform.domain.projects.service import Projects
 from sandyard.platform.domain.users.model import Principal
 
@@ -176,7 +176,7 @@ def checked(
     if token is not None:
         drafts.append(_token(token, username or USERNAME))
     if key is not None:
-        clean, hint = ssh_key(key)
+        clean, hint = parse_ssh_key(key)
         drafts.append(Draft(CredentialKind.SSH_KEY, clean, hint))
     if app is not None:
         drafts.append(_app(app))
@@ -205,7 +205,7 @@ def _app(app: AppKey) -> Draft:
         raise InvalidInputError("The app id must be the app's id or client id: letters, digits, dots and hyphens.")
     if not _INSTALLATION.fullmatch(app.installation_id):
         raise InvalidInputError("The installation id must be a number: the last part of the URL of its settings page.")
-    key, fingerprint = app_key(app.private_key)
+    key, fingerprint = parse_app_key(app.private_key)
     value = _json(appId=app.app_id, installationId=app.installation_id, privateKey=key.reveal())
     return Draft(CredentialKind.APP, value, f"{app.app_id} {fingerprint}")
 

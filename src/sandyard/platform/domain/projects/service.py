@@ -18,7 +18,7 @@ from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import Credential, Project, ProjectMember, Session, User
 from sandyard.platform.domain.git import names
 from sandyard.platform.domain.git.remote import Remote
-from sandyard.platform.domain.paging import Listing, PageRequest, newest_first
+from sandyard.platform.domain.paging import Listing, PageRequest, list_newest_first
 from sandyard.platform.domain.projects import remotes
 from sandyard.platform.domain.projects.model import ProjectSettings
 from sandyard.platform.domain.projects.patterns import check_patterns, run_in_thread
@@ -75,7 +75,7 @@ class Projects:
             id=ordered_id("prj_"),
             owner_id=caller.user_id,
             name=name,
-            repository=None if repository is None else remotes.clean(caller, repository, vouched=vouched),
+            repository=None if repository is None else remotes.normalize(caller, repository, vouched=vouched),
             base_branch=None if base_branch is None else names.check(base_branch),
             template=settings.template,
             settings=settings.stored(),
@@ -101,7 +101,7 @@ class Projects:
         rows = select(Project).where(visible_to(caller))
         rows = rows.where(Project.archived_at.is_not(None) if archived else Project.archived_at.is_(None))
         async with self._database.reading() as session:
-            return await newest_first(session, rows, Project.id, page)
+            return await list_newest_first(session, rows, Project.id, page)
 
     async def get(self, caller: Principal, project_id: str) -> Project:
         async with self._database.reading() as session:
@@ -192,7 +192,7 @@ class Projects:
         if name is not None:
             project.name = name
         if repository is not UNCHANGED and repository != project.repository:
-            project.repository = None if repository is None else remotes.clean(caller, repository)
+            project.repository = None if repository is None else remotes.normalize(caller, repository)
             project.connection_error = None
         if base_branch is not UNCHANGED:
             project.base_branch = None if base_branch is None else names.check(base_branch)

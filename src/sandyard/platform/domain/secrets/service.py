@@ -18,7 +18,7 @@ from sandyard.kit.secret import Secret
 from sandyard.kit.vault import Vault
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import StoredSecret
-from sandyard.platform.domain.paging import Listing, PageRequest, newest_first
+from sandyard.platform.domain.paging import Listing, PageRequest, list_newest_first
 from sandyard.platform.domain.projects.service import Projects
 from sandyard.platform.domain.users.model import Principal
 
@@ -85,7 +85,7 @@ class Secrets:
             StoredSecret.owner_id == owner, StoredSecret.project_key == (project_id or "")
         )
         async with self._database.reading() as session:
-            found = await newest_first(session, rows, StoredSecret.id, page)
+            found = await list_newest_first(session, rows, StoredSecret.id, page)
         return Listing([_to_info(row) for row in found.items], found.next_cursor)
 
     async def delete(self, caller: Principal, name: str, project_id: str | None = None) -> None:

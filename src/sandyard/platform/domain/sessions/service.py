@@ -27,7 +27,7 @@ from sandyard.platform.db.models import (
 from sandyard.platform.domain.git.errors import NoCheckoutError, NotInProjectError
 from sandyard.platform.domain.git.model import Reason
 from sandyard.platform.domain.git.service import GitService
-from sandyard.platform.domain.paging import Listing, PageRequest, newest_first
+from sandyard.platform.domain.paging import Listing, PageRequest, list_newest_first
 from sandyard.platform.domain.projects.service import Projects
 from sandyard.platform.domain.sandboxes.commands import Commands
 from sandyard.platform.domain.sandboxes.lifecycle import Lifecycle
@@ -35,7 +35,13 @@ from sandyard.platform.domain.sandboxes.model import NewSandbox, Status, utc_now
 from sandyard.platform.domain.sandboxes.model import about as about_sandbox
 from sandyard.platform.domain.sandboxes.rows import sessions_visible_to
 from sandyard.platform.domain.sandboxes.service import check_envs, check_template
-from sandyard.platform.domain.sessions.origins import checkout_in, first_checkout_of, moved, newer, preparation_of
+from sandyard.platform.domain.sessions.origins import (
+    get_prepared_checkout,
+    is_newer,
+    move_checkout,
+    select_first_checkout,
+    select_preparation,
+)
 from sandyard.platform.domain.sessions.snapshots import Snapshots, about
 from sandyard.platform.domain.users.model import Principal
 from sandyard.platform.settings import PlatformSettings
@@ -122,7 +128,7 @@ class Sessions:
             if preparation.snapshot is None:
                 raise ConflictError("The preparation is not ready.")
             made_of, row.template = preparation.snapshot, preparation.template
-            prepared, base_branch = checkout_in(preparation), preparation.base_branch
+            prepared, base_branch = get_prepared_checkout(preparation), preparation.base_branch
             wished = {**preparation.detail.get("envs", {}), **wished}
         else:
             made_of = await self._with_agent(row)
@@ -227,7 +233,7 @@ class Sessions:
         if project_id is not None:
             query = query.where(Session.project_id == project_id)
         async with self._database.reading() as session:
-            return await newest_first(session, query, Session.id, page)
+            return await list_newest_first(session, query, Session.id, page)
 
     async def rename(self, principal: Principal, session_id: str, title: str) -> Session:
         return await self._change(principal, session_id, "session.renamed", title=title)
@@ -328,8 +334,8 @@ class Sessions:
             source = project if kept is None else await session.get(Project, kept.project_id)
             prepared = None
             if fresh and snapshot is None and source is not None and source.repository is not None:
-                prepared = await session.scalar(preparation_of(row, source))
-            base = await session.scalar(first_checkout_of(row)) or {}
+                prepared = await session.scalar(select_preparation(row, source))
+            base = await session.scalar(select_first_checkout(row)) or {}
         idle = (project.settings if project else {}).get("idleSeconds")
         made_of = snapshot or (prepared and prepared.snapshot) or await self._with_agent(row)
         sandbox = self._lifecycle.draft(row.owner_id, self._wanted(row, made_of, {}, idle))
@@ -356,8 +362,8 @@ class Sessions:
                 worked = await tx.session.get(Checkout, old.id) if old is not None else None
                 inside = snapshot is not None and worked is not None
                 if inside and worked is not None:
-                    tx.add(moved(worked, sandbox.id))
-                if (kept is not None or fresh) and (not inside or newer(kept, known)):
+                    tx.add(move_checkout(worked, sandbox.id))
+                if (kept is not None or fresh) and (not inside or is_newer(kept, known)):
                     checkout = self._git.draft_checkout(
                         tx,
                         sandbox,
@@ -365,7 +371,7 @@ class Sessions:
                         row.owner_id,
                         kept,
                         base_branch=base.get("baseBranch"),
-                        prepared=None if prepared is None else checkout_in(prepared),
+                        prepared=None if prepared is None else get_prepared_checkout(prepared),
                     )
         self._lifecycle.provision(sandbox.id)
         if checkout is not None:
@@ -401,7 +407,9 @@ class Sessions:
     async def messages(self, principal: Principal, session_id: str, page: PageRequest) -> Listing[Message]:
         row = await self.get(principal, session_id)
         async with self._database.reading() as session:
-            return await newest_first(session, select(Message).where(Message.session_id == row.id), Message.id, page)
+            return await list_newest_first(
+                session, select(Message).where(Message.session_id == row.id), Message.id, page
+            )
 
     async def _change(self, principal: Principal, session_id: str, event: str, **changes: Any) -> Session:
         await self.get(principal, session_id)

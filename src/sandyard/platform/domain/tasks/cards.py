@@ -16,7 +16,7 @@ from sqlalchemy.orm.attributes import set_committed_value
 from sandyard.kit.clock import Clock, get_time
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import Attempt, ModelCall, PullRequest, Session, Step, Task
-from sandyard.platform.domain.models.ledger import total
+from sandyard.platform.domain.models.ledger import sum_column
 from sandyard.platform.domain.models.model import MICROS, Spent
 from sandyard.platform.domain.tasks.dependencies import list_needs
 from sandyard.platform.domain.tasks.model import AttemptStatus, Column
@@ -179,11 +179,11 @@ _SPENT = (
     select(
         ModelCall.session_id,
         func.count(),
-        func.coalesce(total(ModelCall.input_tokens), 0),
-        func.coalesce(total(ModelCall.output_tokens), 0),
-        func.coalesce(total(ModelCall.cache_read_tokens), 0),
-        func.coalesce(total(ModelCall.cache_write_tokens), 0),
-        total(ModelCall.cost_micros),
+        func.coalesce(sum_column(ModelCall.input_tokens), 0),
+        func.coalesce(sum_column(ModelCall.output_tokens), 0),
+        func.coalesce(sum_column(ModelCall.cache_read_tokens), 0),
+        func.coalesce(sum_column(ModelCall.cache_write_tokens), 0),
+        sum_column(ModelCall.cost_micros),
         func.sum(_UNPRICED),
     )
     .where(ModelCall.session_id.in_(_SESSION_IDS))

@@ -104,7 +104,10 @@ class Rounds:
             if fix == plan["fixes"]:
                 raise _Stop({"code": "commit_message", "message": pushed["message"]})
             await do(
-                StepName.AGENT, self._steps.agent, turn=f"reword-{fix + 1}", words=prompts.of_refusal(pushed["message"])
+                StepName.AGENT,
+                self._steps.agent,
+                turn=f"reword-{fix + 1}",
+                words=prompts.format_refusal(pushed["message"]),
             )
         await do(StepName.PULL_REQUEST, self._steps.pull_request)
 

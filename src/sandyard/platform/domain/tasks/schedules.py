@@ -21,10 +21,10 @@ from sandyard.kit.tasks import TaskSet
 from sandyard.kit.times import rfc3339
 from sandyard.platform.db.database import Database, Transaction
 from sandyard.platform.db.models import Event, Project, Schedule, Task, User
-from sandyard.platform.domain.paging import Listing, PageRequest, newest_first
+from sandyard.platform.domain.paging import Listing, PageRequest, list_newest_first
 from sandyard.platform.domain.projects.service import Projects, visible_to
 from sandyard.platform.domain.tasks.board import Tasks
-from sandyard.platform.domain.tasks.cron import next_time
+from sandyard.platform.domain.tasks.cron import get_next_time
 from sandyard.platform.domain.tasks.fields import TaskFields
 from sandyard.platform.domain.tasks.moves import lock_board
 from sandyard.platform.domain.users.model import Principal
@@ -95,7 +95,7 @@ class Schedules:
             timezone=timezone,
             task=task.kept(),
             enabled=enabled,
-            next_at=next_time(cron, timezone, now),
+            next_at=get_next_time(cron, timezone, now),
             created_at=now,
             updated_at=now,
         )
@@ -119,7 +119,7 @@ class Schedules:
         if project_id is not None:
             query = query.where(Schedule.project_id == project_id)
         async with self._database.reading() as session:
-            return await newest_first(session, query, Schedule.id, page)
+            return await list_newest_first(session, query, Schedule.id, page)
 
     async def failures(self, rows: Sequence[Schedule]) -> dict[str, str]:
         """Return why the last run of each failed, by id, as far as events are stored. Successful ones are left out."""
@@ -145,7 +145,7 @@ class Schedules:
                 setattr(known, name, value.kept() if isinstance(value, ScheduledTask) else value)
             now = get_time(self._clock)
             if changes.keys() & {"cron", "timezone", "enabled"}:
-                coming = next_time(known.cron, known.timezone, now)
+                coming = get_next_time(known.cron, known.timezone, now)
                 known.next_at = coming if known.enabled else None
             known.updated_at = now
             _emit(tx, "schedule.updated", known, project, enabled=known.enabled)
@@ -206,7 +206,7 @@ class Schedules:
         assert row.next_at is not None
         coming = now + AGAIN
         try:
-            coming = next_time(row.cron, row.timezone, now)
+            coming = get_next_time(row.cron, row.timezone, now)
             wanted = await self._checked(row)
             async with self._database.transaction() as tx:
                 await lock_board(tx, row.project_id)

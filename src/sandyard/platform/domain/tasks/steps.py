@@ -230,7 +230,7 @@ class Steps:
             if row.error_code != SandboxRestartedError.code:
                 break
             await self._not_cancelled(work.attempt.id)
-            again = [prompts.of_platform(prompts.of_retry(row.error))]
+            again = [prompts.format_notice(prompts.format_retry(row.error))]
             row = await self._turn(work, place, f"{turn}/restart-{number}", origin, again)
         row = await self._follow_refusals(work, place, row)
         ended = await self._turns.end_leftovers(
@@ -285,16 +285,16 @@ class Steps:
     async def _prompt(self, work: Work, words: str | None) -> tuple[Origin, list[prompts.Part]]:
         attempt = work.attempt
         if words is not None:
-            return Origin.VERIFY, [prompts.of_platform(words, "failure")]
+            return Origin.VERIFY, [prompts.format_notice(words, "failure")]
         kind, origin = attempt.work["kind"], Origin.TASK
-        said = prompts.of_feedback(attempt.work.get("said", ()))
+        said = prompts.format_feedback(attempt.work.get("said", ()))
         if kind == RoundKind.FEEDBACK:
             origin = Origin.FEEDBACK
             if await self._has_worked(attempt.session_id, attempt.agent):
                 return origin, said
-            said = [prompts.of_platform(prompts.HANDED_OVER), *said]
+            said = [prompts.format_notice(prompts.HANDED_OVER), *said]
         elif kind == RoundKind.RETRY and await self._has_worked(attempt.session_id):
-            said = [prompts.of_platform(prompts.of_retry(attempt.work.get("ended"))), *said]
+            said = [prompts.format_notice(prompts.format_retry(attempt.work.get("ended"))), *said]
             if await self._has_worked(attempt.session_id, attempt.agent):
                 return origin, said
         profile = await self._agents.profile(attempt.owner_id, attempt.agent)
@@ -305,7 +305,7 @@ class Steps:
                 Preparation.project_id == work.project.id, Preparation.base_commit == row.base_commit
             )
             detail = (await session.scalars(query.limit(1))).first() or {}
-        parts = prompts.of_task(work.task, work.project, row.branch, agents_md=bool(detail.get("agentsMd")))
+        parts = prompts.format_task(work.task, work.project, row.branch, agents_md=bool(detail.get("agentsMd")))
         return origin, [*(parts[:1] if profile.demo else parts), *said]
 
     async def _has_worked(self, session_id: str, agent: str | None = None) -> bool:
@@ -365,7 +365,7 @@ class Steps:
         if command.status in (CommandStatus.LOST, CommandStatus.NOT_STARTED):
             raise ConflictError(f"Could not run the check `{verify.command}`. {command.error or ''}".strip())
         output = await self._tail(command.id, command.stdout_bytes, command.stderr_bytes)
-        words = prompts.of_failure(verify.command, command.exit_code, output)
+        words = prompts.format_failure(verify.command, command.exit_code, output)
         tried = {0: "", 1: " after one attempt to fix it"}.get(
             verify.fixes, f" after {verify.fixes} attempts to fix it"
         )

@@ -18,7 +18,7 @@ from sandyard.kit.ids import ordered_id
 from sandyard.kit.logging import get_logger
 from sandyard.platform.db.database import Transaction
 from sandyard.platform.db.models import ApiToken, Login, Ticket, User
-from sandyard.platform.domain.paging import Listing, PageRequest, newest_first
+from sandyard.platform.domain.paging import Listing, PageRequest, list_newest_first
 from sandyard.platform.domain.users.authentication import Authentication
 from sandyard.platform.domain.users.model import Issued, LastAdminError, NameTakenError, Principal, WrongPasswordError
 from sandyard.platform.domain.users.passwords import hash_password
@@ -72,7 +72,7 @@ class Users(Authentication):
     async def list(self, caller: Principal, page: PageRequest) -> Listing[User]:
         caller.require_admin()
         async with self._database.reading() as session:
-            return await newest_first(session, select(User), User.id, page)
+            return await list_newest_first(session, select(User), User.id, page)
 
     async def get(self, caller: Principal, user_id: str) -> User:
         """Return a user. Users may see themselves; administrators may see everyone."""
@@ -149,7 +149,7 @@ class Users(Authentication):
         """List the caller's valid and expired tokens, without revoked ones."""
         rows = select(ApiToken).where(ApiToken.user_id == caller.user_id, ApiToken.revoked_at.is_(None))
         async with self._database.reading() as session:
-            return await newest_first(session, rows, ApiToken.id, page)
+            return await list_newest_first(session, rows, ApiToken.id, page)
 
     async def get_token(self, caller: Principal, token_id: str) -> ApiToken:
         async with self._database.reading() as session:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sandyard.platform.api.preview_proxy.headers import to_browser, to_sandbox
-from sandyard.platform.api.preview_proxy.pages import Trouble, trouble
+from sandyard.platform.api.preview_proxy.headers import filter_request_headers, filter_response_headers
+from sandyard.platform.api.preview_proxy.pages import Trouble, render_error
 from sandyard.platform.domain.previews.addresses import Addresses, Place
 from sandyard.platform.domain.sandboxes.e2b import Route
 
@@ -22,7 +22,7 @@ ADDED = {
 
 def sent(*pairs: tuple[bytes, bytes], route: Route = ROUTE) -> list[tuple[bytes, bytes]]:
     """Return the headers sent, without those that are always added."""
-    found = list(to_sandbox(pairs, ADDRESSES, PLACE, route))
+    found = list(filter_request_headers(pairs, ADDRESSES, PLACE, route))
     for pair in ADDED.items():
         assert found.count(pair) == (1 if route is ROUTE or not pair[0].startswith(b"e2b-") else 0)
     assert len({name for name, _ in found}) == len(found), "no duplicates"
@@ -86,7 +86,7 @@ def test_response_headers() -> None:
         (b"Alt-Svc", b'h3=":443"'),
         (b"Date", b"now"),
     ]
-    assert list(to_browser(given)) == [
+    assert list(filter_response_headers(given)) == [
         (b"content-type", b"text/html"),
         (b"set-cookie", b"a=1; Path=/; HttpOnly"),
         (b"set-cookie", b"b=2"),
@@ -111,4 +111,4 @@ def test_response_headers() -> None:
     ],
 )  # fmt: skip
 def test_recognizes_error_answers_of_engine(status: int, body: bytes, meaning: Trouble | None) -> None:
-    assert trouble(status, body) is meaning
+    assert render_error(status, body) is meaning

@@ -12,7 +12,7 @@ from sandyard.kit.clock import get_time
 from sandyard.kit.ids import ordered_id
 from sandyard.platform.db.models import ModelCall, ModelProvider, Session
 from sandyard.platform.domain.models import ledger as ledgers
-from sandyard.platform.domain.models.ledger import OTHER_MODELS, Ledger, calls_of
+from sandyard.platform.domain.models.ledger import OTHER_MODELS, Ledger, select_calls
 from tests.unit.platform.world import World
 
 pytestmark = pytest.mark.both_databases
@@ -56,7 +56,7 @@ async def test_separates_days_models_and_projects(world: World) -> None:
     assert (both.calls, both.input_tokens, both.output_tokens, both.cost_usd) == (2, 20, 2, 1.5)
     assert found[date(2026, 2, 28), None, "sonnet"].cost_usd is None
 
-    of_project, _ = await ledger.by_day(*calls_of(project_id=project.id, since=last))
+    of_project, _ = await ledger.by_day(*select_calls(project_id=project.id, since=last))
     assert {(one.model, one.spent.calls) for one in of_project} == {("sonnet", 1), ("opus", 1)}
     newest, truncated = await ledger.by_day(limit=1)
     assert ([one.day for one in newest], truncated) == ([date(2026, 3, 1)], True)

@@ -19,7 +19,7 @@ from sandyard.platform.domain.models.clients import Clients
 from sandyard.platform.domain.models.model import NoModelError, Price
 from sandyard.platform.domain.models.provider_check import check_provider
 from sandyard.platform.domain.models.providers import Providers
-from sandyard.platform.domain.models.service import chosen_from
+from sandyard.platform.domain.models.service import choose_model
 from sandyard.platform.domain.paging import PageRequest
 from tests.unit.platform.domain.models.people import KEY, Speaker
 from tests.unit.platform.world import ROOT, World
@@ -143,7 +143,7 @@ def test_selects_provider_for_agent() -> None:
     both = Speaker(apis=(ModelApi.ANTHROPIC, ModelApi.OPENAI_CHAT))
 
     def chosen(model: str | None, *rows: ModelProvider) -> tuple[str, ModelApi, str | None]:
-        provider, api, name = chosen_from(rows, both, model)
+        provider, api, name = choose_model(rows, both, model)
         return provider.name, api, name
 
     assert chosen(None, plain, claude) == ("claude", ModelApi.ANTHROPIC, "sonnet")
@@ -153,7 +153,7 @@ def test_selects_provider_for_agent() -> None:
     with pytest.raises(NoModelError, match="large, small, sonnet"):
         chosen("other", plain, claude)
     with pytest.raises(NoModelError, match="no OpenAI API key is set up"):
-        chosen_from([claude], Speaker(apis=(ModelApi.OPENAI,)), None)
+        choose_model([claude], Speaker(apis=(ModelApi.OPENAI,)), None)
 
 
 def test_paths() -> None:

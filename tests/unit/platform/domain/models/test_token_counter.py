@@ -13,7 +13,7 @@ from sandyard.kit.pacing import PIECES
 from sandyard.kit.secret import Secret
 from sandyard.platform.domain.agents.model import ModelApi
 from sandyard.platform.domain.models import token_counter
-from sandyard.platform.domain.models.model import MOST_TOKENS, Price, Tokens, cost_micros, price_of
+from sandyard.platform.domain.models.model import MOST_TOKENS, Price, Tokens, compute_cost, parse_price
 from sandyard.platform.domain.models.redaction import Redactor, redactor_of_headers
 from sandyard.platform.domain.models.token_counter import TokenCounter
 
@@ -114,16 +114,16 @@ def test_costs() -> None:
         "a-*": {"input": 1, "output": 1},
         "a-b*": {"input": 2, "output": 2},
     }
-    assert price_of(prices, "b") is None
-    assert price_of(prices, None) is None
-    assert price_of(prices, "a-c") == Price(input=1, output=1)
-    assert price_of(prices, "a-bc") == Price(input=2, output=2)
-    assert cost_micros(price_of(prices, "a"), Tokens(125, 42, 100, 20)) == round(
+    assert parse_price(prices, "b") is None
+    assert parse_price(prices, None) is None
+    assert parse_price(prices, "a-c") == Price(input=1, output=1)
+    assert parse_price(prices, "a-bc") == Price(input=2, output=2)
+    assert compute_cost(parse_price(prices, "a"), Tokens(125, 42, 100, 20)) == round(
         5 * 3 + 42 * 15 + 100 * 0.3 + 20 * 3.75
     )
-    assert cost_micros(price_of(prices, "a-"), Tokens(10, 5, 4, 2)) == 15
-    assert cost_micros(None, Tokens(1, 1)) is None
-    assert cost_micros(Price(input=1, output=1), Tokens()) is None
+    assert compute_cost(parse_price(prices, "a-"), Tokens(10, 5, 4, 2)) == 15
+    assert compute_cost(None, Tokens(1, 1)) is None
+    assert compute_cost(Price(input=1, output=1), Tokens()) is None
 
 
 @pytest.mark.parametrize("size", [1, 3, 50])
@@ -229,5 +229,5 @@ async def test_limits_what_a_provider_reports() -> None:
         tokens = counter.result()
         assert (tokens.input, tokens.output) == (MOST_TOKENS, MOST_TOKENS)
         assert max(tokens.cache_read or 0, tokens.cache_write or 0) <= MOST_TOKENS
-        assert MOST_TOKENS < (cost_micros(dear, tokens) or 0) < 1 << 63
-    assert (cost_micros(dear, Tokens(1 << 62, 1 << 62)) or 0) < 1 << 63
+        assert MOST_TOKENS < (compute_cost(dear, tokens) or 0) < 1 << 63
+    assert (compute_cost(dear, Tokens(1 << 62, 1 << 62)) or 0) < 1 << 63

@@ -14,7 +14,7 @@ from sandyard.kit.clock import get_time
 from sandyard.kit.errors import ForbiddenError, InvalidInputError, NotFoundError
 from sandyard.platform.db.models import Schedule
 from sandyard.platform.domain.paging import PageRequest
-from sandyard.platform.domain.tasks.cron import next_time
+from sandyard.platform.domain.tasks.cron import get_next_time
 from sandyard.platform.domain.tasks.model import Column
 from sandyard.platform.domain.tasks.schedules import ScheduledTask, Schedules
 from tests.unit.platform.domain.tasks.desk import Desk
@@ -77,7 +77,7 @@ async def test_missed_times_create_one_task(times: Times) -> None:
     await times.schedules.tick()
     await times.schedules.tick()
     assert await times.made() == 1
-    assert (await times.again(row)).next_at == next_time("0 * * * *", "UTC", get_time(times.desk.world.clock))
+    assert (await times.again(row)).next_at == get_next_time("0 * * * *", "UTC", get_time(times.desk.world.clock))
 
 
 async def test_crash_before_commit_loses_nothing(times: Times, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,7 +165,7 @@ async def test_disable_and_enable(times: Times) -> None:
 )
 def test_next_time(cron: str, zone: str, after: str, expected: str) -> None:
     moment, wanted = (datetime.fromisoformat(one).replace(tzinfo=UTC) for one in (after, expected))
-    assert next_time(cron, zone, moment) == wanted
+    assert get_next_time(cron, zone, moment) == wanted
 
 
 @pytest.mark.parametrize(
@@ -187,4 +187,4 @@ def test_next_time(cron: str, zone: str, after: str, expected: str) -> None:
 )
 def test_rejects_invalid_cron(cron: str, zone: str) -> None:
     with pytest.raises(InvalidInputError):
-        next_time(cron, zone, datetime(2026, 1, 1, tzinfo=UTC))
+        get_next_time(cron, zone, datetime(2026, 1, 1, tzinfo=UTC))
