@@ -170,7 +170,7 @@ async def test_lines_that_nobody_uses_are_closed(office: Office, double: GitHub,
     for text in (first, *(f"ghp_{number:020}" for number in range(70))):
         await office.put(project, token=Secret(text))
         await office.access.github(project)
-    assert len(office.access._lines) == 64
+    assert len(office.access._connections) == 64
     await office.put(project, token=Secret(first))
     await (await office.access.github(project)).get_permissions()  # it is opened again
 

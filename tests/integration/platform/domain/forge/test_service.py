@@ -247,7 +247,7 @@ async def test_a_plain_remote_ends_at_the_pushed_branch(desk: Desk) -> None:
     head = desk.commit("fix: two")
     again, made = await desk.open()
     assert (again.id, again.head_commit, made) == (row.id, head, False) and len(await desk.rows()) == 1
-    for verb in (desk.pulls.close, desk.pulls.ready):
+    for verb in (desk.pulls.close, desk.pulls.mark_ready):
         with pytest.raises(ForgeUnsupportedError, match="no pull requests"):
             await verb(desk.worker, row.id)
     assert await desk.kinds() == ["opened", "updated"] and desk.hub.asked == 0
@@ -596,7 +596,7 @@ async def test_who_may_do_what(desk: Desk) -> None:
     with pytest.raises(NotFoundError):
         await desk.open(eve)
     row, _ = await desk.open(member)
-    for verb in (desk.pulls.merge, desk.pulls.close, desk.pulls.ready):
+    for verb in (desk.pulls.merge, desk.pulls.close, desk.pulls.mark_ready):
         with pytest.raises(ForbiddenError):
             await verb(member, row.id)
         with pytest.raises(NotFoundError):
