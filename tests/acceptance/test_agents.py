@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from sandyard.cli.asks import body_of
+from sandyard.cli.asks import make_body
 from tests.acceptance.board import Card, add, configure
 from tests.acceptance.conftest import serving
 from tests.acceptance.mcp_servers import COMMAND, UrlServer, url_server
@@ -278,7 +278,7 @@ def test_a_question_is_answered_as_the_cli_takes_it(desk: Desk, answer: str) -> 
     turn = desk.prompt(words, [Use("AskUserQuestion", {"questions": [question]}), Say("So be it.")])
     ask = desk.ask()
     assert (ask["kind"], "Which colour?" in json.dumps(ask)) == ("question", True)
-    ok(desk.client.post(f"/asks/{ask['id']}/answer", json=body_of(ask, answer)))
+    ok(desk.client.post(f"/asks/{ask['id']}/answer", json=make_body(ask, answer)))
     assert desk.over(turn)["status"] == "completed"
     told = desk.calls(words)[-1].asked
     assert told and "Blue" in json.dumps(told.results)

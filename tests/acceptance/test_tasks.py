@@ -217,7 +217,7 @@ def test_attempts_side_by_side(platform: Platform, github: GitHub) -> None:
     assert card.said(attempts[0]["sessionId"]), "what was said is kept"
 
 
-@pytest.mark.slow  # tests/integration/platform/domain/preparing has it
+@pytest.mark.slow  # tests/integration/platform/domain/preparations has it
 def test_setup_runs_once(platform: Platform, github: GitHub) -> None:
     """For all tasks of a base commit; what it made is there for each."""
     files = {"README.md": "x\n", ".gitignore": "made\n", ".sandyard/setup.sh": "date +%s%N > made\nsleep 1\n"}

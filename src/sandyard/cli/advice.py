@@ -16,6 +16,6 @@ _ADVICE = {
 }
 
 
-def advice_for(code: object) -> str | None:
+def get_advice(code: object) -> str | None:
     """Return the advice for an error code, or None if there is none."""
     return _ADVICE.get(str(code))

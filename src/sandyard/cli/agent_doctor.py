@@ -18,7 +18,7 @@ import click
 
 from sandyard.cli.errors import FAILED
 from sandyard.cli.findings import Finding
-from sandyard.cli.output import echo, print_json, printable, text_option
+from sandyard.cli.output import echo, escape, print_json, text_option
 
 VERSION = 1
 PROMPT = "Answer with one short sentence. Change nothing."
@@ -355,4 +355,4 @@ def doctor(command: tuple[str, ...], timeout_s: float, output: str) -> None:
 
 def _line(finding: Finding) -> str:
     mark = "✓" if finding.ok else "✗" if finding.vital else "!"
-    return printable(f"{mark} {finding.name}: {finding.detail}")
+    return escape(f"{mark} {finding.name}: {finding.detail}")

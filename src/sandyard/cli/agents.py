@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sandyard.cli.advice import NO_MODEL, advice_for
+from sandyard.cli.advice import NO_MODEL, get_advice
 from sandyard.cli.agent_doctor import doctor
-from sandyard.cli.completion import agent_names
-from sandyard.cli.connection import connect, segment
+from sandyard.cli.completion import complete_agents
+from sandyard.cli.connection import connect, quote_segment
 from sandyard.cli.errors import FAILED, ApiError, CommandError, NoAnswerError
-from sandyard.cli.git.progress import Ticker
-from sandyard.cli.options import env_option, given
-from sandyard.cli.output import as_json, echo, output_option, print_json, printable, show_list, show_one, text_option
+from sandyard.cli.git.progress import ProgressLine
+from sandyard.cli.options import drop_missing, env_option
+from sandyard.cli.output import as_json, echo, escape, output_option, print_json, show_list, show_one, text_option
 from sandyard.cli.sse import follow
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ DOING = {
 NEEDS_KEY = "needs a key"
 GIVE_UP_SECONDS = 120.0
 
-name_argument = click.argument("name", shell_complete=agent_names)
+name_argument = click.argument("name", shell_complete=complete_agents)
 
 
 @click.group()
@@ -77,7 +77,7 @@ def list_agents(output: str | None) -> None:
     rows = [{**one, "model": _readiness(one)} for one in found["items"]]
     show_list({"items": rows}, COLUMNS, output, nothing="No agents.")
     if any(one["model"] == NEEDS_KEY for one in rows):
-        echo(advice_for(NO_MODEL) or "", err=True)
+        echo(get_advice(NO_MODEL) or "", err=True)
 
 
 def _readiness(agent: Any) -> str:
@@ -95,7 +95,7 @@ def _readiness(agent: Any) -> str:
 def show(name: str, output: str | None) -> None:
     """Show an agent and how it is started."""
     with connect() as client:
-        found = client.get(f"/agents/{segment(name)}")
+        found = client.get(f"/agents/{quote_segment(name)}")
     show_one(found, FIELDS, output)
 
 
@@ -136,8 +136,8 @@ def add(
         script = Path(script[1:]).read_text()
     options["argv"] = options["argv"][1:] if options["argv"][0] == "--" else options["argv"]
     install = None if script is None else {"script": script, "check": check}
-    definition = given(install=install, authMethod=options.pop("auth_method"), **options)
-    body = given(title=title, definition=definition)
+    definition = drop_missing(install=install, authMethod=options.pop("auth_method"), **options)
+    body = drop_missing(title=title, definition=definition)
     with connect() as client:
         made = _update_agent(client, name, body) if replace else None
         if made is None:
@@ -148,7 +148,7 @@ def add(
 def _update_agent(client: Client, name: str, body: dict[str, Any]) -> Any:
     """Update an agent. Return None if there is no agent with that name."""
     try:
-        return client.request("PUT", f"/agents/{segment(name)}", body=body)
+        return client.request("PUT", f"/agents/{quote_segment(name)}", body=body)
     except ApiError as error:
         if error.http_status != 404:
             raise
@@ -160,7 +160,7 @@ def _update_agent(client: Client, name: str, body: dict[str, Any]) -> Any:
 def remove(name: str) -> None:
     """Remove a custom agent."""
     with connect() as client:
-        client.delete(f"/agents/{segment(name)}")
+        client.delete(f"/agents/{quote_segment(name)}")
     echo(f"Removed {name}.", err=True)
 
 
@@ -171,20 +171,20 @@ def remove(name: str) -> None:
 def test(name: str, model: str | None, output: str) -> None:
     """Test an agent. Create a sandbox, install and start the agent, and wait for its reply. The exit code is 0 if it works, otherwise 1."""
     with connect() as client:
-        begun = client.post(f"/agents/{segment(name)}/test", given(model=model) | {"background": True})
-        with Ticker() as ticker:
-            result = _wait_for_result(client, begun["sessionId"], ticker)
+        begun = client.post(f"/agents/{quote_segment(name)}/test", drop_missing(model=model) | {"background": True})
+        with ProgressLine() as progress:
+            result = _wait_for_result(client, begun["sessionId"], progress)
     if output == "json":
         print_json(result)
     else:
-        for line in told(result):
+        for line in format_result(result):
             echo(line)
     sys.exit(0 if result["ok"] else FAILED)
 
 
-def _wait_for_result(client: Client, session_id: str, ticker: Ticker) -> Any:
+def _wait_for_result(client: Client, session_id: str, line: ProgressLine) -> Any:
     """Wait for the result of a test. Survives a server restart."""
-    ticker.progress("requesting a sandbox", None)
+    line.show_progress("requesting a sandbox", None)
     try:
         for event in follow(client, "/events", {"sessionId": session_id}, after="0", give_up=GIVE_UP_SECONDS):
             if not event.data.startswith("{"):
@@ -193,9 +193,9 @@ def _wait_for_result(client: Client, session_id: str, ticker: Ticker) -> Any:
             if event.kind == "agent.tested":
                 return data
             if event.kind == "agent.installing":
-                ticker.progress(data.get("what"), None)
+                line.show_progress(data.get("what"), None)
             elif event.kind in DOING:
-                ticker.progress(DOING[event.kind], None)
+                line.show_progress(DOING[event.kind], None)
     except NoAnswerError as error:
         raise NoAnswerError(
             f"{error.message} The test is still running: sandyard events --session {session_id}"
@@ -203,18 +203,18 @@ def _wait_for_result(client: Client, session_id: str, ticker: Ticker) -> Any:
     raise CommandError("The server did not report the result of the test.")
 
 
-def told(result: Any) -> list[str]:
+def format_result(result: Any) -> list[str]:
     """Return one line per step, such as `✓ sandbox  0.2 s`, then the agent's reply or the error."""
     lines = []
     for step in result["steps"]:
         mark = click.style("✓", fg="green") if step["ok"] else click.style("✗", fg="red")
-        what = STEPS.get(step["name"], printable(str(step["name"])))
+        what = STEPS.get(step["name"], escape(str(step["name"])))
         lines.append(f"{mark} {what:<20} {step['seconds']:.1f} s")
     if result["ok"]:
-        lines.append(f"It works. Reply: {printable(result['answer'] or '')}")
+        lines.append(f"It works. Reply: {escape(result['answer'] or '')}")
     else:
-        lines.append(f"It does not work. {printable(result['error'] or '')}")
-        lines += filter(None, [advice_for(result.get("errorCode"))])
+        lines.append(f"It does not work. {escape(result['error'] or '')}")
+        lines += filter(None, [get_advice(result.get("errorCode"))])
     return lines
 
 

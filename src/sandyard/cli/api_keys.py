@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import click
 
-from sandyard.cli.completion import token_ids
-from sandyard.cli.connection import connect, segment
-from sandyard.cli.options import given, limit_option
+from sandyard.cli.completion import complete_tokens
+from sandyard.cli.connection import connect, quote_segment
+from sandyard.cli.options import drop_missing, limit_option
 from sandyard.cli.output import as_json, echo, output_option, print_json, show_list
 
 COLUMNS = {
@@ -30,7 +30,7 @@ def api_key() -> None:
 def create(name: str, output: str | None) -> None:
     """Create a token and show it once. NAME describes its use."""
     with connect() as client:
-        made = client.post("/tokens", given(name=name))
+        made = client.post("/tokens", drop_missing(name=name))
     if as_json(output):
         print_json(made)
         return
@@ -49,9 +49,9 @@ def list_tokens(limit: int, output: str | None) -> None:
 
 
 @api_key.command()
-@click.argument("token_id", metavar="TOKEN_ID", shell_complete=token_ids)
+@click.argument("token_id", metavar="TOKEN_ID", shell_complete=complete_tokens)
 def revoke(token_id: str) -> None:
     """Revoke a token by its id."""
     with connect() as client:
-        client.delete(f"/tokens/{segment(token_id)}")
+        client.delete(f"/tokens/{quote_segment(token_id)}")
     echo(f"Revoked {token_id}.", err=True)

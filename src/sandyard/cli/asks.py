@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from sandyard.cli.connection import segment
+from sandyard.cli.connection import quote_segment
 from sandyard.cli.errors import ApiError, CommandError
-from sandyard.cli.output import echo, print_json, printable, visible
-from sandyard.cli.tasks.parts import Line, changes
+from sandyard.cli.live.message_lines import Line, format_changes
+from sandyard.cli.output import echo, escape, escape_line, print_json
 
 if TYPE_CHECKING:
     from sandyard.cli.client import Client
-    from sandyard.cli.tasks.screen import Screen
+    from sandyard.cli.live.screen import Screen
 
 DECISIONS = {
     "allow": "allow",
@@ -41,7 +41,7 @@ ABOUT = " - "
 """Separator between an answer and its description."""
 
 
-def pending(client: Client, whose: Mapping[str, str]) -> list[Any]:
+def list_pending(client: Client, whose: Mapping[str, str]) -> list[Any]:
     """Return the pending requests, oldest first. `whose` is a filter of the API."""
     return list(reversed(client.pages("/asks", 200, status="pending", **whose)["items"]))
 
@@ -77,15 +77,15 @@ def answer_one(
         raise click.UsageError("Use --message together with --reject or an ANSWER that rejects.")
     if reject and answers:
         raise click.UsageError("Use either ANSWER or --reject, not both.")
-    asks = [ask for ask in pending(client, whose) if ask_id in {None, ask["id"]}]
+    asks = [ask for ask in list_pending(client, whose) if ask_id in {None, ask["id"]}]
     if not asks:
-        raise ApiError(f"{name} has no pending request{f' with the id {printable(ask_id)}' if ask_id else ''}.", 404)
+        raise ApiError(f"{name} has no pending request{f' with the id {escape(ask_id)}' if ask_id else ''}.", 404)
     if not answers and not reject:
         if as_json:
             print_json({"items": asks, "nextCursor": None})
             return
         for ask in asks:
-            for line in described(ask):
+            for line in describe(ask):
                 echo(line.text)
             which = f" --ask {ask['id']}" if len(asks) > 1 else ""
             what = "session" if "sessionId" in whose else "task"
@@ -95,8 +95,10 @@ def answer_one(
         raise CommandError(
             f"{name} has several pending requests. Choose one with --ask: {', '.join(a['id'] for a in asks)}."
         )
-    body = body_of(asks[0], *answers) if answers else {"decision": "reject"}
-    done = client.post(f"/asks/{segment(asks[0]['id'])}/answer", {**body, **({"message": message} if message else {})})
+    body = make_body(asks[0], *answers) if answers else {"decision": "reject"}
+    done = client.post(
+        f"/asks/{quote_segment(asks[0]['id'])}/answer", {**body, **({"message": message} if message else {})}
+    )
     if as_json:
         print_json(done)
     else:
@@ -114,9 +116,9 @@ def allow_refused(client: Client, whose: Mapping[str, str], name: str, *, as_jso
     done = []
     for number, (pattern, ask) in enumerate(by_pattern.items(), 1):
         body = {"resume": number == len(by_pattern)}
-        done.append(client.post(f"/asks/{segment(ask['id'])}/allow", body))
+        done.append(client.post(f"/asks/{quote_segment(ask['id'])}/allow", body))
         if not as_json:
-            echo(f"Allowed for this session: {printable(pattern)!r}.", err=True)
+            echo(f"Allowed for this session: {escape(pattern)!r}.", err=True)
     if as_json:
         print_json({"items": done, "nextCursor": None})
 
@@ -126,12 +128,12 @@ def is_refused_by_policy(ask: Any) -> bool:
     return ask.get("decidedBy") == "policy" and "pattern" in (ask.get("detail") or {})
 
 
-def options_of(ask: Any) -> list[Any]:
+def list_options(ask: Any) -> list[Any]:
     found = (ask.get("detail") or {}).get("options")
     return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
 
 
-def fields_of(ask: Any) -> dict[str, dict[str, Any]]:
+def list_fields(ask: Any) -> dict[str, dict[str, Any]]:
     """Return the fields of a question's form by name."""
     form = (ask.get("detail") or {}).get("form")
     found = form.get("properties") if isinstance(form, dict) else None
@@ -149,22 +151,22 @@ class Question:
 
     @property
     def label(self) -> str:
-        return printable(str(self.field.get("title") or self.name))
+        return escape(str(self.field.get("title") or self.name))
 
     @property
     def key(self) -> str:
         """The name of the question in KEY=ANSWER."""
-        return self.label if re.fullmatch(r"[\w.-]+", self.label) else printable(self.name)
+        return self.label if re.fullmatch(r"[\w.-]+", self.label) else escape(self.name)
 
 
-def questions_of(ask: Any) -> list[Question]:
+def list_questions(ask: Any) -> list[Question]:
     """Return the questions of a form. Claude Code adds a field `x_custom` to a choice `x`: both are one question."""
-    fields, form = fields_of(ask), (ask.get("detail") or {}).get("form") or {}
+    fields, form = list_fields(ask), (ask.get("detail") or {}).get("form") or {}
     required: list[Any] = form["required"] if isinstance(form.get("required"), list) else []
     customs = {
         name: custom
         for name, field in fields.items()
-        if choices_of(field) and (custom := f"{name}_custom") in fields and not choices_of(fields[custom])
+        if list_choices(field) and (custom := f"{name}_custom") in fields and not list_choices(fields[custom])
     }
     return [
         Question(name, field, name in required, customs.get(name))
@@ -175,35 +177,35 @@ def questions_of(ask: Any) -> list[Question]:
 
 def answer_hint(ask: Any) -> str:
     """Return what to type after `answer`."""
-    questions = [] if options_of(ask) else questions_of(ask)
+    questions = [] if list_options(ask) else list_questions(ask)
     return " ".join(f"{one.key}=ANSWER" for one in questions) if len(questions) > 1 else "ANSWER"
 
 
-def described(ask: Any) -> Iterator[Line]:
+def describe(ask: Any) -> Iterator[Line]:
     """Yield the question, its context and the possible answers."""
     who = "Sandyard" if (ask.get("detail") or {}).get("by") else "The agent"
     word = "asks" if ask["kind"] == "question" else "asks for permission"
     first, *rest = str(ask.get("title") or "").strip().split("\n")
-    yield Line(f"? {who} {word}: {visible(first)}", {"fg": "yellow", "bold": True})
-    yield from (Line(f"  {visible(line)}") for line in rest)
+    yield Line(f"? {who} {word}: {escape_line(first)}", {"fg": "yellow", "bold": True})
+    yield from (Line(f"  {escape_line(line)}") for line in rest)
     yield from _describe_tool_call(ask)
-    for number, option in enumerate(options_of(ask), 1):
-        yield Line(f"  {number}  {printable(str(option.get('name') or option.get('optionId')))}")
-    questions = questions_of(ask)
+    for number, option in enumerate(list_options(ask), 1):
+        yield Line(f"  {number}  {escape(str(option.get('name') or option.get('optionId')))}")
+    questions = list_questions(ask)
     for one in questions:
         indent = "  "
         if len(questions) > 1:
-            about = printable(str(one.field.get("description") or ""))
+            about = escape(str(one.field.get("description") or ""))
             optional = "" if one.required else " (optional)"
             yield Line(f"  {one.label}{optional}{f': {about}' if about else ''}")
             indent = "    "
-        for number, (_, label) in enumerate(choices_of(one.field), 1):
-            yield Line(f"{indent}{number}  {printable(label)}")
+        for number, (_, label) in enumerate(list_choices(one.field), 1):
+            yield Line(f"{indent}{number}  {escape(label)}")
         if more := _more_answers(one):
             yield Line(f"{indent}{more}", {"dim": True})
     if ask.get("expiresAt"):
         when = str(ask["expiresAt"])[:16].replace("T", " ")
-        yield Line(f"  If unanswered, it is declined at {printable(when)} UTC.", {"dim": True})
+        yield Line(f"  If unanswered, it is declined at {escape(when)} UTC.", {"dim": True})
 
 
 def _more_answers(question: Question) -> str:
@@ -223,31 +225,31 @@ def _describe_tool_call(ask: Any) -> Iterator[Line]:
         command = " ".join(str(word) for word in command)
     if isinstance(command, str) and command.strip() not in str(ask.get("title") or ""):
         lines = command.strip().split("\n")
-        yield from (Line(f"  $ {visible(line)}") for line in lines[:COMMAND_LINES])
+        yield from (Line(f"  $ {escape_line(line)}") for line in lines[:COMMAND_LINES])
         if len(lines) > COMMAND_LINES:
             yield Line(f"  … {len(lines) - COMMAND_LINES} more lines")
     for place in call.get("locations") or []:
         if isinstance(place, dict) and str(place.get("path")) not in str(ask.get("title") or ""):
-            yield Line(f"  {printable(str(place.get('path') or ''))}")
+            yield Line(f"  {escape(str(place.get('path') or ''))}")
     for content in call.get("content") or []:
         if isinstance(content, dict) and content.get("type") == "diff":
-            yield from changes(content)
+            yield from format_changes(content)
 
 
-def body_of(ask: Any, *answers: str) -> dict[str, Any]:
+def make_body(ask: Any, *answers: str) -> dict[str, Any]:
     """Return the request body for an answer: words, or for a form with several questions KEY=ANSWER for each, one answer for each in order,
     or JSON. Raises CommandError, which lists the possible answers, if it is none of these."""
     answer = " ".join(answers)
-    if options := options_of(ask):
+    if options := list_options(ask):
         return _chosen(options, answer)
-    questions = questions_of(ask)
+    questions = list_questions(ask)
     if (content := _parse_json_answer(ask, answer)) is not None:
         return {"content": content}
     if len(questions) > 1:
         return {"content": _fill_form(questions, answers)}
     if (decision := DECISIONS.get(answer.strip().lower())) and not questions:
         return {"decision": decision}
-    return {"content": content_of(questions[0] if questions else Question("answer", {}, required=True), answer)}
+    return {"content": parse_content(questions[0] if questions else Question("answer", {}, required=True), answer)}
 
 
 def _parse_json_answer(ask: Any, answer: str) -> dict[str, Any] | None:
@@ -258,7 +260,7 @@ def _parse_json_answer(ask: Any, answer: str) -> dict[str, Any] | None:
         content = json.loads(answer)
     except ValueError:
         return None
-    return content if isinstance(content, dict) and content.keys() <= fields_of(ask).keys() else None
+    return content if isinstance(content, dict) and content.keys() <= list_fields(ask).keys() else None
 
 
 def _fill_form(questions: Sequence[Question], answers: Sequence[str]) -> dict[str, Any]:
@@ -269,22 +271,22 @@ def _fill_form(questions: Sequence[Question], answers: Sequence[str]) -> dict[st
     content: dict[str, Any] = {}
     if len(named) == len(answers) and all(key in keys for key, _ in named):
         for key, text in named:
-            content |= content_of(keys[key], text)
+            content |= parse_content(keys[key], text)
         return content
     needed = [one for one in questions if one.required]
     for asked in (questions, needed):
         if len(asked) == len(answers):
             for one, text in zip(asked, answers, strict=True):
-                content |= content_of(one, text)
+                content |= parse_content(one, text)
             return content
     hint = " ".join(f"{one.key}=ANSWER" for one in questions)
     raise CommandError(f"There are {len(questions)} questions. Answer with {hint}, or give one answer for each.")
 
 
-def content_of(question: Question, text: str) -> dict[str, Any]:
+def parse_content(question: Question, text: str) -> dict[str, Any]:
     """Return typed text as fields of the form."""
     try:
-        return {question.name: value_of(question.field, text)}
+        return {question.name: parse_value(question.field, text)}
     except CommandError:
         if question.custom is None or not text.strip():
             raise
@@ -292,7 +294,7 @@ def content_of(question: Question, text: str) -> dict[str, Any]:
     if question.field.get("type") == "array":
         for word in text.split(","):
             try:
-                picked.append(_find_choice(choices_of(question.field), word.strip()))
+                picked.append(_find_choice(list_choices(question.field), word.strip()))
             except CommandError:
                 own.append(word.strip())
         return {**({question.name: picked} if picked else {}), question.custom: ", ".join(own)}
@@ -309,14 +311,14 @@ def _chosen(options: list[Any], answer: str) -> dict[str, Any]:
                 return {"optionId": option["optionId"]}
     if decision := DECISIONS.get(word.lower().replace("_", " ").replace("-", " ")):
         return {"decision": decision}
-    names = ", ".join(f"{number} {printable(str(one.get('name') or ''))}" for number, one in enumerate(options, 1))
-    raise CommandError(f"{printable(word)!r} is not one of the options: {names}.")
+    names = ", ".join(f"{number} {escape(str(one.get('name') or ''))}" for number, one in enumerate(options, 1))
+    raise CommandError(f"{escape(word)!r} is not one of the options: {names}.")
 
 
-def choices_of(field: Mapping[str, Any]) -> list[tuple[Any, str]]:
+def list_choices(field: Mapping[str, Any]) -> list[tuple[Any, str]]:
     """Return value and label of each choice of a field, or of the items of a list. Empty means any value."""
     if field.get("type") == "array":
-        return choices_of(field["items"]) if isinstance(field.get("items"), dict) else []
+        return list_choices(field["items"]) if isinstance(field.get("items"), dict) else []
     if isinstance(field.get("enum"), list):
         names = field.get("enumNames")
         labels = names if isinstance(names, list) and len(names) == len(field["enum"]) else field["enum"]
@@ -332,23 +334,23 @@ def _label(choice: Mapping[str, Any]) -> str:
     return f"{label}{ABOUT}{about}" if isinstance(about, str) and about else label
 
 
-def value_of(field: Mapping[str, Any], text: str) -> Any:
+def parse_value(field: Mapping[str, Any], text: str) -> Any:
     """Return typed text as a value of the field's type."""
     word, kind = text.strip(), field.get("type")
-    if kind != "array" and (choices := choices_of(field)):
+    if kind != "array" and (choices := list_choices(field)):
         return _find_choice(choices, word)
     if kind in {"integer", "number"}:
         try:
             return int(word) if kind == "integer" else float(word)
         except ValueError:
-            raise CommandError(f"{printable(word)!r} is not a number.") from None
+            raise CommandError(f"{escape(word)!r} is not a number.") from None
     if kind == "boolean":
         if word.lower() not in TRUE | FALSE:
             raise CommandError("Answer yes or no.")
         return word.lower() in TRUE
     if kind == "array":
         inner = field.get("items")
-        return [value_of(inner if isinstance(inner, dict) else {}, one) for one in word.split(",") if one.strip()]
+        return [parse_value(inner if isinstance(inner, dict) else {}, one) for one in word.split(",") if one.strip()]
     return text
 
 
@@ -359,7 +361,7 @@ def _find_choice(choices: list[tuple[Any, str]], word: str) -> Any:
         if word.lower() in {str(value).lower(), label.lower(), label.partition(ABOUT)[0].lower()}:
             return value
     raise CommandError(
-        f"{printable(word)!r} is not one of the options: {', '.join(label.partition(ABOUT)[0] for _, label in choices)}."
+        f"{escape(word)!r} is not one of the options: {', '.join(label.partition(ABOUT)[0] for _, label in choices)}."
     )
 
 
@@ -385,7 +387,7 @@ class Answering:
         return self._ask is not None
 
     def look(self) -> None:
-        asks = pending(self._client, self._whose)
+        asks = list_pending(self._client, self._whose)
         if self._ask is not None and self._ask["id"] not in {ask["id"] for ask in asks}:
             self._close()
             self._screen.note("This request was already answered.")
@@ -393,11 +395,11 @@ class Answering:
             if self._ask is not None or ask["id"] in self._shown:
                 continue
             self._shown.add(ask["id"])
-            for line in described(ask):
+            for line in describe(ask):
                 self._screen.note(line.text, **line.style)
             if self._typing:
                 self._ask, self._content = ask, {}
-                self._questions = [] if options_of(ask) else questions_of(ask)
+                self._questions = [] if list_options(ask) else list_questions(ask)
                 self._several = len(self._questions) > 1
                 self._invite()
             else:
@@ -426,16 +428,16 @@ class Answering:
         if self._several:
             question = self._questions[0]
             if text.strip() or question.required:
-                self._content |= content_of(question, text)
+                self._content |= parse_content(question, text)
             del self._questions[0]
             if self._questions:
                 self._invite()
                 return
             body: dict[str, Any] = {"content": self._content}
         else:
-            body = body_of(ask, text)
+            body = make_body(ask, text)
         try:
-            self._client.post(f"/asks/{segment(ask['id'])}/answer", body)
+            self._client.post(f"/asks/{quote_segment(ask['id'])}/answer", body)
         except ApiError as error:
             if error.http_status not in {404, 409, 410}:
                 raise

@@ -12,7 +12,7 @@ import httpx
 from sandyard import __version__
 from sandyard.cli.config import Login
 from sandyard.cli.errors import ApiError, NoAnswerError, NotLoggedInError
-from sandyard.cli.output import printable
+from sandyard.cli.output import escape
 
 API = "/api/v1"
 PAGE = 200
@@ -157,7 +157,7 @@ def _to_api_error(answer: httpx.Response) -> ApiError:
         sentence = f"The server at {answer.url.host} returned {answer.status_code} {answer.reason_phrase}"
     if wrong := [text for text in wrong if text not in sentence]:
         sentence = f"{sentence.rstrip('.')}: {'; '.join(wrong)}"
-    sentence = printable(sentence)  # it may quote untrusted text
+    sentence = escape(sentence)  # it may quote untrusted text
     sentence = sentence if sentence.endswith((".", "!", "?")) else f"{sentence}."
     return ApiError(sentence, answer.status_code, code, problem)
 

@@ -31,84 +31,87 @@ def completion(context: click.Context, shell: str) -> None:
     echo(f"{WHERE[shell]}\n{script}")
 
 
-def sandbox_ids(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+def complete_sandboxes(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Complete sandbox ids, or session ids once `ses` is typed."""
     if incomplete.startswith("ses"):
-        return session_ids(context, parameter, incomplete)
+        return complete_sessions(context, parameter, incomplete)
     return _ids("/sandboxes", incomplete, lambda item: f"{item.get('status')} {item.get('template') or ''}".strip())
 
 
-def session_ids(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+def complete_sessions(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     return _ids("/sessions", incomplete, lambda item: item.get("title") or "")
 
 
-def workplace_ids(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+def complete_targets(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Complete session ids, or sandbox ids once `sbx` is typed."""
-    return (sandbox_ids if incomplete.startswith("sbx") else session_ids)(context, parameter, incomplete)
+    return (complete_sandboxes if incomplete.startswith("sbx") else complete_sessions)(context, parameter, incomplete)
 
 
-def project_ids(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+def complete_projects(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Complete project names, or ids once `prj` is typed."""
     if incomplete.startswith("prj"):
         return _ids("/projects", incomplete, lambda item: item.get("name") or "")
     return _ids("/projects", incomplete, lambda item: item.get("repository") or "", field="name")
 
 
-def task_ids(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+def complete_tasks(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     return _ids("/tasks", incomplete, lambda item: f"{item.get('status')} {item.get('title') or ''}".strip())
 
 
-def schedule_ids(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+def complete_schedules(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Complete schedule names, or ids once `sch` is typed."""
     field = "id" if incomplete.startswith("sch") else "name"
     return _ids("/schedules", incomplete, lambda item: item.get("cron") or "", field=field)
 
 
-def agent_names(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+def complete_agents(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     return _ids("/agents", incomplete, lambda item: item.get("title") or "", field="name")
 
 
-def provider_names(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+def complete_providers(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Complete model provider names, or ids once `prv` is typed."""
     field = "id" if incomplete.startswith("prv") else "name"
     return _ids("/model-providers", incomplete, lambda item: item.get("kind") or "", field=field)
 
 
-def preset_names(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+def complete_presets(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     return _ids("/model-presets", incomplete, lambda item: item.get("title") or "", field="name")
 
 
-def pull_requests(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+def complete_pull_requests(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Complete pull request numbers, or session ids once `ses` is typed."""
     if incomplete.startswith("ses"):
-        return session_ids(context, parameter, incomplete)
+        return complete_sessions(context, parameter, incomplete)
     return _ids("/github/pull-requests", incomplete, lambda item: item.get("title") or "", field="number")
 
 
-def token_ids(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+def complete_tokens(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     return _ids("/tokens", incomplete, lambda item: item.get("name") or "")
 
 
-def copy_ends(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+def complete_copy_ends(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Complete local files, or `sbx_…:`."""
     if ":" in incomplete:
         return []
     return [
-        *(CompletionItem(f"{item.value}:", help=item.help) for item in sandbox_ids(context, parameter, incomplete)),
+        *(
+            CompletionItem(f"{item.value}:", help=item.help)
+            for item in complete_sandboxes(context, parameter, incomplete)
+        ),
         CompletionItem(incomplete, type="file"),
     ]
 
 
 def _ids(path: str, incomplete: str, describe: Any, *, field: str = "id") -> list[CompletionItem]:
     from sandyard.cli.connection import connect  # noqa: PLC0415 - slow to load
-    from sandyard.cli.output import printable  # noqa: PLC0415
+    from sandyard.cli.output import escape  # noqa: PLC0415
     from sandyard.kit.errors import SandyardError  # noqa: PLC0415
 
     try:
         with connect(patience=PATIENCE_SECONDS) as client:
             items = client.get(path, limit=200)["items"]
         return [
-            CompletionItem(str(item[field]), help=printable(describe(item)))
+            CompletionItem(str(item[field]), help=escape(describe(item)))
             for item in items
             if item[field] is not None and str(item[field]).startswith(incomplete)
         ]

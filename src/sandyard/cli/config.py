@@ -38,7 +38,7 @@ class Login:
         return urlsplit(self.url).scheme == "http" and not self.local
 
 
-def path(environ: Mapping[str, str] | None = None) -> Path:
+def get_path(environ: Mapping[str, str] | None = None) -> Path:
     environ = os.environ if environ is None else environ
     home = environ.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
     return Path(home) / "sandyard" / "config.json"
@@ -47,7 +47,7 @@ def path(environ: Mapping[str, str] | None = None) -> Path:
 def load(environ: Mapping[str, str] | None = None) -> Login:
     """Return the current login. Raises CommandError if the file exists but is invalid."""
     environ = os.environ if environ is None else environ
-    stored = _read(path(environ))
+    stored = _read(get_path(environ))
     url = environ.get("SANDYARD_URL")
     address = checked_url(url) if url else stored.url
     if token := environ.get("SANDYARD_TOKEN", "").strip():
@@ -57,7 +57,7 @@ def load(environ: Mapping[str, str] | None = None) -> Login:
 
 def save(login: Login, environ: Mapping[str, str] | None = None) -> Path:
     """Replace the file atomically. Only its owner can read it."""
-    file = path(environ)
+    file = get_path(environ)
     file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     content = {"url": login.url, "token": login.token.reveal() if login.token else None, "tokenId": login.token_id}
     fresh = file.with_name(f".config-{os.getpid()}.json")
@@ -72,9 +72,9 @@ def save(login: Login, environ: Mapping[str, str] | None = None) -> Path:
     return file
 
 
-def forget(environ: Mapping[str, str] | None = None) -> Login:
+def delete(environ: Mapping[str, str] | None = None) -> Login:
     """Remove the token from the file and keep the address. Return what was stored. Idempotent."""
-    stored = _read(path(environ))
+    stored = _read(get_path(environ))
     if stored.token is not None:
         save(Login(stored.url), environ)
     return stored

@@ -20,17 +20,17 @@ def connect(login: config.Login | None = None, *, patience: float | None = None)
     return Client(login or config.load(), patience=patience or ANSWER_SECONDS)
 
 
-def sandbox_of(client: Client, name: str) -> str:
+def get_sandbox_id(client: Client, name: str) -> str:
     """Return the id of a sandbox, given its id or its session's id. Raises ApiError if the session has no sandbox."""
     if not name.startswith("ses_"):
         return name
-    session = client.get(f"/sessions/{segment(name)}")
+    session = client.get(f"/sessions/{quote_segment(name)}")
     if not session.get("sandboxId"):
         raise ApiError(f"Session {name} has no sandbox. Create one with `sandyard session provision {name}`.", 404)
     return str(session["sandboxId"])
 
 
-def project_of(client: Client, name: str) -> str:
+def get_project_id(client: Client, name: str) -> str:
     """Return the id of a project, given its id or its name. Raises an error if no visible project or more than one has that name."""
     if name.startswith("prj_"):
         return name
@@ -42,7 +42,7 @@ def project_of(client: Client, name: str) -> str:
     return str(found[0])
 
 
-def segment(name: str) -> str:
+def quote_segment(name: str) -> str:
     """Return `name` escaped as one path segment, whatever the user typed."""
     from urllib.parse import quote  # noqa: PLC0415 - only needed for requests
 

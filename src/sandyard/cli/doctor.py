@@ -12,7 +12,7 @@ from pathlib import Path
 
 import click
 
-from sandyard.cli.doctor_platform import platform as _platform
+from sandyard.cli.doctor_platform import check_platform as _platform
 from sandyard.cli.findings import Finding
 from sandyard.cli.output import echo
 from sandyard.kit.errors import SandyardError

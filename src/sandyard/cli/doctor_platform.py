@@ -20,7 +20,7 @@ PATIENCE_SECONDS = 2.0
 CLOUD_DOMAIN = "e2b.app"
 
 
-def platform() -> Iterator[Finding]:
+def check_platform() -> Iterator[Finding]:
     """Check the platform. Configuration errors are reported as findings and never raised."""
     from sandyard.platform.settings import PlatformSettings  # noqa: PLC0415 - slow to load
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import click
 
-from sandyard.cli.completion import project_ids, sandbox_ids, session_ids
-from sandyard.cli.connection import connect, project_of
+from sandyard.cli.completion import complete_projects, complete_sandboxes, complete_sessions
+from sandyard.cli.connection import connect, get_project_id
 from sandyard.cli.options import limit_option
-from sandyard.cli.output import as_json, echo, is_terminal, output_option, print_json, printable
+from sandyard.cli.output import as_json, echo, escape, is_terminal, output_option, print_json
 from sandyard.cli.sse import follow
 
 TRIMMED = "events.trimmed"
@@ -18,10 +18,10 @@ SUBJECTS = ("sandboxId", "sessionId", "taskId", "projectId")
 
 
 @click.command()
-@click.option("--session", "session_id", shell_complete=session_ids, help="Only events of this session.")
-@click.option("--sandbox", "sandbox_id", shell_complete=sandbox_ids, help="Only events of this sandbox.")
+@click.option("--session", "session_id", shell_complete=complete_sessions, help="Only events of this session.")
+@click.option("--sandbox", "sandbox_id", shell_complete=complete_sandboxes, help="Only events of this sandbox.")
 @click.option("--task", "task_id", help="Only events of this task.")
-@click.option("--project", shell_complete=project_ids, help="Only events of this project.")
+@click.option("--project", shell_complete=complete_projects, help="Only events of this project.")
 @click.option("--after", type=click.IntRange(0), help="Only events after this event number.")
 @click.option("-f", "--follow", "following", is_flag=True, help="Follow new events until Ctrl-C.")
 @limit_option(100)
@@ -43,7 +43,7 @@ def events(
     repeating an event. With JSON output, it prints one event per line.
     """
     with connect() as client:
-        project_id = project_of(client, project) if project else None
+        project_id = get_project_id(client, project) if project else None
         params = {"sessionId": session_id, "sandboxId": sandbox_id, "taskId": task_id, "projectId": project_id}
         if following:
             _follow(client, params, after, as_json(output))
@@ -53,7 +53,7 @@ def events(
         print_json(page)
         return
     for event in page["items"]:
-        echo(line(event))
+        echo(format_event(event))
 
 
 def _follow(client: Any, params: dict[str, str | None], after: int | None, json_lines: bool) -> None:
@@ -65,7 +65,7 @@ def _follow(client: Any, params: dict[str, str | None], after: int | None, json_
             if message.kind == TRIMMED:
                 echo(f"… events up to number {event['upTo']} have been deleted.", err=True)
             elif "seq" in event:
-                print_json(event, compact=True) if json_lines else echo(line(event))
+                print_json(event, compact=True) if json_lines else echo(format_event(event))
     except KeyboardInterrupt:
         return
 
@@ -87,7 +87,7 @@ def _history(client: Any, params: dict[str, str | None], after: int | None, limi
             return {**page, "items": items}
 
 
-def line(event: dict[str, Any]) -> str:
+def format_event(event: dict[str, Any]) -> str:
     """Format an event: `1042  10:31:07  sandbox.paused  sbx_…  reason=idle`."""
     when = str(event.get("at") or "")[11:19]
     subject = next((str(event[name]) for name in SUBJECTS if event.get(name)), "")
@@ -100,5 +100,5 @@ def line(event: dict[str, Any]) -> str:
 
 
 def _short(value: Any) -> str:
-    text = printable(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+    text = escape(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
     return text if len(text) <= 60 or not is_terminal() else f"{text[:59]}…"

@@ -11,9 +11,9 @@ from typing import Any
 import click
 
 from sandyard.cli import config
-from sandyard.cli.connection import connect, segment
+from sandyard.cli.connection import connect, quote_segment
 from sandyard.cli.errors import ApiError, CommandError, NotLoggedInError
-from sandyard.cli.output import echo, printable
+from sandyard.cli.output import echo, escape
 from sandyard.kit.errors import SandyardError
 from sandyard.kit.secret import Secret
 
@@ -39,7 +39,7 @@ def login(url: str | None, token: str | None, name: str | None) -> None:
     with connect(made) as client:
         me = _format_user(client.get("/me"))
     file = config.save(made)
-    echo(f"Logged in to {made.url} as {printable(me)}. Saved to {file}.")
+    echo(f"Logged in to {made.url} as {escape(me)}. Saved to {file}.")
     if os.environ.get("SANDYARD_TOKEN") or os.environ.get("SANDYARD_URL"):
         echo("SANDYARD_URL or SANDYARD_TOKEN is set and overrides the saved login.", err=True)
 
@@ -47,14 +47,14 @@ def login(url: str | None, token: str | None, name: str | None) -> None:
 @click.command()
 def logout() -> None:
     """Log out. Revokes the token if `login --name` created it; other tokens stay valid."""
-    stored = config.forget()
+    stored = config.delete()
     if stored.token is None:
         echo("Not logged in.")
         return
     if stored.token_id is not None:
         try:
             with connect(stored, patience=10) as client:
-                client.delete(f"/tokens/{segment(stored.token_id)}")
+                client.delete(f"/tokens/{quote_segment(stored.token_id)}")
         except ApiError as error:
             if error.http_status not in {401, 404}:  # already revoked
                 _warn_still_valid(stored, error)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sandyard import __version__
-from sandyard.cli.advice import advice_for
+from sandyard.cli.advice import get_advice
 from sandyard.cli.output import echo
 from sandyard.kit.errors import SandyardError
 
@@ -108,7 +108,7 @@ class Commands(click.Group):
             return super().invoke(ctx)
         except SandyardError as error:
             echo(f"sandyard: {error.message}", err=True)
-            if (advice := advice_for(getattr(error, "problem_code", None))) is not None:
+            if (advice := get_advice(getattr(error, "problem_code", None))) is not None:
                 echo(advice, err=True)
             sys.exit(getattr(error, "exit_code", 1))
         except (PermissionError, FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:

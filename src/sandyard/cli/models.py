@@ -10,12 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sandyard.cli.completion import preset_names, project_ids, provider_names, session_ids, task_ids
-from sandyard.cli.connection import MANY, connect, project_of, segment
+from sandyard.cli.completion import (
+    complete_presets,
+    complete_projects,
+    complete_providers,
+    complete_sessions,
+    complete_tasks,
+)
+from sandyard.cli.connection import MANY, connect, get_project_id, quote_segment
 from sandyard.cli.errors import FAILED, ApiError, CommandError
-from sandyard.cli.options import given, limit_option
-from sandyard.cli.output import as_json, echo, output_option, print_json, printable, show_list, show_one
-from sandyard.cli.projects.checking import TEST_FAILED
+from sandyard.cli.options import drop_missing, limit_option
+from sandyard.cli.output import as_json, echo, escape, output_option, print_json, show_list, show_one
+from sandyard.cli.projects.connection_test import TEST_FAILED
 
 if TYPE_CHECKING:
     from sandyard.cli.client import Client
@@ -69,8 +75,10 @@ PRESETS = {
     "AGENTS": "agents",
 }
 
-provider_argument = click.argument("provider", metavar="PROVIDER", shell_complete=provider_names)
-project_option = click.option("--project", shell_complete=project_ids, help="Project of the provider, by name or id.")
+provider_argument = click.argument("provider", metavar="PROVIDER", shell_complete=complete_providers)
+project_option = click.option(
+    "--project", shell_complete=complete_projects, help="Project of the provider, by name or id."
+)
 
 
 @click.group()
@@ -79,13 +87,13 @@ def model() -> None:
 
 
 @model.command("list")
-@click.option("--project", shell_complete=project_ids, help="Only providers that this project's agents may use.")
+@click.option("--project", shell_complete=complete_projects, help="Only providers that this project's agents may use.")
 @limit_option()
 @output_option
 def list_providers(project: str | None, limit: int, output: str | None) -> None:
     """List providers, newest first. API keys are never shown."""
     with connect() as client:
-        project_id = project_of(client, project) if project else None
+        project_id = get_project_id(client, project) if project else None
         page = client.pages(BASE, limit, projectId=project_id)
     show_list(page, COLUMNS, output, nothing="No model providers. To add one: sandyard model add PROVIDER")
 
@@ -123,13 +131,13 @@ def list_presets(output: str | None) -> None:
 
 
 @model.command()
-@click.argument("name", shell_complete=preset_names)
+@click.argument("name", shell_complete=complete_presets)
 @click.option(
-    "--preset", shell_complete=preset_names, help="Preset to use.  [default: NAME, if there is such a preset]"
+    "--preset", shell_complete=complete_presets, help="Preset to use.  [default: NAME, if there is such a preset]"
 )
 @click.option("--kind", type=click.Choice(KINDS), help="API type.  [default: the preset's]")
 @click.option("--url", "--base-url", "base_url", help="Base URL.  [default: the preset's]")
-@click.option("--project", shell_complete=project_ids, help="Only for this project.  [default: for everyone]")
+@click.option("--project", shell_complete=complete_projects, help="Only for this project.  [default: for everyone]")
 @click.option("--model", "models", multiple=True, help="Available model; the first one is the default. Repeatable.")
 @click.option(
     "--price",
@@ -180,8 +188,8 @@ def add(
         if known is not None and not known["keyRequired"] and not key_stdin:
             no_key = True
         key = None if no_key else _read_key(name, from_stdin=key_stdin)
-        project_id = project_of(client, project) if project else None
-        body = given(
+        project_id = get_project_id(client, project) if project else None
+        body = drop_missing(
             name=name,
             preset=known and known["name"],
             kind=kind,
@@ -191,11 +199,11 @@ def add(
             prices=prices or None,
             key=key,
         )
-        with refusing(f"{name} was not added. To add it anyway, use --no-test."):
+        with explain_refusal(f"{name} was not added. To add it anyway, use --no-test."):
             made = client.post(BASE, {**body, "test": test})
     show_one(made, FIELDS, output)
     if test:
-        echo(f"{click.style('✓', fg='green')} {printable(name)} works.", err=True)
+        echo(f"{click.style('✓', fg='green')} {escape(name)} works.", err=True)
 
 
 @model.command("set-key")
@@ -206,11 +214,11 @@ def add(
 def set_key(provider: str, project: str | None, *, key_stdin: bool, test: bool) -> None:
     """Change a provider's API key. Prompts for the key, or reads it from standard input."""
     with connect() as client:
-        path = f"{BASE}/{segment(find(client, provider, project))}"
+        path = f"{BASE}/{quote_segment(find(client, provider, project))}"
         key = _read_key(provider, from_stdin=key_stdin)
         if key is None:
             raise CommandError("No API key was given. Nothing was changed.")
-        with refusing("The API key was not saved. To save it anyway, use --no-test."):
+        with explain_refusal("The API key was not saved. To save it anyway, use --no-test."):
             client.request("PATCH", path, body={"key": key, "test": test})
     echo("API key saved. It works." if test else "API key saved.", err=True)
 
@@ -221,7 +229,7 @@ def set_key(provider: str, project: str | None, *, key_stdin: bool, test: bool) 
 def remove(provider: str, project: str | None) -> None:
     """Remove a provider and its API key. Its usage records are kept."""
     with connect() as client:
-        client.delete(f"{BASE}/{segment(find(client, provider, project))}")
+        client.delete(f"{BASE}/{quote_segment(find(client, provider, project))}")
     echo(f"Removed {provider}.", err=True)
 
 
@@ -251,9 +259,9 @@ def _parse_time(context: click.Context, parameter: click.Parameter, value: str |
 
 
 @click.command()
-@click.option("--project", shell_complete=project_ids, help="Only usage of this project.")
-@click.option("--task", shell_complete=task_ids, help="Only usage of this task.")
-@click.option("--session", shell_complete=session_ids, help="Only usage of this session.")
+@click.option("--project", shell_complete=complete_projects, help="Only usage of this project.")
+@click.option("--task", shell_complete=complete_tasks, help="Only usage of this task.")
+@click.option("--session", shell_complete=complete_sessions, help="Only usage of this session.")
 @click.option(
     "--since",
     metavar="TIME",
@@ -264,7 +272,7 @@ def _parse_time(context: click.Context, parameter: click.Parameter, value: str |
 def usage(project: str | None, task: str | None, session: str | None, since: str | None, output: str | None) -> None:
     """Show what was spent on models, in total and by model."""
     with connect() as client:
-        project_id = project_of(client, project) if project else None
+        project_id = get_project_id(client, project) if project else None
         found = client.get("/usage", projectId=project_id, taskId=task, sessionId=session, since=since)
     show_one(found, SPENT, output)
     if not as_json(output) and found["models"]:
@@ -276,7 +284,7 @@ def find(client: Client, name: str, project: str | None) -> str:
     """Return the id of a provider, given its id or its name. Raises an error if no visible provider or more than one has that name."""
     if name.startswith("prv_"):
         return name
-    project_id = project_of(client, project) if project else None
+    project_id = get_project_id(client, project) if project else None
     found = [one for one in client.pages(BASE, MANY, projectId=project_id)["items"] if one["name"] == name]
     if project_id is not None:
         found = [one for one in found if one["projectId"] == project_id] or found
@@ -310,13 +318,13 @@ def _read_key(name: str, *, from_stdin: bool) -> str | None:
     if not sys.stdin.isatty():
         raise CommandError("Pass the API key on standard input with --key-stdin, or use --no-key.")
     typed = click.prompt(
-        f"API key for {printable(name)} (leave empty for none)", "", hide_input=True, show_default=False, err=True
+        f"API key for {escape(name)} (leave empty for none)", "", hide_input=True, show_default=False, err=True
     )
     return str(typed).strip() or None
 
 
 @contextmanager
-def refusing(advice: str) -> Iterator[None]:
+def explain_refusal(advice: str) -> Iterator[None]:
     """Show the findings of a failed connection test, and this advice."""
     try:
         yield
@@ -325,14 +333,14 @@ def refusing(advice: str) -> Iterator[None]:
             raise
         found: Any = error.details.get("findings") or []
         for one in found:
-            echo(f"{click.style('✗', fg='red')} {printable(str(one['detail']))}", err=True)
+            echo(f"{click.style('✗', fg='red')} {escape(str(one['detail']))}", err=True)
         raise CommandError(advice) from None
 
 
 def _test_provider(client: Client, provider_id: str) -> Any:
-    return client.post(f"{BASE}/{segment(provider_id)}/test")
+    return client.post(f"{BASE}/{quote_segment(provider_id)}/test")
 
 
 def _print_result(verdict: Any, *, err: bool) -> None:
     mark = click.style("✓", fg="green") if verdict["ok"] else click.style("✗", fg="red")
-    echo(f"{mark} {printable(verdict['detail'])} ({verdict['durationMs']} ms)", err=err)
+    echo(f"{mark} {escape(verdict['detail'])} ({verdict['durationMs']} ms)", err=err)

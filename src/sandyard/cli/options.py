@@ -10,6 +10,13 @@ import click
 F = TypeVar("F", bound=Callable[..., Any])
 
 
+class OrderedGroup(click.Group):
+    """Lists commands in the order they are added: by workflow, not alphabetically."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+
 def env_option(function: F) -> F:
     return click.option(
         "-e",
@@ -28,7 +35,7 @@ def limit_option(default: int = 50) -> Callable[[F], F]:
     )
 
 
-def given(**values: object) -> dict[str, object]:
+def drop_missing(**values: object) -> dict[str, object]:
     """Return a request body with only the values that were given."""
     return {name: value for name, value in values.items() if value not in (None, {}, ())}
 

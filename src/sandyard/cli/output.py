@@ -69,7 +69,7 @@ def echo(text: str = "", *, err: bool = False, nl: bool = True) -> None:
     """Print text from any source. Control sequences are escaped, except for the colours that our own commands use."""
     if not text.isprintable():
         text = "".join(
-            part if part in OWN_COLOURS else "\n".join(visible(line) for line in part.split("\n"))
+            part if part in OWN_COLOURS else "\n".join(escape_line(line) for line in part.split("\n"))
             for part in COLOURS.split(text)
         )
     click.echo(text, err=err, nl=nl)
@@ -157,13 +157,13 @@ def console(*, err: bool = False) -> Console:
     return Console(stderr=err, highlight=False, markup=False, emoji=False)
 
 
-def printable(text: str) -> str:
+def escape(text: str) -> str:
     """Return `text` on one line, without characters that control a terminal."""
     shown = "".join(letter if letter.isprintable() else " " for letter in text)
     return " ".join(shown.split())
 
 
-def visible(line: str) -> str:
+def escape_line(line: str) -> str:
     """Return a line of untrusted text with escaped control characters and invisible characters."""
     if line.isprintable():
         return line
@@ -182,17 +182,17 @@ def is_terminal() -> bool:
     return sys.stdout.isatty()
 
 
-def in_colour() -> bool:
+def use_colour() -> bool:
     """Return whether to use colours: on a terminal without NO_COLOR (no-color.org)."""
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
 
 
-def ago(stamp: str, now: datetime | None = None) -> str:
+def format_age(stamp: str, now: datetime | None = None) -> str:
     """Format an RFC 3339 time relative to now: `3 min ago`."""
     try:
         then = datetime.fromisoformat(stamp)
     except ValueError:
-        return printable(stamp)
+        return escape(stamp)
     seconds = int(((now or datetime.now(UTC)) - then.astimezone(UTC)).total_seconds())
     for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= 2 * size:
@@ -212,14 +212,19 @@ def _format_cell(field: str, value: Json) -> Any:
     if value is None:
         return Text("")
     if field.endswith("At") and isinstance(value, str):
-        return Text(ago(value))
+        return Text(format_age(value))
     if isinstance(value, bool):
         return Text("yes" if value else "no")
     if isinstance(value, list) and all(isinstance(one, str) for one in value):
-        return Text(printable(", ".join(value)))
+        return Text(escape(", ".join(value)))
     if isinstance(value, (dict, list)):
         import json  # noqa: PLC0415 - not needed for --help
 
-        return Text(printable(json.dumps(value, ensure_ascii=False)))
-    text = f"{value:.6f}".rstrip("0").rstrip(".") if isinstance(value, float) else printable(str(value))
+        return Text(escape(json.dumps(value, ensure_ascii=False)))
+    text = f"{value:.6f}".rstrip("0").rstrip(".") if isinstance(value, float) else escape(str(value))
     return Text(text, style=STATUS_STYLES.get(text, "") if field.endswith("status") else "")
+
+
+def pluralize(number: int, noun: str) -> str:
+    """Return `1 commit` or `3 commits`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

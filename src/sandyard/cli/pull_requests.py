@@ -9,23 +9,23 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sandyard.cli.completion import project_ids, pull_requests, workplace_ids
-from sandyard.cli.connection import connect, project_of, sandbox_of, segment
+from sandyard.cli.completion import complete_projects, complete_pull_requests, complete_targets
+from sandyard.cli.connection import connect, get_project_id, get_sandbox_id, quote_segment
 from sandyard.cli.errors import ApiError, CommandError
+from sandyard.cli.git.checkout import get_session_id
 from sandyard.cli.git.failures import fail
-from sandyard.cli.git.progress import Ticker
-from sandyard.cli.git.workplace import session_of
-from sandyard.cli.options import given, limit_option
+from sandyard.cli.git.progress import ProgressLine
+from sandyard.cli.options import drop_missing, limit_option
 from sandyard.cli.output import (
     as_json,
     echo,
+    escape,
+    escape_line,
     output_option,
     print_json,
-    printable,
     show_list,
     show_one,
     text_option,
-    visible,
 )
 
 if TYPE_CHECKING:
@@ -65,9 +65,9 @@ BASE = "/github/pull-requests"
 REMARKS = 20
 MARKS = {"success": "✓", "neutral": "-", "skipped": "-", None: "…"}
 
-pull_argument = click.argument("pull", metavar="NUMBER|SESSION", shell_complete=pull_requests)
+pull_argument = click.argument("pull", metavar="NUMBER|SESSION", shell_complete=complete_pull_requests)
 project_option = click.option(
-    "--project", shell_complete=project_ids, help="Project of NUMBER, if several projects have it."
+    "--project", shell_complete=complete_projects, help="Project of NUMBER, if several projects have it."
 )
 
 
@@ -77,7 +77,7 @@ def pull_request() -> None:
 
 
 @pull_request.command("open")
-@click.argument("workplace", metavar="SESSION", shell_complete=workplace_ids)
+@click.argument("target", metavar="SESSION", shell_complete=complete_targets)
 @click.option("--title", help="Title.  [default: from the commits or the task]")
 @click.option("--body", help="Description.  [default: from the commits, the task and the checks]")
 @click.option(
@@ -94,7 +94,7 @@ def pull_request() -> None:
 @click.option("--base", help="Branch to merge into.  [default: the branch it started from]")
 @text_option
 def open_pull(
-    *, workplace: str, body: str | None, body_file: str | None, base: str | None, output: str, **options: Any
+    *, target: str, body: str | None, body_file: str | None, base: str | None, output: str, **options: Any
 ) -> None:
     """Open a pull request, or update the existing one.
 
@@ -105,31 +105,31 @@ def open_pull(
     if body_file is not None:
         body = sys.stdin.read() if body_file == "-" else Path(body_file).read_text()
     with connect() as client:
-        request = given(sandboxId=sandbox_of(client, workplace), body=body, base=base, **options)
+        request = drop_missing(sandboxId=get_sandbox_id(client, target), body=body, base=base, **options)
         try:
-            with Ticker() as ticker:
-                ticker.progress("pushing and opening the pull request", None)
+            with ProgressLine() as line:
+                line.show_progress("pushing and opening the pull request", None)
                 made = client.post(BASE, request)
         except ApiError as error:
-            fail(error, workplace, "pull-requests", request)
+            fail(error, target, "pull-requests", request)
     if output == "json":
         print_json(made)
         return
     for warning in (made.get("detail") or {}).get("warnings") or []:
-        echo(f"Note: {printable(str(warning))}", err=True)
-    echo(summary(made), err=True)
-    echo(printable(made["url"]))
+        echo(f"Note: {escape(str(warning))}", err=True)
+    echo(format_summary(made), err=True)
+    echo(escape(made["url"]))
 
 
 @pull_request.command("list")
-@click.option("--project", shell_complete=project_ids, help="Only pull requests of this project.")
+@click.option("--project", shell_complete=complete_projects, help="Only pull requests of this project.")
 @click.option("--state", type=click.Choice(STATES), help="Only pull requests in this state.")
 @limit_option()
 @output_option
 def list_pulls(project: str | None, state: str | None, limit: int, output: str | None) -> None:
     """List pull requests, newest first. Shows the state last reported by the forge."""
     with connect() as client:
-        project_id = project_of(client, project) if project else None
+        project_id = get_project_id(client, project) if project else None
         page = client.pages(BASE, limit, projectId=project_id, state=state)
     show_list(page, COLUMNS, output, nothing="No pull requests. To open one: sandyard pr open SESSION")
 
@@ -182,14 +182,14 @@ def find(client: Client, name: str, project: str | None) -> Any:
     """Return a pull request, given its number, its session (or the session's sandbox) or its task."""
     number = name.removeprefix("#")
     if number.isascii() and number.isdecimal():
-        project_id = project_of(client, project) if project else None
+        project_id = get_project_id(client, project) if project else None
         return client.get(f"{BASE}/{int(number)}", projectId=project_id)
     if name.startswith(("ses_", "sbx_")):
-        return client.get(f"/sessions/{segment(session_of(client, name))}/pull-request")
-    return client.get(f"/tasks/{segment(name)}/pull-request")
+        return client.get(f"/sessions/{quote_segment(get_session_id(client, name))}/pull-request")
+    return client.get(f"/tasks/{quote_segment(name)}/pull-request")
 
 
-def summary(pull: Any) -> str:
+def format_summary(pull: Any) -> str:
     """Return, for example, `#7 fix: the login (open, draft): task-1 into main, checks pending, review none`."""
     number = f"#{pull['number']} " if pull.get("number") is not None else ""
     state = f"{pull['state']}, draft" if pull.get("draft") else pull["state"]
@@ -198,7 +198,7 @@ def summary(pull: Any) -> str:
         words += f", checks {pull['checks']}"
     if pull.get("review") not in {None, "none"}:
         words += f", review {str(pull['review']).replace('_', ' ')}"
-    return printable(words)
+    return escape(words)
 
 
 def _perform(client: Client, pull: Any, verb: str, **body: object) -> Any:
@@ -208,32 +208,32 @@ def _perform(client: Client, pull: Any, verb: str, **body: object) -> Any:
                 f"The branch {pull['headBranch']} is on a plain git remote, which does not support pull requests. "
                 f"To merge it: sandyard pr merge {pull.get('taskId') or pull.get('sessionId')}"
             )
-        return client.post(f"/pull-requests/{segment(pull['id'])}/{verb}", given(**body))
-    return client.post(f"{BASE}/{pull['number']}/{verb}", given(projectId=pull["projectId"], **body))
+        return client.post(f"/pull-requests/{quote_segment(pull['id'])}/{verb}", drop_missing(**body))
+    return client.post(f"{BASE}/{pull['number']}/{verb}", drop_missing(projectId=pull["projectId"], **body))
 
 
 def _print_summary(pull: Any, output: str | None) -> None:
-    print_json(pull) if as_json(output) else echo(summary(pull))
+    print_json(pull) if as_json(output) else echo(format_summary(pull))
 
 
 def _print_pull(pull: Any, output: str | None) -> None:
     show_one(pull, FIELDS, output)
     if not as_json(output):
-        for line in described(pull.get("detail") or {}):
+        for line in describe(pull.get("detail") or {}):
             echo(line)
 
 
-def described(detail: Any) -> Iterator[str]:
+def describe(detail: Any) -> Iterator[str]:
     """Yield the checks and the latest comments, oldest first."""
     if runs := detail.get("runs"):
         yield "\nChecks"
         for run in runs:
             mark = MARKS.get(run.get("conclusion"), "✗")
             words = run.get("conclusion") or run.get("status") or ""
-            tail = f"  {printable(run['url'])}" if run.get("url") else ""
-            yield f"  {mark} {printable(run['name'])}: {printable(words.replace('_', ' '))}{tail}"
+            tail = f"  {escape(run['url'])}" if run.get("url") else ""
+            yield f"  {mark} {escape(run['name'])}: {escape(words.replace('_', ' '))}{tail}"
             if mark == "✗" and run.get("summary"):
-                yield f"    {printable(run['summary'])}"
+                yield f"    {escape(run['summary'])}"
     remarks = [remark for remark in detail.get("remarks") or [] if remark.get("kind") != "check"]
     if remarks:
         yield "\nComments"
@@ -244,8 +244,8 @@ def described(detail: Any) -> Iterator[str]:
 
 
 def _format_remark(remark: Any) -> Iterator[str]:
-    state = f" ({printable(remark['state'].lower().replace('_', ' '))})" if remark.get("state") else ""
+    state = f" ({escape(remark['state'].lower().replace('_', ' '))})" if remark.get("state") else ""
     line = f":{remark['line']}" if remark.get("line") else ""
-    place = f" on {printable(remark['path'])}{line}" if remark.get("path") else ""
-    yield f"  {printable(remark['author'])}{state}{place}:"
-    yield from (f"    {visible(line)}" for line in (remark.get("text") or "").splitlines())
+    place = f" on {escape(remark['path'])}{line}" if remark.get("path") else ""
+    yield f"  {escape(remark['author'])}{state}{place}:"
+    yield from (f"    {escape_line(line)}" for line in (remark.get("text") or "").splitlines())

@@ -1,28 +1,54 @@
-"""`sandyard run`: let an agent work on a repository and open a pull request, without any setup."""
+"""`sandyard run`: let an agent work on a repository and open a pull request, without any setup.
+
+Finds or starts a platform, and finds or creates a project for the repository.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import os
+import shlex
+import subprocess
 import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import click
 
 from sandyard.cli import config
-from sandyard.cli.completion import agent_names
-from sandyard.cli.connection import segment
-from sandyard.cli.errors import FAILED
-from sandyard.cli.output import printable
-from sandyard.cli.tasks.adding import body_of, titled
-from sandyard.cli.tasks.ending import ended, pull_of, where
-from sandyard.cli.tasks.finding import Agents
-from sandyard.cli.tasks.following import Following, leave, well
-from sandyard.cli.tasks.screen import Screen
-from sandyard.cli.tasks.staying import INTERRUPTED
+from sandyard.cli.completion import complete_agents
+from sandyard.cli.connection import MANY, connect, quote_segment
+from sandyard.cli.errors import FAILED, ApiError, CommandError, NoAnswerError, NotLoggedInError
+from sandyard.cli.live.feed import INTERRUPTED
+from sandyard.cli.live.screen import Screen
+from sandyard.cli.options import drop_missing
+from sandyard.cli.output import escape
+from sandyard.cli.projects.connection_test import TEST_FAILED, run_connection_test
+from sandyard.cli.tasks.add import make_body, split_title
+from sandyard.cli.tasks.lookup import AgentNames
+from sandyard.cli.tasks.progress import (
+    TaskFollower,
+    describe_end,
+    describe_review,
+    exit_interrupted,
+    get_pull,
+    is_successful,
+)
 from sandyard.kit.errors import SandyardError
 
 if TYPE_CHECKING:
     from sandyard.cli.client import Client
+    from sandyard.cli.up.background import Background
+
+DEFAULT_PORT = 8700
+GIT_SECONDS = 20
+HARMLESS = {"core.fsmonitor": "false", "core.hooksPath": "/dev/null"}
+"""Git settings that make it safe to inspect an untrusted repository, whose configuration may name programs."""
+PROGRAMS = (b".clean", b".process", b".required")
+"""Settings that name programs which git would run for a filter."""
+STATUS = ("status", "--porcelain", "--ignore-submodules=all")
 
 
 @click.command()
@@ -30,7 +56,7 @@ if TYPE_CHECKING:
 @click.option("--repo", required=True, help="Git repository: a local directory or a URL.")
 @click.option(
     "--agent",
-    shell_complete=agent_names,
+    shell_complete=complete_agents,
     help="Agent to use.  [default: the project's, or the one that fits the first model provider]",
 )
 @click.option("--model", help="Model to use.")
@@ -63,30 +89,22 @@ def run(
     repository if there is none. The last line on standard output is the pull request's URL, or the pushed branch if the remote has no
     pull requests.
     """
-    from sandyard.cli.tasks.trying import (  # noqa: PLC0415 - slow to load
-        left_out,
-        platform,
-        project_for,
-        repository_of,
-        token_from,
-    )
-
-    title, description = titled(sys.stdin.read() if text == "-" else text)
-    token = token_from(variable)
-    repository = repository_of(repo, local=config.load().local)
-    with Screen() as screen, platform(screen, keep=keep) as (client, background):
-        if note := left_out(repository):
+    title, description = split_title(sys.stdin.read() if text == "-" else text)
+    token = read_token(variable)
+    repository = resolve_repository(repo, local=config.load().local)
+    with Screen() as screen, open_platform(screen, keep=keep) as (client, background):
+        if note := describe_uncommitted(repository):
             screen.note(note)
-        project = project_for(client, repository, token=token, verify=verify, screen=screen)
-        body = body_of(title, description, agent=agent, model=model, base=base, budget_usd=budget_usd)
+        project = ensure_project(client, repository, token=token, verify=verify, screen=screen)
+        body = make_body(title, description, agent=agent, model=model, base=base, budget_usd=budget_usd)
         task = client.post("/tasks", {**body, "projectId": project["id"], "start": True})
-        screen.note(f"Task {task['id']}: {printable(task['title'])}")
+        screen.note(f"Task {task['id']}: {escape(task['title'])}")
         _warn_of_demo(client, task, screen)
         try:
-            task = Following(client, task, screen).run()
+            task = TaskFollower(client, task, screen).run()
         except KeyboardInterrupt:
             if background is None or keep:
-                leave(screen, task)
+                exit_interrupted(screen, task)
             screen.note(
                 f"\nThe task continues when the platform runs again: sandyard up; sandyard task logs {task['id']} --follow"
             )
@@ -94,18 +112,18 @@ def run(
         finally:
             if background is not None and not keep:
                 _pause_sandboxes(client, task)
-        for line in ended(task):
+        for line in describe_end(task):
             screen.note(line)
-        for line in where(task, repository):
+        for line in describe_review(task, repository):
             screen.note(line)
-        if pull := pull_of(task):
-            screen.line(printable(str(pull["url"] if pull.get("number") is not None else pull.get("headBranch") or "")))
-    if not well(task):
+        if pull := get_pull(task):
+            screen.line(escape(str(pull["url"] if pull.get("number") is not None else pull.get("headBranch") or "")))
+    if not is_successful(task):
         sys.exit(FAILED)
 
 
 def _warn_of_demo(client: Client, task: Any, screen: Screen) -> None:
-    agents = Agents(client)
+    agents = AgentNames(client)
     names = {str(one["agent"]) for one in task.get("attempts") or [] if agents.is_demo(one["agent"])}
     for name in sorted(names):
         screen.note(
@@ -117,9 +135,227 @@ def _warn_of_demo(client: Client, task: Any, screen: Screen) -> None:
 def _pause_sandboxes(client: Client, task: Any) -> None:
     """Pause the task's sandboxes, which would otherwise keep running without a platform."""
     with contextlib.suppress(SandyardError):
-        task = client.get(f"/tasks/{segment(task['id'])}")
+        task = client.get(f"/tasks/{quote_segment(task['id'])}")
         for attempt in task.get("attempts") or []:
             with contextlib.suppress(SandyardError):
-                session = client.get(f"/sessions/{segment(attempt['sessionId'])}")
+                session = client.get(f"/sessions/{quote_segment(attempt['sessionId'])}")
                 if (session.get("sandbox") or {}).get("status") == "running":
-                    client.post(f"/sessions/{segment(attempt['sessionId'])}/pause")
+                    client.post(f"/sessions/{quote_segment(attempt['sessionId'])}/pause")
+
+
+@contextlib.contextmanager
+def open_platform(screen: Screen, *, keep: bool) -> Iterator[tuple[Client, Background | None]]:
+    """Yield a client for the running platform, or for one that is started now and stopped afterwards. In that case also yield its
+    background process."""
+    login = config.load()
+    if _is_running(login):
+        with connect(login) as client:
+            yield client, None
+        return
+    port = urlsplit(login.url).port or DEFAULT_PORT
+    with _start_platform(login, port, screen, keep=keep) as (login, background), connect(login) as client:
+        yield client, background
+
+
+def _is_running(login: config.Login) -> bool:
+    """Return False if there is no platform at this address and one can be started there."""
+    try:
+        with connect(login) as client:
+            client.get("/me")
+    except NoAnswerError as error:
+        if not login.local or login.url.startswith("https:") or "not a Sandyard server" in error.message:
+            raise
+        return False
+    except ApiError as error:
+        if error.http_status != 401:
+            raise
+        raise NotLoggedInError(f"{error.message} To log in, run `sandyard login {login.url}`.") from None
+    return True
+
+
+@contextlib.contextmanager
+def _start_platform(
+    login: config.Login, port: int, screen: Screen, *, keep: bool
+) -> Iterator[tuple[config.Login, Background]]:
+    from sandyard.cli.up.background import Background  # noqa: PLC0415 - only needed if no platform is running
+
+    background = Background(port, keep=keep)
+    known = login.token is not None
+    screen.note(f"No platform is running at {login.url}. Starting one with its data in {background.data_dir}.")
+    screen.status("starting the engine")
+    screen.tick()
+
+    def doing(words: str) -> None:
+        screen.status(words)
+        screen.tick()
+
+    background.start(doing, new_token=not known and not background.fresh)
+    try:
+        if background.token is not None:
+            login = config.Login(background.url, background.token)
+            if not os.environ.get("SANDYARD_TOKEN"):
+                screen.note(f"Logged in as its administrator. Saved to {config.save(login)}.")
+        with connect(login) as client:
+            client.get("/me")
+        yield login, background
+    finally:
+        if keep:
+            screen.note("The platform keeps running. To stop it, kill its process: " + _describe_process(background))
+        else:
+            screen.status("stopping the platform")
+            screen.tick()
+            background.stop()
+            screen.note(
+                "Stopped the platform, which was started only for this command. To keep one running: sandyard up"
+            )
+
+
+def _describe_process(background: Background) -> str:
+    with contextlib.suppress(OSError):
+        return f"{(background.data_dir / 'up.lock').read_text().strip()}. Its output is in {background.log}."
+    return f"see {background.log}."
+
+
+def resolve_repository(text: str, *, local: bool) -> str:
+    """Return the repository address for the platform. Paths are made absolute. Raises CommandError if there is no repository."""
+    if "://" in text or not text.strip():
+        found = text.strip()
+        if not found:
+            raise CommandError("--repo is empty. Give a path or a URL.")
+        return found
+    path = Path(text).expanduser()
+    if path.exists():
+        if not local:
+            raise CommandError(
+                f"{text} is a local path, but the platform runs on another machine. Give the URL of a repository that it can reach."
+            )
+        path = path.resolve()
+        folder = next((one for one in (path, *path.parents) if (one / ".git").exists()), None)
+        if (path / "HEAD").exists() and (path / "objects").is_dir():
+            folder = path  # a bare repository
+        if folder is None:
+            raise CommandError(f"{path} is not a git repository. Create one with `git init`.")
+        if folder != path:
+            raise CommandError(f"{path} is inside the repository {folder}. Use --repo {shlex.quote(str(folder))}.")
+        if _read_git(folder, "for-each-ref", "--count=1", "refs/heads") == "":
+            raise CommandError(
+                f"{folder} has no commit yet. Create one to start from: git -C {shlex.quote(str(folder))} commit "
+                "--allow-empty -m 'chore: begin'"
+            )
+        return str(folder)
+    if ":" in text and not text.startswith(("/", ".", "~")):
+        return text  # user@host:path
+    raise CommandError(f"{text} is neither a directory nor the address of a repository.")
+
+
+def describe_uncommitted(repository: str) -> str | None:
+    """Return a note about uncommitted changes in a local repository, which the agent will not see. None if there are none."""
+    if "://" in repository or not (Path(repository) / ".git").exists():
+        return None
+    if not (lines := (_read_git(Path(repository), *STATUS) or "").splitlines()):
+        return None
+    what = "1 file is" if len(lines) == 1 else f"{len(lines)} files are"
+    return f"{what} not committed in {escape(repository)}. The agent only sees committed changes."
+
+
+def _read_git(folder: Path, *words: str) -> str | None:
+    """Return git's output, or None if it fails. Programs that the repository's configuration names are never run."""
+    names = (_run_git(folder, {}, "config", "-z", "--name-only", "--list") or b"").split(b"\0")
+    filters = [name for name in names if name.startswith(b"filter.") and name.endswith(PROGRAMS)]
+    said = _run_git(folder, HARMLESS | {os.fsdecode(name): "" for name in filters}, *words)
+    return None if said is None else said.decode(errors="replace").strip()
+
+
+def _run_git(folder: Path, settings: Mapping[str, str], *words: str) -> bytes | None:
+    """Run git. `settings` are passed as environment variables, because `-c` cannot set a name that contains `=`."""
+    first = os.environ.get("GIT_CONFIG_COUNT", "")
+    number = int(first) if first.isdigit() else 0
+    variables = {"GIT_CONFIG_COUNT": str(number + len(settings))}
+    for index, (name, value) in enumerate(settings.items(), number):
+        variables |= {f"GIT_CONFIG_KEY_{index}": name, f"GIT_CONFIG_VALUE_{index}": value}
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(folder), *words],
+            env={
+                **os.environ,
+                **variables,
+                "GIT_ALLOW_PROTOCOL": "",
+                "GIT_NO_LAZY_FETCH": "1",
+                "GIT_OPTIONAL_LOCKS": "0",
+            },
+            capture_output=True,
+            check=True,
+            timeout=GIT_SECONDS,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout
+
+
+def ensure_project(client: Client, repository: str, *, token: str | None, verify: str | None, screen: Screen) -> Any:
+    """Return the project of this repository, or a new one, after testing its connection. Raises CommandError with the reason if that
+    fails."""
+    projects = client.pages("/projects", MANY)["items"]
+    same = [
+        one for one in projects if one.get("repository") and _normalise(one["repository"]) == _normalise(repository)
+    ]
+    if same:
+        project = same[0]
+        settings = project.get("settings") or {}
+        if verify is not None and (settings.get("verify") or {}).get("command") != (verify or None):
+            settings = {**settings, "verify": {**(settings.get("verify") or {}), "command": verify or None}}
+            project = client.patch(f"/projects/{quote_segment(project['id'])}", {"settings": settings})
+            how = f"`{escape(verify)}`" if verify else "none"
+            screen.note(f"Changed the verify command of project {escape(project['name'])}: {how}")
+    else:
+        body = drop_missing(
+            name=_choose_name(repository, {one["name"] for one in projects}),
+            repository=repository,
+            settings={"verify": {"command": verify}} if verify else None,
+            token=token,
+            test=True,
+        )
+        try:
+            project = client.post("/projects", body)
+        except ApiError as error:
+            if error.problem_code != TEST_FAILED:
+                raise
+            raise _unusable_error(error.details, repository, token) from None
+        screen.note(f"Added project {escape(project['name'])} for {escape(repository)}.")
+        return project
+    path = f"/projects/{quote_segment(project['id'])}"
+    if token is not None:
+        client.request("PUT", f"{path}/credentials", body={"token": token})
+    found = run_connection_test(client, project["id"])
+    if not found["ok"]:
+        raise _unusable_error(found, repository, token)
+    return project
+
+
+def _unusable_error(found: Any, repository: str, token: str | None) -> CommandError:
+    wrong = "; ".join(escape(one["detail"]).rstrip(".") for one in found["findings"] if not one["ok"])
+    hint = "" if token is not None else " To pass a token from the environment variable NAME, use --token-from NAME."
+    return CommandError(f"Cannot use the repository: {wrong}.{hint if '://' in repository else ''}")
+
+
+def _normalise(repository: str) -> str:
+    return repository.strip().rstrip("/").removesuffix(".git").rstrip("/")
+
+
+def _choose_name(repository: str, taken: set[str]) -> str:
+    """Return, for example, `website`, or `website-2` if that is taken."""
+    first = _normalise(repository).replace(":", "/").rpartition("/")[2] or "repository"
+    name, number = first, 1
+    while name in taken:
+        number += 1
+        name = f"{first}-{number}"
+    return name
+
+
+def read_token(variable: str | None) -> str | None:
+    if variable is None:
+        return None
+    value = os.environ.get(variable, "").strip()
+    if not value:
+        raise CommandError(f"The environment variable {variable} is not set or empty.")
+    return value

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import click
 
-from sandyard.cli.completion import project_ids, session_ids
-from sandyard.cli.connection import connect, project_of, segment
-from sandyard.cli.git.checkout import until_checked_out
-from sandyard.cli.options import env_option, given, limit_option
+from sandyard.cli.completion import complete_projects, complete_sessions
+from sandyard.cli.connection import connect, get_project_id, quote_segment
+from sandyard.cli.git.checkout import wait_for_checkout
+from sandyard.cli.options import drop_missing, env_option, limit_option
 from sandyard.cli.output import output_option, show_list, show_one
-from sandyard.cli.sandboxes.waiting import until_settled
+from sandyard.cli.sandboxes.readiness import wait_until_ready
 from sandyard.cli.turns import allow, answer, cancel, prompt, transcript
 
 COLUMNS = {
@@ -34,7 +34,7 @@ FIELDS = {
     "checkpoint": "checkpointAt",
     "archived": "archivedAt",
 }
-session_argument = click.argument("session_id", metavar="SESSION", shell_complete=session_ids)
+session_argument = click.argument("session_id", metavar="SESSION", shell_complete=complete_sessions)
 
 
 @click.group()
@@ -44,7 +44,9 @@ def session() -> None:
 
 @session.command()
 @click.option("--title", help="Title.")
-@click.option("--project", shell_complete=project_ids, help="Project of the session. Its repository is checked out.")
+@click.option(
+    "--project", shell_complete=complete_projects, help="Project of the session. Its repository is checked out."
+)
 @click.option("--template", help="Template of its sandbox.")
 @click.option("--agent", help="Agent that works in it.")
 @env_option
@@ -62,25 +64,25 @@ def create(
 ) -> None:
     """Create a session. Its sandbox is created in the background."""
     with connect() as client:
-        project_id = project_of(client, project) if project else None
-        body = given(title=title, projectId=project_id, template=template, agent=agent, envs=envs)
+        project_id = get_project_id(client, project) if project else None
+        body = drop_missing(title=title, projectId=project_id, template=template, agent=agent, envs=envs)
         made = client.post("/sessions", body)
         if wait:
-            until_settled(client, made["sandboxId"])
-            until_checked_out(client, made)
-            made = client.get(f"/sessions/{segment(made['id'])}")
+            wait_until_ready(client, made["sandboxId"])
+            wait_for_checkout(client, made)
+            made = client.get(f"/sessions/{quote_segment(made['id'])}")
     show_one(made, FIELDS, output)
 
 
 @session.command("list")
-@click.option("--project", shell_complete=project_ids, help="Only sessions of this project.")
+@click.option("--project", shell_complete=complete_projects, help="Only sessions of this project.")
 @click.option("--archived", is_flag=True, help="Only archived sessions.")
 @limit_option()
 @output_option
 def list_sessions(project: str | None, archived: bool, limit: int, output: str | None) -> None:
     """List sessions, newest first."""
     with connect() as client:
-        project_id = project_of(client, project) if project else None
+        project_id = get_project_id(client, project) if project else None
         page = client.pages("/sessions", limit, projectId=project_id, archived=True if archived else None)
     show_list(page, COLUMNS, output, nothing="No sessions. To create one: sandyard session create")
 
@@ -91,7 +93,7 @@ def list_sessions(project: str | None, archived: bool, limit: int, output: str |
 def show(session_id: str, output: str | None) -> None:
     """Show a session and its sandbox. Does not wake it."""
     with connect() as client:
-        show_one(client.get(f"/sessions/{segment(session_id)}"), FIELDS, output)
+        show_one(client.get(f"/sessions/{quote_segment(session_id)}"), FIELDS, output)
 
 
 @session.command()
@@ -101,7 +103,7 @@ def show(session_id: str, output: str | None) -> None:
 def rename(session_id: str, title: str, output: str | None) -> None:
     """Change a session's title."""
     with connect() as client:
-        show_one(client.patch(f"/sessions/{segment(session_id)}", {"title": title}), FIELDS, output)
+        show_one(client.patch(f"/sessions/{quote_segment(session_id)}", {"title": title}), FIELDS, output)
 
 
 @session.command()
@@ -112,7 +114,7 @@ def delete(session_id: str, yes: bool) -> None:
     if not yes:
         click.confirm(f"Delete {session_id} and its sandbox?", abort=True, err=True)
     with connect() as client:
-        client.delete(f"/sessions/{segment(session_id)}")
+        client.delete(f"/sessions/{quote_segment(session_id)}")
 
 
 def _add_command(name: str, help_text: str) -> None:
@@ -120,7 +122,7 @@ def _add_command(name: str, help_text: str) -> None:
     @session_argument
     @output_option
     def verb(session_id: str, output: str | None) -> None:
-        path = f"/sessions/{segment(session_id)}"
+        path = f"/sessions/{quote_segment(session_id)}"
         with connect() as client:
             client.post(f"{path}/{name}")
             show_one(client.get(path), FIELDS, output)  # pause and resume return the sandbox

@@ -7,25 +7,23 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sandyard.cli.advice import advice_for
+from sandyard.cli.advice import get_advice
 from sandyard.cli.asks import Answering, allow_refused, answer_one, answer_options
-from sandyard.cli.completion import session_ids
-from sandyard.cli.connection import connect, segment
+from sandyard.cli.completion import complete_sessions
+from sandyard.cli.connection import connect, quote_segment
 from sandyard.cli.errors import FAILED, CommandError
-from sandyard.cli.options import given
-from sandyard.cli.output import as_json, echo, output_option, print_json, printable, text_option
-from sandyard.cli.tasks.feed import News
-from sandyard.cli.tasks.screen import Screen
-from sandyard.cli.tasks.staying import INTERRUPTED, stay
-from sandyard.cli.tasks.telling import tell, telling
-from sandyard.cli.tasks.transcript import Transcript
+from sandyard.cli.live.feed import INTERRUPTED, FeedUpdate, follow_until
+from sandyard.cli.live.screen import Screen
+from sandyard.cli.live.transcript import Transcript, open_transcript, print_transcript
+from sandyard.cli.options import drop_missing
+from sandyard.cli.output import as_json, echo, escape, output_option, print_json, text_option
 
 if TYPE_CHECKING:
     from sandyard.cli.client import Client
 
 OPEN = {"queued", "running", "waiting"}
 ENDINGS = {"cancelled": "was cancelled", "over_budget": "was stopped"}
-session_argument = click.argument("session_id", metavar="SESSION", shell_complete=session_ids)
+session_argument = click.argument("session_id", metavar="SESSION", shell_complete=complete_sessions)
 
 
 @click.command()
@@ -44,7 +42,9 @@ def prompt(*, session_id: str, text: str, model: str | None, mode: str | None, f
     if not text.strip():
         raise CommandError("The prompt is empty.")
     with connect() as client:
-        turn = client.post(f"/sessions/{segment(session_id)}/turns", given(text=text, model=model, mode=mode))
+        turn = client.post(
+            f"/sessions/{quote_segment(session_id)}/turns", drop_missing(text=text, model=model, mode=mode)
+        )
         if not following:
             if output == "json":
                 print_json(turn)
@@ -65,9 +65,9 @@ def transcript(session_id: str, following: bool, output: str) -> None:
         if following:
             _follow_and_exit(client, session_id, None, as_json=output == "json")
             return
-        client.get(f"/sessions/{segment(session_id)}")  # raises an error if the session does not exist
+        client.get(f"/sessions/{quote_segment(session_id)}")  # raises an error if the session does not exist
         with Screen() as screen:
-            tell(client, session_id, screen, as_json=output == "json")
+            print_transcript(client, session_id, screen, as_json=output == "json")
 
 
 @click.command()
@@ -78,7 +78,7 @@ def cancel(session_id: str, output: str | None) -> None:
     with connect() as client:
         turns = [turn for turn in _turns(client, session_id) if turn["status"] in OPEN]
         done = [
-            client.post(f"/turns/{segment(turn['id'])}/cancel") for turn in turns
+            client.post(f"/turns/{quote_segment(turn['id'])}/cancel") for turn in turns
         ]  # newest first, so that no queued turn starts
     if as_json(output):
         print_json({"items": done, "nextCursor": None})
@@ -110,7 +110,7 @@ def allow(session_id: str, output: str) -> None:
 
 
 def _turns(client: Client, session_id: str) -> list[Any]:
-    return list(client.pages(f"/sessions/{segment(session_id)}/turns", 1000)["items"])
+    return list(client.pages(f"/sessions/{quote_segment(session_id)}/turns", 1000)["items"])
 
 
 def _follow_and_exit(client: Client, session_id: str, turn: Any, *, as_json: bool) -> None:
@@ -129,8 +129,8 @@ def _follow_and_exit(client: Client, session_id: str, turn: Any, *, as_json: boo
         if not as_json:
             words = ENDINGS.get(turns[0]["status"], "failed")
             reason = f": {turns[0]['error']}" if turns[0].get("error") else "."
-            screen.note(printable(f"The turn {words}{reason}"))
-            if (advice := advice_for(turns[0].get("errorCode"))) is not None:
+            screen.note(escape(f"The turn {words}{reason}"))
+            if (advice := get_advice(turns[0].get("errorCode"))) is not None:
                 screen.note(advice)
     sys.exit(FAILED)
 
@@ -138,22 +138,22 @@ def _follow_and_exit(client: Client, session_id: str, turn: Any, *, as_json: boo
 def _follow(client: Client, session_id: str, turn: Any, screen: Screen, *, as_json: bool) -> Any:
     """Return the followed turns, newest first, in their final state."""
     start = str(turn.get("promptId") or "") if turn is not None else ""
-    told = telling(client, session_id, screen, as_json=as_json, start=start)
+    told = open_transcript(client, session_id, screen, as_json=as_json, start=start)
     whose = {"sessionId": session_id}
     typing = sys.stdin.isatty() and screen.terminal
     answering = Answering(client, screen, whose, f"session answer {session_id}", typing=typing)
     turns: list[Any] = []
 
-    def look(news: News) -> list[Any] | None:
+    def look(news: FeedUpdate) -> list[Any] | None:
         if news.again or news.has("turn"):
-            found = client.get(f"/turns/{segment(turn['id'])}") if turn is not None else None
+            found = client.get(f"/turns/{quote_segment(turn['id'])}") if turn is not None else None
             turns[:] = [found] if found is not None else _turns(client, session_id)
         over = not any(one["status"] in OPEN for one in turns)
         told.hear(news, over=over)
         screen.status(_describe_activity(turns, told))
         return turns if over else None
 
-    return stay(client, whose, screen, answering, look)
+    return follow_until(client, whose, screen, answering, look)
 
 
 def _describe_activity(turns: list[Any], told: Transcript) -> str:

@@ -6,6 +6,7 @@ import asyncio
 import heapq
 import itertools
 import time
+from datetime import UTC, datetime
 from typing import Protocol
 
 
@@ -15,6 +16,11 @@ class Clock(Protocol):
         ...
 
     async def sleep(self, seconds: float) -> None: ...
+
+
+def get_time(clock: Clock) -> datetime:
+    """Return the time in UTC."""
+    return datetime.fromtimestamp(clock.now(), UTC)
 
 
 class SystemClock:

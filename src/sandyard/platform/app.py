@@ -32,7 +32,7 @@ from sandyard.platform.api import credentials as credentials_api
 from sandyard.platform.api import events as events_api
 from sandyard.platform.api import files as files_api
 from sandyard.platform.api import git as git_api
-from sandyard.platform.api import git_reading as git_reading_api
+from sandyard.platform.api import git_queries as git_reading_api
 from sandyard.platform.api import mcp_servers as mcp_servers_api
 from sandyard.platform.api import models as models_api
 from sandyard.platform.api import preparations as preparations_api

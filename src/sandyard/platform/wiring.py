@@ -25,21 +25,21 @@ from sandyard.platform.domain.agents.trials import Trials
 from sandyard.platform.domain.audit.service import Audit
 from sandyard.platform.domain.events.feed import Feed
 from sandyard.platform.domain.forge.access import Access
-from sandyard.platform.domain.forge.follow import Follower
-from sandyard.platform.domain.forge.issues import IssueFollower
+from sandyard.platform.domain.forge.connection_test import ConnectionTests
+from sandyard.platform.domain.forge.pollers import IssuePoller, PullRequestPoller
 from sandyard.platform.domain.forge.service import PullRequests
 from sandyard.platform.domain.forge.webhooks import Webhooks
 from sandyard.platform.domain.git.context import GitContext
 from sandyard.platform.domain.git.service import GitService
-from sandyard.platform.domain.mcp_servers.connections import Connections
+from sandyard.platform.domain.mcp_servers.clients import McpClients
 from sandyard.platform.domain.mcp_servers.gateway import McpGateway
 from sandyard.platform.domain.mcp_servers.service import McpServers
 from sandyard.platform.domain.models.capability import Capabilities
 from sandyard.platform.domain.models.service import Models
-from sandyard.platform.domain.preparing.service import Preparing
+from sandyard.platform.domain.preparations.service import Preparations
 from sandyard.platform.domain.previews.service import Previews
 from sandyard.platform.domain.projects.credentials import Credentials
-from sandyard.platform.domain.projects.egress import operator_default
+from sandyard.platform.domain.projects.egress import parse_operator_default
 from sandyard.platform.domain.projects.sample import Samples
 from sandyard.platform.domain.projects.service import Projects
 from sandyard.platform.domain.remote.service import Remotes
@@ -59,11 +59,11 @@ from sandyard.platform.domain.sessions.service import Sessions
 from sandyard.platform.domain.tasks.attempts import Attempts
 from sandyard.platform.domain.tasks.board import Tasks
 from sandyard.platform.domain.tasks.durable import Durable
+from sandyard.platform.domain.tasks.issue_tasks import IssueTasks
 from sandyard.platform.domain.tasks.reviews import Reviews
 from sandyard.platform.domain.tasks.rounds import Rounds
 from sandyard.platform.domain.tasks.schedules import Schedules
 from sandyard.platform.domain.tasks.steps import Steps
-from sandyard.platform.domain.tasks.triggers import IssueTasks
 from sandyard.platform.domain.users.service import Users
 from sandyard.platform.settings import PlatformSettings
 
@@ -120,11 +120,10 @@ def _create_services(
         Activity(clock),
         instance=instance,
         idle_margin_s=settings.idle_margin_s,
-        allowed=operator_default(settings.network, settings.network_allow.split(",")),
+        allowed=parse_operator_default(settings.network, settings.network_allow.split(",")),
         destinations=destinations,
     )
     stack.push_async_callback(lifecycle.close)
-    projects.changed.append(lambda project_id: lifecycle.tasks.spawn(lifecycle.apply_network(project_id)))
     files = OutputFiles(settings.data_dir / "output")
     feed = Feed(database, backlog=settings.reader_backlog, clock=clock)
     commands = Commands(
@@ -134,7 +133,7 @@ def _create_services(
         max_timeout_s=settings.max_command_timeout_s,
         output_kept=settings.output_kept,
     )
-    connections = Connections(destinations, timeout_s=settings.model_timeout_s)
+    connections = McpClients(destinations, timeout_s=settings.model_timeout_s)
     mcp = McpGateway(McpServers(database, projects, vault, clock, connections), Capabilities(vault))
     models = Models(
         database, lifecycle, projects, vault, settings=settings, clock=clock, destinations=destinations, mcp=mcp
@@ -152,7 +151,7 @@ def _create_services(
     stack.push_async_callback(access.close)
     git = GitService(GitContext(database, lifecycle, mirrors, access.credential, settings), projects)
     stack.push_async_callback(git.operations.close)
-    preparing = Preparing(
+    preparations = Preparations(
         database,
         lifecycle,
         commands,
@@ -161,7 +160,7 @@ def _create_services(
         settings=settings,
         install=ensure_installed,
     )
-    stack.push_async_callback(preparing.close)
+    stack.push_async_callback(preparations.close)
     pull_requests = PullRequests(database, git, access, mirrors, projects, settings, clock)
     turns = AgentTurns(
         database,
@@ -175,28 +174,34 @@ def _create_services(
         install=ensure_installed,
     )
     stack.push_async_callback(turns.close)
-    _report_to_turns(turns, models, mcp)
-    sessions = Sessions(database, lifecycle, commands, projects=projects, git=git, settings=settings)
-    sessions.before_delete.append(turns.purge)
 
     async def find_agent_snapshot(owner_id: str, agent: str, template: str) -> str:
         try:
-            return await preparing.agent_snapshots.find(owner_id, await agents.profile(owner_id, agent), template)
+            return await preparations.agent_snapshots.find(owner_id, await agents.profile(owner_id, agent), template)
         except InvalidInputError:  # an agent that no longer exists; the session's first turn reports it
             return template
 
-    sessions.find_agent_snapshot = find_agent_snapshot
+    sessions = Sessions(
+        database,
+        lifecycle,
+        commands,
+        projects=projects,
+        git=git,
+        settings=settings,
+        find_agent_snapshot=find_agent_snapshot,
+        before_delete=(turns.purge,),
+    )
+    _register_hooks(projects, lifecycle, models, mcp, turns)
     trials = Trials(database, feed, agents, sessions, turns, models=models)
     stack.push_async_callback(trials.close)
-    attempts = Attempts(database, projects, lifecycle, turns, settings)
+    attempts = Attempts(database, projects, lifecycle, turns, settings, clock)
     stack.push_async_callback(attempts.close)
     tasks = Tasks(database, projects, attempts, agents, clock)
-    attempts.advance = tasks.advance
     stack.push_async_callback(tasks.close)
     schedules = Schedules(database, projects, tasks, clock)
     stack.push_async_callback(schedules.close)
     webhooks = Webhooks(
-        database, credentials, pull_requests, clock, on_push=git.refresh, on_issue=IssueTasks(tasks).labelled
+        database, credentials, pull_requests, clock, on_push=git.refresh, on_issue=IssueTasks(tasks).create_task
     )
     stack.push_async_callback(webhooks.close)
     users = Users(settings, database, clock)
@@ -220,7 +225,7 @@ def _create_services(
         maintenance=SandboxMaintenance(database, lifecycle, settings, clock),
         sandboxes=Sandboxes(database, lifecycle, projects, settings),
         commands=commands,
-        preparing=preparing,
+        preparations=preparations,
         previews=previews,
         sessions=sessions,
         attempts=attempts,
@@ -234,14 +239,19 @@ def _create_services(
         models=models,
         mcp_servers=mcp.servers,
         access=access,
+        connection_tests=ConnectionTests(access, credentials, projects, mirrors),
         git=git,
         pull_requests=pull_requests,
         webhooks=webhooks,
     )
 
 
-def _report_to_turns(turns: AgentTurns, models: Models, mcp: McpGateway) -> None:
-    """Report problems with the models and MCP servers that an agent uses in its turn."""
+def _register_hooks(
+    projects: Projects, lifecycle: Lifecycle, models: Models, mcp: McpGateway, turns: AgentTurns
+) -> None:
+    """Connect services that call each other in both directions: a changed project applies its network policy to its sandboxes, and
+    problems with models and MCP servers are reported in the turn of the agent that uses them."""
+    projects.changed.append(lambda project_id: lifecycle.tasks.spawn(lifecycle.apply_network(project_id)))
     models.over_budget.append(turns.stop_over_budget)
     models.refused.append(turns.stop_failed)
     mcp.note_failure.append(turns.add_notice)
@@ -255,7 +265,7 @@ async def _start_services(services: Services, instance: str, stack: contextlib.A
     stack.push_async_callback(services.events.close)
     await services.commands.recover()
     await services.git.recover()
-    await services.preparing.recover()
+    await services.preparations.recover()
     await services.turns.recover()
     await services.trials.recover()
     steps = Steps(
@@ -266,7 +276,7 @@ async def _start_services(services: Services, instance: str, stack: contextlib.A
         services.turns,
         services.agents,
         services.models,
-        services.preparing,
+        services.preparations,
         services.git,
         services.pull_requests,
     )
@@ -284,15 +294,17 @@ async def _start_services(services: Services, instance: str, stack: contextlib.A
     services.schedules.start()
     if services.engine.configured:
         services.maintenance.start()
-    follower = Follower(services.database, services.pull_requests, services.access, services.settings, services.clock)
+    follower = PullRequestPoller(
+        services.database, services.pull_requests, services.access, services.settings, services.clock
+    )
     follower.start()
     stack.push_async_callback(follower.close)
-    issues = IssueFollower(
+    issues = IssuePoller(
         services.database,
         services.access,
         services.settings,
         services.clock,
-        on_issue=IssueTasks(services.tasks).labelled,
+        on_issue=IssueTasks(services.tasks).create_task,
     )
     issues.start()
     stack.push_async_callback(issues.close)
@@ -310,7 +322,7 @@ async def _tidy(services: Services, durable: Durable) -> None:
             await services.turns.tidy(kept)
             await durable.tidy(kept)
             await services.git.tidy(timedelta(days=services.settings.git_operations_kept_days))
-            await services.preparing.tidy(timedelta(days=services.settings.preparations_kept_days))
+            await services.preparations.tidy(timedelta(days=services.settings.preparations_kept_days))
         except SandyardError as error:
             log.warning("tidying_failed", reason=error.message)
         except Exception as error:

@@ -93,7 +93,7 @@ def test_what_up_starts(hostile: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     state = State(Path("data"))
     state.take()
     try:
-        for child in command.children(command.Plan("127.0.0.1", 1, True, 2, (), None, None), state):
+        for child in command.make_children(command.Plan("127.0.0.1", 1, True, 2, (), None, None), state):
             assert child.command[:4] == [sys.executable, "-P", "-m", "sandyard"]
             assert child.environment["PYTHONSAFEPATH"] == "1"
             assert child.environment["PYTHONPATH"] == str(hostile / "absolute")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from sandyard.cli.asks import answer_hint, body_of, described
+from sandyard.cli.asks import answer_hint, describe, make_body
 from sandyard.cli.errors import CommandError
 from sandyard.cli.main import cli
 from tests.unit.cli.server import Reply, Server
@@ -32,13 +32,13 @@ def question(**properties: Any) -> dict[str, Any]:
     ],
 )
 def test_permissions(answer: str, body: dict[str, str]) -> None:
-    assert body_of(ASK, answer) == body
+    assert make_body(ASK, answer) == body
 
 
 @pytest.mark.parametrize("answer", ["3", "0", "maybe", ""])
 def test_what_is_no_answer(answer: str) -> None:
     with pytest.raises(CommandError, match="1 Allow, 2 Never"):
-        body_of(ASK, answer)
+        make_body(ASK, answer)
 
 
 @pytest.mark.parametrize(
@@ -54,21 +54,21 @@ def test_what_is_no_answer(answer: str) -> None:
     ],
 )
 def test_questions(field: dict[str, Any], answer: str, value: Any) -> None:
-    assert body_of(question(it=field), answer) == {"content": {"it": value}}
+    assert make_body(question(it=field), answer) == {"content": {"it": value}}
 
 
 def test_forms() -> None:
     form = question(name={"type": "string", "title": "Name"}, size={"type": "integer"})
-    assert body_of(form, '{"name": "a", "size": 2}') == {"content": {"name": "a", "size": 2}}
+    assert make_body(form, '{"name": "a", "size": 2}') == {"content": {"name": "a", "size": 2}}
     for answers in (("name=a", "size=2"), ("Size=2", "Name=a"), ("a", "2")):
-        assert body_of(form, *answers) == {"content": {"name": "a", "size": 2}}
+        assert make_body(form, *answers) == {"content": {"name": "a", "size": 2}}
     with pytest.raises(CommandError, match="Name=ANSWER size=ANSWER"):
-        body_of(form, "a")
+        make_body(form, "a")
     form["detail"]["form"]["required"] = ["size"]
-    assert body_of(form, "2") == {"content": {"size": 2}}, "what is needed"
+    assert make_body(form, "2") == {"content": {"size": 2}}, "what is needed"
     for wrong, kind in (("x", "integer"), ("x", "boolean")):
         with pytest.raises(CommandError):
-            body_of(question(it={"type": kind}), wrong)
+            make_body(question(it={"type": kind}), wrong)
 
 
 def claudes(*, several: bool = False, **more: Any) -> dict[str, Any]:
@@ -90,18 +90,18 @@ def claudes(*, several: bool = False, **more: Any) -> dict[str, Any]:
     ],
 )
 def test_a_question_of_claude_code(answer: str, content: dict[str, Any]) -> None:
-    assert body_of(claudes(), answer) == {"content": content}
-    assert body_of(claudes(), *answer.split()) == {"content": content}, "without quotes"
+    assert make_body(claudes(), answer) == {"content": content}
+    assert make_body(claudes(), *answer.split()) == {"content": content}, "without quotes"
 
 
 def test_several_choices_and_several_questions_of_claude_code() -> None:
-    assert body_of(claudes(several=True), "1, Blue") == {"content": {"question_0": ["Red", "Blue"]}}
+    assert make_body(claudes(several=True), "1, Blue") == {"content": {"question_0": ["Red", "Blue"]}}
     own = {"question_0": ["Red"], "question_0_custom": "a bit of green"}
-    assert body_of(claudes(several=True), "red, a bit of green") == {"content": own}
+    assert make_body(claudes(several=True), "red, a bit of green") == {"content": own}
     both = claudes(question_1={"type": "string", "oneOf": [{"const": "S"}, {"const": "L"}]})
-    assert body_of(both, "Colour=2", "question_1=L") == {"content": {"question_0": "Blue", "question_1": "L"}}
-    assert body_of(both, "Colour=2") == {"content": {"question_0": "Blue"}}
-    assert [line.text for line in described(both)] == [
+    assert make_body(both, "Colour=2", "question_1=L") == {"content": {"question_0": "Blue", "question_1": "L"}}
+    assert make_body(both, "Colour=2") == {"content": {"question_0": "Blue"}}
+    assert [line.text for line in describe(both)] == [
         "? The agent asks: Which?",
         "  Colour (optional)",
         "    1  Red",
@@ -115,7 +115,7 @@ def test_several_choices_and_several_questions_of_claude_code() -> None:
 
 
 def test_how_a_choice_is_shown() -> None:
-    assert [line.text for line in described(question(it={"enum": ["a\x1b[2J", "b"]}))] == [
+    assert [line.text for line in describe(question(it={"enum": ["a\x1b[2J", "b"]}))] == [
         "? The agent asks: Which?",
         "  1  a [2J",
         "  2  b",

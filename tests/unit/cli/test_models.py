@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from sandyard.cli.main import cli
-from sandyard.cli.tasks.ending import ended
+from sandyard.cli.tasks.progress import describe_end
 from tests.unit.cli.server import Reply, Server
 
 PROVIDER: dict[str, Any] = {
@@ -140,7 +140,7 @@ def test_a_failure_says_what_to_type(ready: Server) -> None:
     attempt = {"id": "att_1", "number": 1, "agent": "claude", "status": "failed", "errorCode": "model_key_refused"}
     task = {"id": "tsk_1", "attempts": [{**attempt, "error": WRONG}]}
     assert "To change the API key: sandyard model set-key PROVIDER (list them with: sandyard model list)" in list(
-        ended(task)
+        describe_end(task)
     )
 
 

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from sandyard.cli.main import cli
-from sandyard.cli.output import ago, printable
+from sandyard.cli.output import escape, format_age
 from tests.unit.cli.server import Reply, Server
 
 NOW = datetime(2026, 1, 31, 10, 0, tzinfo=UTC)
@@ -27,11 +27,11 @@ NOW = datetime(2026, 1, 31, 10, 0, tzinfo=UTC)
     ],
 )
 def test_times(stamp: str, said: str) -> None:
-    assert ago(stamp, NOW) == said
+    assert format_age(stamp, NOW) == said
 
 
 def test_what_others_wrote_does_not_steer_a_terminal() -> None:
-    assert printable("a\x1b[31mb\nc\u202ed") == "a [31mb c d"
+    assert escape("a\x1b[31mb\nc\u202ed") == "a [31mb c d"
 
 
 PAGE = {

@@ -13,19 +13,19 @@ from sandyard.kit.bounded_json import TooManyValuesError
 from sandyard.kit.errors import InvalidInputError
 from sandyard.platform.api import remote, terminal
 from sandyard.platform.domain.agents.acp import wire
-from sandyard.platform.domain.forge import connection
-from sandyard.platform.domain.forge.deliveries import payload_of
+from sandyard.platform.domain.forge import github_connection
+from sandyard.platform.domain.forge.deliveries import parse_payload
 from sandyard.platform.domain.forge.errors import ForgeUnreachableError
-from sandyard.platform.domain.forge.refusals import words
-from sandyard.platform.domain.forge.remembered import Kept
+from sandyard.platform.domain.forge.github_connection import CachedResponse
+from sandyard.platform.domain.forge.github_errors import extract_message
 from sandyard.platform.domain.mcp_servers import probe
-from sandyard.platform.domain.models import faults, gateway, trying
+from sandyard.platform.domain.models import faults, gateway, provider_check
 from sandyard.platform.domain.models.apis import Asked
-from sandyard.platform.domain.models.counting import Counter
 from sandyard.platform.domain.models.model import ModelApi, Tokens
 from sandyard.platform.domain.models.redaction import Redactor
+from sandyard.platform.domain.models.token_counter import TokenCounter
 from sandyard.platform.domain.models.tunnel import Room, Tunnel, TunnelError
-from sandyard.platform.domain.preparing import jsonc
+from sandyard.platform.domain.preparations import jsonc
 from sandyard.platform.domain.remote.line import Line, SshError
 from sandyard.platform.domain.sandboxes.e2b.relay import CommandEnded, EndReason
 
@@ -38,7 +38,7 @@ def flood(**fields: object) -> bytes:
 
 
 def _count(event: str) -> Tokens:
-    counter = Counter(ModelApi.OPENAI, "text/event-stream" if event else "application/json")
+    counter = TokenCounter(ModelApi.OPENAI, "text/event-stream" if event else "application/json")
     asyncio.run(counter.feed(event.encode() + flood(usage={"input_tokens": 1})))
     return counter.result()
 
@@ -48,9 +48,9 @@ ENTRY_POINTS: dict[str, Callable[[], object]] = {
     "ssh": lambda: remote._is_end(flood(type="eof").decode()),
     "command": lambda: CommandEnded.parse(flood(reason="exited").decode()),
     "agent": lambda: wire.parse_line(flood(method="session/update")),
-    "forge error": lambda: words(flood(message="no")),
+    "forge error": lambda: extract_message(flood(message="no")),
     "provider error": lambda: faults._quote(flood(error="no").decode(), Redactor())[:20],
-    "models": lambda: trying._listed(flood(data=[{"id": "m"}])),
+    "models": lambda: provider_check._list_models(flood(data=[{"id": "m"}])),
     "mcp server": lambda: probe._message(flood(id=1), 1),
     "stream": lambda: _count("data: "),
     "answer": lambda: _count(""),
@@ -84,17 +84,17 @@ def test_ignores_flood(entry_point: str) -> None:
 
 def test_rejects_webhook() -> None:
     with pytest.raises(InvalidInputError, match=r"more than 200,000 values\.$"):
-        payload_of("application/json", flood(action="labeled"))
+        parse_payload("application/json", flood(action="labeled"))
 
 
 def test_rejects_answer_of_forge() -> None:
     with pytest.raises(ForgeUnreachableError, match=r"forge\.apiUrl"):
-        connection._answer(Kept("", flood(number=1), ""))
+        github_connection._parse_response(CachedResponse("", flood(number=1), ""))
 
 
 def test_rejects_model_request() -> None:
     with pytest.raises(TooManyValuesError):
-        gateway._parsed(flood(model="m"), CHAT, ModelApi.OPENAI_CHAT)
+        gateway._parse_body(flood(model="m"), CHAT, ModelApi.OPENAI_CHAT)
 
 
 def test_rejects_devcontainer() -> None:

@@ -23,6 +23,7 @@ from sandyard.platform.domain.agents.catalogue import AgentCatalogue
 from sandyard.platform.domain.audit.service import Audit
 from sandyard.platform.domain.events import Feed
 from sandyard.platform.domain.forge.access import Access
+from sandyard.platform.domain.forge.connection_test import ConnectionTests
 from sandyard.platform.domain.projects.credentials import Credentials
 from sandyard.platform.domain.projects.sample import Samples
 from sandyard.platform.domain.projects.service import Projects
@@ -51,6 +52,7 @@ class World:
     secrets: Secrets
     credentials: Credentials
     access: Access
+    connection_tests: ConnectionTests
     vault: Vault
     engine: SandboxEngine
     events: Feed
@@ -93,6 +95,8 @@ async def opened(folder: Path, **settings: Any) -> AsyncIterator[World]:
     await database.open()
     projects, vault = Projects(database, clock), Vault(folder / "secret.key")
     git, credentials = Git(configured.git_dir, timeout_s=60), Credentials(database, projects, vault, clock)
+    mirrors = Mirrors(git, configured)
+    access = Access(credentials, projects, mirrors, clock, Destinations())
     world = World(
         settings=configured,
         clock=clock,
@@ -103,7 +107,8 @@ async def opened(folder: Path, **settings: Any) -> AsyncIterator[World]:
         samples=Samples(database, projects, git, folder / "samples"),
         secrets=Secrets(database, projects, vault, clock),
         credentials=credentials,
-        access=Access(credentials, projects, Mirrors(git, configured), clock, Destinations()),
+        access=access,
+        connection_tests=ConnectionTests(access, credentials, projects, mirrors),
         vault=vault,
         engine=SandboxEngine(EngineConfig(configured.e2b_api_key), clock),
         events=Feed(database, clock=clock),

@@ -1,34 +1,55 @@
-"""Wait for the checkout of a new session in a project."""
+"""The checkout of a session or a sandbox: find it, and wait until it exists."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import click
+
+from sandyard.cli.completion import complete_targets
+from sandyard.cli.connection import get_sandbox_id, quote_segment
 from sandyard.cli.errors import ApiError
 from sandyard.cli.git.failures import fail
-from sandyard.cli.git.progress import Ticker
-from sandyard.cli.git.running import attend, leave, note_warnings
+from sandyard.cli.git.operations import exit_interrupted, print_warnings, wait_for_operation
+from sandyard.cli.git.progress import ProgressLine
 
 if TYPE_CHECKING:
     from sandyard.cli.client import Client
 
+
+target_argument = click.argument("target", metavar="SESSION", shell_complete=complete_targets)
 RECENT = 20
 
 
-def until_checked_out(client: Client, session: Any) -> None:
+def get_checkout_path(client: Client, target: str) -> str:
+    """Return the API path of a checkout."""
+    return f"/git/{quote_segment(get_sandbox_id(client, target))}"
+
+
+def get_session_id(client: Client, target: str) -> str:
+    """Return the id of the session that uses a sandbox. Raises ApiError if no session does."""
+    if not target.startswith("sbx_"):
+        return target
+    found = client.get(f"/sandboxes/{quote_segment(target)}").get("sessionId")
+    if not found:
+        raise ApiError(f"Sandbox {target} does not belong to a session.", 404)
+    return str(found)
+
+
+def wait_for_checkout(client: Client, session: Any) -> None:
     """Return when the repository is checked out in the session's sandbox, or when there is none. Exits the process if the checkout fails."""
     found = client.get("/git/operations", sessionId=session["id"], limit=RECENT)["items"]
     operation = next((one for one in found if one["kind"] == "clone"), None)
     if operation is None:
         return
-    with Ticker() as ticker:
+    with ProgressLine() as line:
         try:
-            operation = attend(client, operation, ticker)
+            operation = wait_for_operation(client, operation, line)
         except KeyboardInterrupt:
-            ticker.stop()
-            leave(operation, session["id"])
+            line.stop()
+            exit_interrupted(operation, session["id"])
         except ApiError as error:
-            ticker.stop()
+            line.stop()
             opened = f"Session {session['id']} was created without a checkout: {error.message}"
             fail(ApiError(opened, error.http_status, error.problem_code, error.details), session["id"], "clone", {})
-    note_warnings(operation)
+    print_warnings(operation)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
 from sandyard.cli.errors import ApiError
-from sandyard.cli.output import echo, printable
+from sandyard.cli.output import echo, escape
 
 SHOWN = 50
 REMEDIES = {
@@ -24,31 +24,31 @@ REMEDIES = {
 }
 
 
-def fail(error: ApiError, workplace: str, verb: str, asked: Mapping[str, object]) -> NoReturn:
+def fail(error: ApiError, target: str, verb: str, asked: Mapping[str, object]) -> NoReturn:
     """Print the error and what to do about it, and exit. `asked` is the request's body."""
     echo(f"sandyard: {error.message}", err=True)
-    for line in explain(error, workplace, verb, asked):
+    for line in explain(error, target, verb, asked):
         echo(line, err=True)
     sys.exit(error.exit_code)
 
 
 @contextlib.contextmanager
-def advised(workplace: str) -> Iterator[None]:
+def print_advice_on_error(target: str) -> Iterator[None]:
     """Handle errors of the enclosed requests like `fail`."""
     try:
         yield
     except ApiError as error:
-        fail(error, workplace, "read", {})
+        fail(error, target, "read", {})
 
 
-def explain(error: ApiError, workplace: str, verb: str, asked: Mapping[str, object]) -> Iterator[str]:
+def explain(error: ApiError, target: str, verb: str, asked: Mapping[str, object]) -> Iterator[str]:
     """Yield lines to print below the error message. Nothing if the message is sufficient. `asked` is the request's body."""
-    name = shlex.quote(workplace)
+    name = shlex.quote(target)
     suggestion = error.details.get("suggestion")
     if suggestion and verb == "commit":
-        yield f"Try: sandyard git commit {name} -m {shlex.quote(printable(str(suggestion)))}"
+        yield f"Try: sandyard git commit {name} -m {shlex.quote(escape(str(suggestion)))}"
     if error.problem_code == "conflicts":
-        yield from conflicts(error.details.get("files"))
+        yield from format_conflicts(error.details.get("files"))
         if verb == "update":
             yield "To resolve this, run one of:"
             yield from _columns(_choices(name, error.details.get("choices"), str(asked.get("how") or "rebase")))
@@ -56,11 +56,11 @@ def explain(error: ApiError, workplace: str, verb: str, asked: Mapping[str, obje
         yield remedy.format(name=name)
 
 
-def conflicts(files: object) -> Iterator[str]:
+def format_conflicts(files: object) -> Iterator[str]:
     """Yield a line for each file."""
     found = [file for file in files if isinstance(file, dict)] if isinstance(files, list) else []
     for file in found[:SHOWN]:
-        yield f"  {printable(str(file.get('path') or ''))} ({printable(str(file.get('kind') or 'content'))})"
+        yield f"  {escape(str(file.get('path') or ''))} ({escape(str(file.get('kind') or 'content'))})"
     if len(found) > SHOWN:
         yield f"  and {len(found) - SHOWN} more"
 

@@ -4,22 +4,14 @@ from __future__ import annotations
 
 import click
 
-from sandyard.cli.git.changing import branch, commit, discard, stage, tag
-from sandyard.cli.git.checkpoints import checkpoint, checkpoints, restore
-from sandyard.cli.git.diff import diff
+from sandyard.cli.git.local import branch, checkpoint, checkpoints, commit, discard, restore, stage, tag
 from sandyard.cli.git.operations import operations
-from sandyard.cli.git.reading import log, status
 from sandyard.cli.git.remote import clone, push, update
+from sandyard.cli.git.views import diff, log, status
+from sandyard.cli.options import OrderedGroup
 
 
-class InOrder(click.Group):
-    """Lists commands in the order they are added: by workflow, not alphabetically."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(self.commands)
-
-
-@click.group(cls=InOrder)
+@click.group(cls=OrderedGroup)
 def git() -> None:
     """Use git in the checkout of a session. A sandbox id can be used instead of SESSION.
 

@@ -6,7 +6,7 @@ import sys
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from sandyard.cli.output import console, printable
+from sandyard.cli.output import console, escape
 
 if TYPE_CHECKING:
     from rich.status import Status
@@ -20,12 +20,12 @@ DOING = {
 }
 
 
-class Ticker:
+class ProgressLine:
     def __init__(self) -> None:
         self._shown = sys.stderr.isatty()
         self._status: Status | None = None
 
-    def __enter__(self) -> Ticker:
+    def __enter__(self) -> ProgressLine:
         return self
 
     def __exit__(
@@ -33,15 +33,15 @@ class Ticker:
     ) -> None:
         self.stop()
 
-    def waiting(self, before: int | None) -> None:
+    def show_queue(self, before: int | None) -> None:
         """Show the queue position. `before` is the number of operations ahead, or None if the server does not know it yet."""
-        self._say("waiting" if before is None else f"waiting: {ordinal(before + 1)} in the queue")
+        self._say("waiting" if before is None else f"waiting: {format_ordinal(before + 1)} in the queue")
 
-    def under_way(self, kind: str) -> None:
-        self._say(DOING.get(kind) or printable(kind))
+    def show_kind(self, kind: str) -> None:
+        self._say(DOING.get(kind) or escape(kind))
 
-    def progress(self, what: object, percent: object) -> None:
-        text = printable(str(what or ""))
+    def show_progress(self, what: object, percent: object) -> None:
+        text = escape(str(what or ""))
         self._say(f"{text}  {percent} %" if isinstance(percent, int) else text)
 
     def stop(self) -> None:
@@ -62,6 +62,6 @@ class Ticker:
             self._status.update(Text(text))
 
 
-def ordinal(number: int) -> str:
+def format_ordinal(number: int) -> str:
     ending = "th" if number % 100 in {11, 12, 13} else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
     return f"{number}{ending}"

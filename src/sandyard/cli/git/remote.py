@@ -8,15 +8,14 @@ from typing import Any, TypeVar
 
 import click
 
-from sandyard.cli.completion import project_ids
-from sandyard.cli.connection import connect, project_of
+from sandyard.cli.completion import complete_projects
+from sandyard.cli.connection import connect, get_project_id
 from sandyard.cli.errors import FAILED
-from sandyard.cli.git.failures import conflicts
-from sandyard.cli.git.running import carry_out
-from sandyard.cli.git.told import counted, short, told
-from sandyard.cli.git.workplace import workplace_argument
-from sandyard.cli.options import given
-from sandyard.cli.output import echo, output_option
+from sandyard.cli.git.checkout import target_argument
+from sandyard.cli.git.failures import format_conflicts
+from sandyard.cli.git.operations import print_result, run_operation, shorten_commit
+from sandyard.cli.options import drop_missing
+from sandyard.cli.output import echo, output_option, pluralize
 
 F = TypeVar("F", bound=Callable[..., Any])
 HOW = {
@@ -29,42 +28,46 @@ HOW = {
 
 
 @click.command()
-@workplace_argument
-@click.option("--project", shell_complete=project_ids, help="Fail unless the sandbox belongs to this project.")
+@target_argument
+@click.option("--project", shell_complete=complete_projects, help="Fail unless the sandbox belongs to this project.")
 @click.option("--base", help="Branch to start from.  [default: the project's base branch]")
 @click.option("--branch", help="Branch to work on.  [default: a new branch]")
 @output_option
-def clone(workplace: str, project: str | None, base: str | None, branch: str | None, output: str | None) -> None:
+def clone(target: str, project: str | None, base: str | None, branch: str | None, output: str | None) -> None:
     """Check out the project's repository in a sandbox. Sessions of a project already have a checkout."""
     with connect() as client:
-        project_id = project_of(client, project) if project else None
-        done = carry_out(client, "clone", workplace, given(projectId=project_id, baseBranch=base, branch=branch))
+        project_id = get_project_id(client, project) if project else None
+        done = run_operation(
+            client, "clone", target, drop_missing(projectId=project_id, baseBranch=base, branch=branch)
+        )
     detail = done["detail"]
-    told(done, f"On branch {detail.get('branch')}, from {detail.get('baseBranch')}, in {detail.get('folder')}.", output)
+    print_result(
+        done, f"On branch {detail.get('branch')}, from {detail.get('baseBranch')}, in {detail.get('folder')}.", output
+    )
 
 
 @click.command()
-@workplace_argument
+@target_argument
 @output_option
-def push(workplace: str, output: str | None) -> None:
+def push(target: str, output: str | None) -> None:
     """Push the commits of a checkout's branch to the remote. Never force-pushes."""
     with connect() as client:
-        done = carry_out(client, "push", workplace)
+        done = run_operation(client, "push", target)
     detail = done["detail"]
-    told(done, pushed(detail), output)
+    print_result(done, describe_push(detail), output)
     if found := detail.get("conflicts"):
         echo("The branch has conflicts with its base branch.", err=True)
-        for line in conflicts(found):
+        for line in format_conflicts(found):
             echo(line, err=True)
-        echo(f"To resolve them: sandyard git update {workplace} --agent", err=True)
+        echo(f"To resolve them: sandyard git update {target} --agent", err=True)
 
 
-def pushed(detail: dict[str, Any]) -> str:
-    branch, commit = detail.get("branch"), short(detail.get("commit"))
+def describe_push(detail: dict[str, Any]) -> str:
+    branch, commit = detail.get("branch"), shorten_commit(detail.get("commit"))
     if detail.get("upToDate"):
         return f"Everything up to date: {branch} is already at {commit} on the remote."
     number = detail.get("commits")
-    size = f", {counted(number, 'commit')} ahead of its base" if isinstance(number, int) else ""
+    size = f", {pluralize(number, 'commit')} ahead of its base" if isinstance(number, int) else ""
     return f"Pushed {branch}, now at {commit}{size}."
 
 
@@ -75,7 +78,7 @@ def _how(function: F) -> F:
 
 
 @click.command()
-@workplace_argument
+@target_argument
 @_how
 @click.option(
     "--source",
@@ -83,34 +86,34 @@ def _how(function: F) -> F:
     help="branch: get commits that others pushed to this branch.  [default: base]",
 )
 @output_option
-def update(workplace: str, how: str | None, source: str | None, output: str | None) -> None:
+def update(target: str, how: str | None, source: str | None, output: str | None) -> None:
     """Update a branch with new commits of its base branch.
 
     On conflicts nothing is changed and the options are listed. With --check, the exit code is 1 if there would be conflicts.
     """
     with connect() as client:
-        done = carry_out(client, "update", workplace, given(how=how, source=source))
+        done = run_operation(client, "update", target, drop_missing(how=how, source=source))
     detail = done["detail"]
-    told(done, updated(how or "rebase", detail), output)
+    print_result(done, describe_update(how or "rebase", detail), output)
     found = detail.get("conflicts") or []
-    for line in conflicts(found):
+    for line in format_conflicts(found):
         echo(line, err=True)
     if found and how == "check":
         sys.exit(FAILED)
 
 
-def updated(how: str, detail: dict[str, Any]) -> str:
+def describe_update(how: str, detail: dict[str, Any]) -> str:
     source, behind = detail.get("source") or "the base", detail.get("behind")
     shown, number = len(detail.get("conflicts") or []), detail.get("conflictCount")
-    files = counted(number if isinstance(number, int) else shown, "file")
+    files = pluralize(number if isinstance(number, int) else shown, "file")
     if how == "give_up":
         return "Restored the previous state." if detail.get("ended") else "No merge or rebase is in progress."
     if behind == 0:
         return f"No new commits on {source}."
-    news = counted(behind, "commit") if isinstance(behind, int) else "new commits"
+    news = pluralize(behind, "commit") if isinstance(behind, int) else "new commits"
     if how == "check":
         would = f"There would be conflicts in {files}" if detail.get("conflicts") else "There would be no conflicts"
         return f"{source} is {news} ahead. {would}."
     if detail.get("conflicts"):
         return f"Merging {source} caused conflicts in {files}. The session's agent was told to resolve them."
-    return f"Added {news} from {source}; now at {short(detail.get('head'))}."
+    return f"Added {news} from {source}; now at {shorten_commit(detail.get('head'))}."

@@ -7,20 +7,27 @@ from typing import Any
 
 import click
 
-from sandyard.cli.completion import project_ids
-from sandyard.cli.connection import connect, project_of, segment
+from sandyard.cli.completion import complete_projects
+from sandyard.cli.connection import connect, get_project_id, quote_segment
 from sandyard.cli.errors import FAILED, ApiError, CommandError
-from sandyard.cli.options import given, limit_option
-from sandyard.cli.output import as_json, echo, output_option, print_json, printable, show_list, show_one
-from sandyard.cli.projects.checking import TEST_FAILED, look, tell
+from sandyard.cli.options import drop_missing, limit_option
+from sandyard.cli.output import as_json, echo, escape, output_option, print_json, show_list, show_one
+from sandyard.cli.projects.connection_test import TEST_FAILED, print_findings, run_connection_test
 from sandyard.cli.projects.credentials import credential_options, gather
 from sandyard.cli.projects.mcp import mcp
 from sandyard.cli.projects.members import members, project_argument
 from sandyard.cli.projects.preparations import preparations, prepare
-from sandyard.cli.projects.repository import located
-from sandyard.cli.projects.settings import change
-from sandyard.cli.projects.showing import COLUMNS, CREDENTIALS, FIELDS
+from sandyard.cli.projects.settings import FIELDS, change, resolve_repository
 
+COLUMNS = {
+    "ID": "id",
+    "NAME": "name",
+    "REPOSITORY": "repository",
+    "BASE": "baseBranch",
+    "PROBLEM": "connectionError",
+    "CREATED": "createdAt",
+}
+CREDENTIALS = {"CREDENTIAL": "kind", "HINT": "hint", "UPDATED": "updatedAt"}
 KINDS = {"token": "token", "ssh-key": "ssh_key", "app": "app", "webhook-secret": "webhook_secret"}
 
 
@@ -63,20 +70,22 @@ def add(
     if no_token and options["token_stdin"]:
         raise click.UsageError("Use either --token-stdin or --no-token, not both.")
     credentials = gather(repository=repository, ask=not no_token, **options)
-    settings = given(forge=given(kind=forge, apiUrl=api_url))
-    body = given(name=name, repository=located(repository), baseBranch=base, settings=settings, **credentials)
+    settings = drop_missing(forge=drop_missing(kind=forge, apiUrl=api_url))
+    body = drop_missing(
+        name=name, repository=resolve_repository(repository), baseBranch=base, settings=settings, **credentials
+    )
     with connect() as client:
         try:
             made = client.post("/projects", {**body, "test": test})
         except ApiError as error:
             if error.problem_code != TEST_FAILED:
                 raise
-            tell(error.details, err=True)
+            print_findings(error.details, err=True)
             raise CommandError(f"{name} was not added. To add it anyway, use --no-test.") from None
     show_one(made, FIELDS, output)
     if note := made.get("forgeNote"):
         echo(
-            f"{printable(note)} To set it: sandyard project set {printable(made['id'])} --api-url https://HOST/api/v3",
+            f"{escape(note)} To set it: sandyard project set {escape(made['id'])} --api-url https://HOST/api/v3",
             err=True,
         )
 
@@ -98,7 +107,7 @@ def list_projects(archived: bool, limit: int, output: str | None) -> None:
 def show(project: str, output: str | None) -> None:
     """Show a project and which credentials it has. Their values are never shown."""
     with connect() as client:
-        path = f"/projects/{segment(project_of(client, project))}"
+        path = f"/projects/{quote_segment(get_project_id(client, project))}"
         found = client.get(path)
         show_one(found, FIELDS, output)
         if as_json(output):
@@ -130,8 +139,8 @@ def token(*, project: str, removed: str | None, test: bool, **options: Any) -> N
     prompts for the token.
     """
     with connect() as client:
-        project_id = project_of(client, project)
-        path = f"/projects/{segment(project_id)}"
+        project_id = get_project_id(client, project)
+        path = f"/projects/{quote_segment(project_id)}"
         if removed is not None:
             client.delete(f"{path}/credentials/{KINDS[removed]}")
             echo(f"Removed {removed} from {project}.", err=True)
@@ -145,7 +154,7 @@ def token(*, project: str, removed: str | None, test: bool, **options: Any) -> N
         except ApiError as error:
             if error.problem_code != TEST_FAILED:
                 raise
-            tell(error.details, err=True)
+            print_findings(error.details, err=True)
             raise CommandError("Nothing was saved. To save it anyway, use --no-test.") from None
         echo("Saved.", err=True)
 
@@ -156,21 +165,21 @@ def token(*, project: str, removed: str | None, test: bool, **options: Any) -> N
 def test(project: str, output: str | None) -> None:
     """Test a project's repository and forge. The exit code is 1 if a test fails."""
     with connect() as client:
-        found = look(client, project_of(client, project))
-    print_json(found) if as_json(output) else tell(found, err=False)
+        found = run_connection_test(client, get_project_id(client, project))
+    print_json(found) if as_json(output) else print_findings(found, err=False)
     sys.exit(0 if found["ok"] else FAILED)
 
 
 @project.command()
-@click.argument("project", metavar="PROJECT", shell_complete=project_ids)
+@click.argument("project", metavar="PROJECT", shell_complete=complete_projects)
 @click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
 def delete(project: str, yes: bool) -> None:
     """Delete a project with its tasks and credentials. Does not delete the repository or sessions."""
     with connect() as client:
-        project_id = project_of(client, project)
+        project_id = get_project_id(client, project)
         if not yes:
             click.confirm(f"Delete {project} with its tasks and credentials?", abort=True, err=True)
-        client.delete(f"/projects/{segment(project_id)}")
+        client.delete(f"/projects/{quote_segment(project_id)}")
     echo(f"Deleted {project}.", err=True)
 
 

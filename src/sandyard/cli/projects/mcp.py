@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sandyard.cli.connection import connect, project_of, segment
+from sandyard.cli.connection import connect, get_project_id, quote_segment
 from sandyard.cli.errors import FAILED, ApiError, CommandError
 from sandyard.cli.options import env_option
-from sandyard.cli.output import as_json, echo, output_option, print_json, printable, show_list, show_one
-from sandyard.cli.projects.checking import TEST_FAILED, tell
+from sandyard.cli.output import as_json, echo, escape, output_option, print_json, show_list, show_one
+from sandyard.cli.projects.connection_test import TEST_FAILED, print_findings
 from sandyard.cli.projects.members import project_argument
 
 if TYPE_CHECKING:
@@ -121,11 +121,11 @@ def add(
             if known is None:
                 made = client.post(path, {"name": name, **body})
             else:
-                made = client.request("PATCH", f"{path}/{segment(known['id'])}", body=body)
+                made = client.request("PATCH", f"{path}/{quote_segment(known['id'])}", body=body)
         except ApiError as error:
             if error.problem_code != TEST_FAILED:
                 raise
-            tell(error.details, err=True)
+            print_findings(error.details, err=True)
             raise CommandError(f"{name} was not saved. To save it anyway, use --no-test.") from None
     show_one(made if as_json(output) else _to_row(made), FIELDS, output)
 
@@ -137,7 +137,7 @@ def remove(project: str, server: str) -> None:
     """Remove an MCP server from a project."""
     with connect() as client:
         path = _servers_path(client, project)
-        client.delete(f"{path}/{segment(_server_id(client, path, server))}")
+        client.delete(f"{path}/{quote_segment(_server_id(client, path, server))}")
     echo(f"Removed {server}.", err=True)
 
 
@@ -149,19 +149,19 @@ def test(project: str, server: str, output: str | None) -> None:
     """Test an MCP server with a URL. Lists its tools from the platform, with its headers. The exit code is 1 if that fails."""
     with connect() as client:
         path = _servers_path(client, project)
-        found = client.post(f"{path}/{segment(_server_id(client, path, server))}/test")
+        found = client.post(f"{path}/{quote_segment(_server_id(client, path, server))}/test")
     if as_json(output):
         print_json(found)
     else:
         mark = click.style("✓", fg="green") if found["ok"] else click.style("✗", fg="red")
-        echo(f"{mark} {printable(found['detail'])}")
+        echo(f"{mark} {escape(found['detail'])}")
         for tool in found["tools"]:
-            echo(f"  {printable(tool)}")
+            echo(f"  {escape(tool)}")
     sys.exit(0 if found["ok"] else FAILED)
 
 
 def _servers_path(client: Client, project: str) -> str:
-    return f"/projects/{segment(project_of(client, project))}/mcp-servers"
+    return f"/projects/{quote_segment(get_project_id(client, project))}/mcp-servers"
 
 
 def _find_server(items: list[dict[str, Any]], name: str) -> dict[str, Any] | None:

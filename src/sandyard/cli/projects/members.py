@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sandyard.cli.completion import project_ids
-from sandyard.cli.connection import MANY, connect, project_of, segment
+from sandyard.cli.completion import complete_projects
+from sandyard.cli.connection import MANY, connect, get_project_id, quote_segment
 from sandyard.cli.errors import NOT_ALLOWED, ApiError, CommandError
 from sandyard.cli.output import echo, output_option, show_list
-from sandyard.cli.projects.showing import MEMBERS
 
 if TYPE_CHECKING:
     from sandyard.cli.client import Client
 
-project_argument = click.argument("project", metavar="PROJECT", shell_complete=project_ids)
+MEMBERS = {"ID": "id", "NAME": "name"}
+project_argument = click.argument("project", metavar="PROJECT", shell_complete=complete_projects)
 user_argument = click.argument("user", metavar="USER")
 
 
@@ -30,7 +30,7 @@ def members() -> None:
 def list_members(project: str, output: str | None) -> None:
     """List members, without the owner."""
     with connect() as client:
-        page = client.get(f"/projects/{segment(project_of(client, project))}/members")
+        page = client.get(f"/projects/{quote_segment(get_project_id(client, project))}/members")
     show_list(
         page,
         MEMBERS,
@@ -45,8 +45,8 @@ def list_members(project: str, output: str | None) -> None:
 def add(project: str, user: str) -> None:
     """Add USER to a project. USER is an id (or a name, for administrators). Idempotent."""
     with connect() as client:
-        project_id, user_id = project_of(client, project), _find_user_id(client, user)
-        client.request("PUT", f"/projects/{segment(project_id)}/members/{segment(user_id)}")
+        project_id, user_id = get_project_id(client, project), _find_user_id(client, user)
+        client.request("PUT", f"/projects/{quote_segment(project_id)}/members/{quote_segment(user_id)}")
     echo(f"Added {user} to {project}.", err=True)
 
 
@@ -56,10 +56,10 @@ def add(project: str, user: str) -> None:
 def remove(project: str, user: str) -> None:
     """Remove USER from a project. Idempotent."""
     with connect() as client:
-        project_id = project_of(client, project)
-        path = f"/projects/{segment(project_id)}/members"
+        project_id = get_project_id(client, project)
+        path = f"/projects/{quote_segment(project_id)}/members"
         known = {member["name"]: str(member["id"]) for member in client.get(path)["items"]}
-        client.delete(f"{path}/{segment(known.get(user) or _find_user_id(client, user))}")
+        client.delete(f"{path}/{quote_segment(known.get(user) or _find_user_id(client, user))}")
     echo(f"Removed {user} from {project}.", err=True)
 
 

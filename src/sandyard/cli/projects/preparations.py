@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sandyard.cli.connection import connect, project_of, segment
+from sandyard.cli.connection import connect, get_project_id, quote_segment
 from sandyard.cli.errors import FAILED
-from sandyard.cli.options import given, limit_option
-from sandyard.cli.output import echo, output_option, printable, show_list, show_one, visible
+from sandyard.cli.options import drop_missing, limit_option
+from sandyard.cli.output import echo, escape, escape_line, output_option, show_list, show_one
 from sandyard.cli.projects.members import project_argument
 
 if TYPE_CHECKING:
@@ -58,16 +58,16 @@ def prepare(project: str, agent: str | None, base: str | None, wait: bool, outpu
     is retried. Ctrl-C does not stop it. The exit code is 1 if it failed.
     """
     with connect(patience=PATIENCE) as client:
-        path = f"/projects/{segment(project_of(client, project))}/preparations"
-        made = client.post(path, given(agent=agent, baseBranch=base))
+        path = f"/projects/{quote_segment(get_project_id(client, project))}/preparations"
+        made = client.post(path, drop_missing(agent=agent, baseBranch=base))
         if wait:
             made = _wait_until_ready(client, made)
     for warning in made.get("warnings") or []:
-        echo(f"Note: {printable(str(warning))}", err=True)
+        echo(f"Note: {escape(str(warning))}", err=True)
     show_one(made, FIELDS, output)
     if made["status"] == "failed":
         for line in f"Error: {made.get('error') or 'Preparation failed.'}".splitlines():
-            echo(visible(line), err=True)
+            echo(escape_line(line), err=True)
         sys.exit(FAILED)
 
 
@@ -76,9 +76,9 @@ def _wait_until_ready(client: Client, made: Any) -> Any:
     while made["status"] == "preparing":
         if made.get("step") != said:
             said = made.get("step")
-            echo(f"{printable(str(said))} …", err=True)
+            echo(f"{escape(str(said))} …", err=True)
         time.sleep(LOOK_SECONDS)
-        made = client.get(f"/preparations/{segment(made['id'])}")
+        made = client.get(f"/preparations/{quote_segment(made['id'])}")
     return made
 
 
@@ -91,8 +91,8 @@ def preparations(project: str, deleted: str | None, limit: int, output: str | No
     """List a project's preparations, newest first. Unused ones are deleted automatically."""
     with connect() as client:
         if deleted is not None:
-            client.delete(f"/preparations/{segment(deleted)}")
+            client.delete(f"/preparations/{quote_segment(deleted)}")
             echo(f"Deleted {deleted}.", err=True)
             return
-        page = client.pages(f"/projects/{segment(project_of(client, project))}/preparations", limit)
+        page = client.pages(f"/projects/{quote_segment(get_project_id(client, project))}/preparations", limit)
     show_list(page, COLUMNS, output, nothing="No preparations. To create one: sandyard project prepare PROJECT")

@@ -4,16 +4,48 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
-from sandyard.cli.completion import agent_names, project_ids
-from sandyard.cli.connection import connect, project_of, segment
+from sandyard.cli.completion import complete_agents, complete_projects
+from sandyard.cli.connection import connect, get_project_id, quote_segment
 from sandyard.cli.output import output_option, show_one
-from sandyard.cli.projects.repository import located
-from sandyard.cli.projects.showing import FIELDS
 
+FIELDS = {
+    "id": "id",
+    "name": "name",
+    "repository": "repository",
+    "base": "baseBranch",
+    "problem": "connectionError",
+    "verify command": "settings.verify.command",
+    "setup command": "settings.setup.command",
+    "agent": "defaultAgent",
+    "model": "settings.agent.model",
+    "permissions": "settings.agent.permissions.mode",
+    "denied": "settings.agent.permissions.deny",
+    "network": "settings.network.mode",
+    "presets": "settings.network.presets",
+    "hosts": "settings.network.allow",
+    "parallel attempts": "settings.tasks.parallel",
+    "task budget ($)": "settings.tasks.budget.usd",
+    "monthly budget ($)": "settings.tasks.monthlyBudget.usd",
+    "issue label": "settings.tasks.issueLabel",
+    "forge": "settings.forge.kind",
+    "API": "settings.forge.apiUrl",
+    "merge method": "settings.forge.mergeMethod",
+    "drafts": "settings.forge.draft",
+    "labels": "settings.forge.labels",
+    "reviewers": "settings.forge.reviewers",
+    "assignees": "settings.forge.assignees",
+    "messages": "settings.git.commitMessages",
+    "author": "settings.git.author.name",
+    "template": "settings.template",
+    "idle seconds": "settings.idleSeconds",
+    "created": "createdAt",
+    "archived": "archivedAt",
+}
 F = TypeVar("F", bound=Callable[..., Any])
 BUDGET = click.FloatRange(min=0)
 IDENTITY = re.compile(r"^\s*([^<>]+?)\s*<([^<>\s]+)>\s*$")
@@ -66,7 +98,7 @@ def _list_option(name: str, text: str) -> Callable[[F], F]:
 
 
 @click.command("set")
-@click.argument("project", metavar="PROJECT", shell_complete=project_ids)
+@click.argument("project", metavar="PROJECT", shell_complete=complete_projects)
 @click.option("--name", help="New name.")
 @click.option("--repository", help="New address of the repository.")
 @click.option("--base", help="Branch to start from and to merge into.")
@@ -80,7 +112,7 @@ def _list_option(name: str, text: str) -> Callable[[F], F]:
     metavar="COMMAND",
     help="Command that prepares a checkout, once per base commit.  [default: .sandyard/setup.sh, or from devcontainer.json]",
 )
-@click.option("--agent", shell_complete=agent_names, help="Default agent for tasks.")
+@click.option("--agent", shell_complete=complete_agents, help="Default agent for tasks.")
 @click.option("--model", help="Default model for tasks.")
 @click.option(
     "--permissions",
@@ -141,21 +173,21 @@ def change(project: str, output: str | None, **options: Any) -> None:
     if not given:
         raise click.UsageError("Nothing to change. For the available options, see `sandyard project set --help`.")
     with connect() as client:
-        path = f"/projects/{segment(project_of(client, project))}"
+        path = f"/projects/{quote_segment(get_project_id(client, project))}"
         body: dict[str, Any] = {
             field: given[name] or None for name, field in (("name", "name"), ("base", "baseBranch")) if name in given
         }
         if "repository" in given:
-            body["repository"] = located(given["repository"]) or None
+            body["repository"] = resolve_repository(given["repository"]) or None
         if "archived" in given:
             body["archived"] = given["archived"]
         if settings := {name: value for name, value in given.items() if name in PLACES}:
-            body["settings"] = changed(client.get(path)["settings"], settings)
+            body["settings"] = change_settings(client.get(path)["settings"], settings)
         made = client.patch(path, body)
     show_one(made, FIELDS, output)
 
 
-def changed(settings: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+def change_settings(settings: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
     """Return `settings` updated with the given options."""
     settings = {**settings}
     for name, value in given.items():
@@ -168,3 +200,11 @@ def changed(settings: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
         else:
             target[field] = None if value == "" or (name in BUDGETS and not value) else value
     return settings
+
+
+def resolve_repository(repository: str) -> str:
+    """Return a local directory as an absolute path, because the server has another working directory. Anything else is unchanged."""
+    if "://" in repository or not repository:
+        return repository
+    path = Path(repository).expanduser()
+    return str(path.resolve()) if path.is_dir() else repository

@@ -9,8 +9,8 @@ import sys
 import click
 
 from sandyard.cli import config
-from sandyard.cli.completion import workplace_ids
-from sandyard.cli.connection import connect, sandbox_of
+from sandyard.cli.completion import complete_targets
+from sandyard.cli.connection import connect, get_sandbox_id
 from sandyard.cli.errors import CommandError
 from sandyard.cli.output import echo
 from sandyard.cli.remote import settings
@@ -18,7 +18,7 @@ from sandyard.cli.remote import settings
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @click.option("--stdio", is_flag=True, help="Forward the connection on standard input and output. Started by OpenSSH.")
-@click.argument("name", metavar="SESSION_OR_SANDBOX", shell_complete=workplace_ids)
+@click.argument("name", metavar="SESSION_OR_SANDBOX", shell_complete=complete_targets)
 @click.argument("command", nargs=-1)
 def ssh(*, stdio: bool, name: str, command: tuple[str, ...]) -> None:
     """Connect to a session's sandbox with SSH, or run COMMAND there.
@@ -27,10 +27,10 @@ def ssh(*, stdio: bool, name: str, command: tuple[str, ...]) -> None:
     exit code is the command's own. A paused sandbox is resumed. After `sandyard ssh-config --write`, plain `ssh`, `scp`, `rsync` and
     editors can also use the host SESSION_OR_SANDBOX.sandyard.
     """
-    asked = settings.name_of(name)
+    asked = settings.get_host_name(name)
     if stdio:
         sys.exit(_forward_stdio(asked))
-    words = [settings.needed("ssh"), "-F", str(settings.write_settings()), f"{asked}{settings.SUFFIX}"]
+    words = [settings.list_needed("ssh"), "-F", str(settings.write_settings()), f"{asked}{settings.SUFFIX}"]
     command = command[1:] if command[:1] == ("--",) else command
     if command:
         words += ["--", command[0] if len(command) == 1 else shlex.join(command)]
@@ -49,7 +49,7 @@ def ssh_config(write: bool) -> None:
         echo(settings.settings(), nl=False)
         return
     path = settings.write_settings()
-    file, added = settings.include(path)
+    file, added = settings.add_include(path)
     echo(f"Saved the settings to {path}. {file} {'now includes' if added else 'already includes'} it.")
     if os.environ.get("SANDYARD_TOKEN") or os.environ.get("SANDYARD_URL"):
         echo(
@@ -65,8 +65,10 @@ def _forward_stdio(name: str) -> int:
         raise CommandError("--stdio must be started by OpenSSH: it reads the protocol from standard input.")
     key = settings.ensure_key()
     with connect() as client:
-        sandbox_id = sandbox_of(client, name)
+        sandbox_id = get_sandbox_id(client, name)
         login = client.login
-    from sandyard.cli.remote.stdio import carry  # noqa: PLC0415 - slow to load
+    from sandyard.cli.remote.stdio import forward  # noqa: PLC0415 - slow to load
 
-    return carry(login, sandbox_id, key, lambda host_key: settings.know_host(f"{name}{settings.SUFFIX}", host_key))
+    return forward(
+        login, sandbox_id, key, lambda host_key: settings.add_known_host(f"{name}{settings.SUFFIX}", host_key)
+    )

@@ -40,11 +40,11 @@ Host *{suffix} "!*'*"
 """
 
 
-def folder() -> Path:
-    return config.path().parent / "ssh"
+def get_folder() -> Path:
+    return config.get_path().parent / "ssh"
 
 
-def name_of(host: str) -> str:
+def get_host_name(host: str) -> str:
     """Return the session or sandbox of a host name. Raises CommandError if it cannot be one."""
     name = host.removesuffix(SUFFIX)
     if not (name.isascii() and name.replace("_", "").isalnum()):
@@ -54,18 +54,18 @@ def name_of(host: str) -> str:
 
 def settings() -> str:
     """Return the settings, for OpenSSH 8.4 or newer."""
-    return SETTINGS.format(suffix=SUFFIX, command=_own_command(), folder=_escape_percent(str(folder())))
+    return SETTINGS.format(suffix=SUFFIX, command=_own_command(), folder=_escape_percent(str(get_folder())))
 
 
 def write_settings() -> Path:
     """Write our settings file and key. Idempotent."""
     ensure_key()
-    path = folder() / "config"
+    path = get_folder() / "config"
     _replace(path, settings())
     return path
 
 
-def include(path: Path) -> tuple[Path, bool]:
+def add_include(path: Path) -> tuple[Path, bool]:
     """Include `path` at the top of `~/.ssh/config`, because the first match wins. The second value is False if it was already included."""
     file = Path.home() / ".ssh" / "config"
     line = f'Include "{path}"'
@@ -83,10 +83,10 @@ def include(path: Path) -> tuple[Path, bool]:
 def ensure_key() -> str:
     """Return our public key. Creates the key pair if it does not exist. Raises CommandError if that fails."""
     with _exclusive_lock():
-        key = folder() / "id_ed25519"
+        key = get_folder() / "id_ed25519"
         public = key.with_name("id_ed25519.pub")
         if not (key.exists() and public.exists()):
-            words = [needed("ssh-keygen"), "-q", "-t", "ed25519", "-N", "", "-C", "sandyard", "-f", str(key)]
+            words = [list_needed("ssh-keygen"), "-q", "-t", "ed25519", "-N", "", "-C", "sandyard", "-f", str(key)]
             for half in (key, public):
                 half.unlink(missing_ok=True)
             done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
@@ -95,12 +95,12 @@ def ensure_key() -> str:
         return public.read_text().strip()
 
 
-def know_host(host: str, key: str) -> None:
+def add_known_host(host: str, key: str) -> None:
     """Store the host key of a host, replacing an earlier one."""
-    _replace(folder() / "known_hosts" / host, f"{host.lower()} {key}\n")
+    _replace(get_folder() / "known_hosts" / host, f"{host.lower()} {key}\n")
 
 
-def needed(program: str) -> str:
+def list_needed(program: str) -> str:
     """Return the path of a program. Raises CommandError if it is not installed."""
     path = shutil.which(program)
     if path is None:
@@ -126,8 +126,8 @@ def _escape_percent(text: str) -> str:
 @contextlib.contextmanager
 def _exclusive_lock() -> Iterator[None]:
     """Hold a lock, because an editor opens several connections at once."""
-    folder().mkdir(mode=0o700, parents=True, exist_ok=True)
-    lock = os.open(folder() / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    get_folder().mkdir(mode=0o700, parents=True, exist_ok=True)
+    lock = os.open(get_folder() / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

@@ -15,16 +15,16 @@ from websockets.asyncio.client import connect as connect_websocket
 from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
 
 from sandyard.cli.config import Login
-from sandyard.cli.connection import segment
+from sandyard.cli.connection import quote_segment
 from sandyard.cli.errors import FAILED, ApiError, NoAnswerError, NotLoggedInError
-from sandyard.cli.output import echo, printable
+from sandyard.cli.output import echo, escape
 
 OPEN_SECONDS = 120.0
 """A sandbox may have to be created or resumed first."""
 CHUNK = 64 << 10
 
 
-def carry(login: Login, sandbox_id: str, public_key: str, know: Callable[[str], None]) -> int:
+def forward(login: Login, sandbox_id: str, public_key: str, know: Callable[[str], None]) -> int:
     """Forward until either side ends and return the exit code. `know` gets the host key before any data is forwarded. Raises ApiError and
     NoAnswerError."""
     try:
@@ -38,7 +38,7 @@ def carry(login: Login, sandbox_id: str, public_key: str, know: Callable[[str], 
 
 async def _forward(login: Login, sandbox_id: str, public_key: str, know: Callable[[str], None]) -> int:
     base = "ws" + login.url.removeprefix("http")
-    address = f"{base}/api/v1/sandboxes/{segment(sandbox_id)}/ssh?{urlencode({'key': public_key})}"
+    address = f"{base}/api/v1/sandboxes/{quote_segment(sandbox_id)}/ssh?{urlencode({'key': public_key})}"
     headers = {"Authorization": f"Bearer {login.token.reveal()}"} if login.token else {}
     proxy: Literal[True] | None = None if login.local else True
     async with connect_websocket(
@@ -88,7 +88,7 @@ def _write(data: bytes) -> None:
 def _report_end(reason: str | None) -> int:
     if reason is None:
         return 0
-    echo(f"sandyard: {printable(reason)}", err=True)
+    echo(f"sandyard: {escape(reason)}", err=True)
     return FAILED
 
 
@@ -100,4 +100,4 @@ def _to_error(login: Login, error: InvalidStatus) -> Exception:
         detail = json.loads(error.response.body or b"{}").get("detail")
     except (ValueError, AttributeError):
         detail = None
-    return ApiError(printable(detail or f"The server refused the SSH connection with status {status}."), status)
+    return ApiError(escape(detail or f"The server refused the SSH connection with status {status}."), status)

@@ -17,7 +17,7 @@ CHUNK = 1 << 18
 BLOCK = 512
 
 
-def size(folder: Path) -> int:
+def get_size(folder: Path) -> int:
     """Return roughly how many bytes `pack` yields."""
     total = 2 * BLOCK
     for root, folders, files in os.walk(folder):

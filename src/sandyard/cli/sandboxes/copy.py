@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sandyard.cli.completion import copy_ends
-from sandyard.cli.connection import connect, sandbox_of
+from sandyard.cli.completion import complete_copy_ends
+from sandyard.cli.connection import connect, get_sandbox_id
 from sandyard.cli.errors import CommandError, LocalNotFoundError
 
 if TYPE_CHECKING:
@@ -30,8 +30,8 @@ class Remote:
 
 
 @click.command()
-@click.argument("source", shell_complete=copy_ends)
-@click.argument("target", shell_complete=copy_ends)
+@click.argument("source", shell_complete=complete_copy_ends)
+@click.argument("target", shell_complete=complete_copy_ends)
 @click.option("-q", "--quiet", is_flag=True, help="Do not show a progress bar.")
 def cp(source: str, target: str, quiet: bool) -> None:
     """Copy files between this machine and a sandbox.
@@ -40,7 +40,7 @@ def cp(source: str, target: str, quiet: bool) -> None:
     directory or ends with a slash, otherwise to that name. `-` is standard input
     or output. Directories are sent as one tar stream if the sandbox has tar, otherwise file by file.
     """
-    here, there = end_of(source), end_of(target)
+    here, there = parse_end(source), parse_end(target)
     if isinstance(here, Remote) == isinstance(there, Remote):
         raise click.UsageError("One path must be SANDBOX:PATH and the other one local.")
     from sandyard.cli.sandboxes.files import Files  # noqa: PLC0415 - slow to load
@@ -49,13 +49,13 @@ def cp(source: str, target: str, quiet: bool) -> None:
     with connect() as client, Progress(shown=not quiet and sys.stderr.isatty()) as progress:
         if isinstance(there, Remote):
             assert not isinstance(here, Remote)
-            _upload(Files(client, sandbox_of(client, there.sandbox), progress), here, there.path)
+            _upload(Files(client, get_sandbox_id(client, there.sandbox), progress), here, there.path)
         else:
             assert isinstance(here, Remote)
-            _download(Files(client, sandbox_of(client, here.sandbox), progress), here.path, there)
+            _download(Files(client, get_sandbox_id(client, here.sandbox), progress), here.path, there)
 
 
-def end_of(text: str) -> Remote | str:
+def parse_end(text: str) -> Remote | str:
     """Parse one side of a copy. `sbx_…:path` or `ses_…:path` is in a sandbox; everything else is local. Prefix `./` to force a local
     path."""
     found = REMOTE.fullmatch(text)

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sandyard.cli.completion import sandbox_ids
-from sandyard.cli.connection import connect, sandbox_of, segment
+from sandyard.cli.completion import complete_sandboxes
+from sandyard.cli.connection import connect, get_sandbox_id, quote_segment
 from sandyard.cli.errors import FAILED, NoAnswerError
-from sandyard.cli.options import env_option, given
+from sandyard.cli.options import drop_missing, env_option
 from sandyard.cli.output import echo, print_json
 from sandyard.cli.sse import follow
 from sandyard.kit.errors import SandyardError
@@ -30,7 +30,7 @@ GIVE_UP_SECONDS = 120.0
 
 
 @click.command("exec", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
-@click.argument("sandbox_id", metavar="SANDBOX", shell_complete=sandbox_ids)
+@click.argument("sandbox_id", metavar="SANDBOX", shell_complete=complete_sandboxes)
 @click.argument("command", nargs=-1, required=True)
 @click.option("--cwd", help="Working directory.")
 @env_option
@@ -62,9 +62,9 @@ def execute(
             "Standard input is not forwarded to the command. Copy it as a file instead (sandyard sandbox cp).", err=True
         )
     line = command[0] if len(command) == 1 else shlex.join(command)
-    body = given(command=line, cwd=cwd, envs=envs, timeout=timeout)
+    body = drop_missing(command=line, cwd=cwd, envs=envs, timeout=timeout)
     with connect(patience=(timeout or 300) + 60) as client:
-        path = f"/sandboxes/{segment(sandbox_of(client, sandbox_id))}"
+        path = f"/sandboxes/{quote_segment(get_sandbox_id(client, sandbox_id))}"
         if output == "json" and not detach:
             sys.exit(_wait(client, path, body))
         started = client.post(f"{path}/execute", body | {"background": True})
@@ -116,7 +116,7 @@ def copy_output(client: Client, number: str, offsets: dict[str, int]) -> Any:
 
     Survives dropped connections and restarts of the server.
     """
-    path = f"/commands/{segment(number)}/stream"
+    path = f"/commands/{quote_segment(number)}/stream"
     for event in follow(client, path, offsets, give_up=GIVE_UP_SECONDS):
         said: Any = json.loads(event.data)
         if event.kind == "end":
@@ -155,4 +155,4 @@ def _write(stream: str, data: bytes) -> None:
 
 def _kill(client: Client, number: str) -> None:
     with contextlib.suppress(SandyardError):
-        client.post(f"/commands/{segment(number)}/kill")
+        client.post(f"/commands/{quote_segment(number)}/kill")

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal
 
-from sandyard.cli.connection import segment
+from sandyard.cli.connection import quote_segment
 from sandyard.cli.errors import ApiError, CommandError
 from sandyard.cli.output import echo
 from sandyard.cli.sandboxes import archive
@@ -31,7 +31,7 @@ class Files:
 
     def __init__(self, client: Client, sandbox_id: str, progress: Progress) -> None:
         self._client = client
-        self._base = f"/sandboxes/{segment(sandbox_id)}"
+        self._base = f"/sandboxes/{quote_segment(sandbox_id)}"
         self._progress = progress
         self._tar: bool | None = None
 
@@ -89,7 +89,7 @@ class Files:
         """Copy the contents of a directory to `target`, which is created if needed. Existing files are replaced."""
         if self._has_tar():
             with self._temporary() as name:
-                self._progress.begin(source.name, archive.size(source))
+                self._progress.begin(source.name, archive.get_size(source))
                 self._client.put(f"{self._base}/files", self._counted(archive.pack(source)), path=name)
                 folder = shlex.quote(target)
                 self._run(f"mkdir -p -- {folder} && tar -xf {name} -C {folder} --no-same-owner")

@@ -6,16 +6,16 @@ import sys
 
 import click
 
-from sandyard.cli.completion import project_ids, sandbox_ids
-from sandyard.cli.connection import connect, project_of, sandbox_of, segment
-from sandyard.cli.options import env_option, given, limit_option
+from sandyard.cli.completion import complete_projects, complete_sandboxes
+from sandyard.cli.connection import connect, get_project_id, get_sandbox_id, quote_segment
+from sandyard.cli.options import drop_missing, env_option, limit_option
 from sandyard.cli.output import as_json, echo, output_option, show_list, show_one
 from sandyard.cli.sandboxes.copy import cp
 from sandyard.cli.sandboxes.execute import execute
 from sandyard.cli.sandboxes.logs import logs
 from sandyard.cli.sandboxes.previews import ports, preview
+from sandyard.cli.sandboxes.readiness import wait_until_ready
 from sandyard.cli.sandboxes.shell import shell
-from sandyard.cli.sandboxes.waiting import until_settled
 from sandyard.kit.errors import SandyardError
 
 STATUSES = ["provisioning", "running", "paused", "error", "destroyed"]
@@ -45,7 +45,7 @@ FIELDS = {
     "destroyed": "destroyedAt",
 }
 DENIED = {"HOST": "host", "PORT": "port", "PROTOCOL": "protocol", "FIRST SEEN": "at"}
-sandbox_argument = click.argument("sandbox_id", metavar="SANDBOX", shell_complete=sandbox_ids)
+sandbox_argument = click.argument("sandbox_id", metavar="SANDBOX", shell_complete=complete_sandboxes)
 
 
 @click.group()
@@ -56,7 +56,9 @@ def sandbox() -> None:
 @sandbox.command()
 @click.option("--template", help="Template to start from.  [default: the project's]")
 @click.option(
-    "--project", shell_complete=project_ids, help="Project whose settings apply and whose repository can be cloned."
+    "--project",
+    shell_complete=complete_projects,
+    help="Project whose settings apply and whose repository can be cloned.",
 )
 @env_option
 @click.option("--idle-seconds", type=click.IntRange(5), help="Pause after this many idle seconds.  [default: 300]")
@@ -75,9 +77,9 @@ def create(
 ) -> None:
     """Create a sandbox and wait until it is running."""
     with connect() as client:
-        body = given(
+        body = drop_missing(
             template=template,
-            projectId=project_of(client, project) if project else None,
+            projectId=get_project_id(client, project) if project else None,
             envs=envs,
             idleSeconds=idle_seconds,
             agentId=agent_id,
@@ -85,7 +87,7 @@ def create(
         )
         made = client.post("/sandboxes", body)
         if made["status"] == "provisioning":
-            made = until_settled(client, made["id"])
+            made = wait_until_ready(client, made["id"])
     show_one(made, FIELDS, output)
 
 
@@ -112,7 +114,7 @@ def list_sandboxes(everyone: bool, status: str | None, limit: int, output: str |
 def show(sandbox_id: str, output: str | None) -> None:
     """Show a sandbox. Does not wake it."""
     with connect() as client:
-        show_one(client.get(f"/sandboxes/{segment(sandbox_of(client, sandbox_id))}"), FIELDS, output)
+        show_one(client.get(f"/sandboxes/{quote_segment(get_sandbox_id(client, sandbox_id))}"), FIELDS, output)
 
 
 @sandbox.command()
@@ -121,7 +123,7 @@ def show(sandbox_id: str, output: str | None) -> None:
 def denied(sandbox_id: str, output: str | None) -> None:
     """List blocked connections. The network settings of the sandbox's project blocked them. Does not wake it."""
     with connect() as client:
-        found = client.get(f"/sandboxes/{segment(sandbox_of(client, sandbox_id))}/denied")
+        found = client.get(f"/sandboxes/{quote_segment(get_sandbox_id(client, sandbox_id))}/denied")
     if not found["available"] and not as_json(output):
         echo("This engine does not report blocked connections.", err=True)
         return
@@ -129,14 +131,14 @@ def denied(sandbox_id: str, output: str | None) -> None:
 
 
 @sandbox.command()
-@click.argument("sandbox_ids", metavar="SANDBOX...", nargs=-1, required=True, shell_complete=sandbox_ids)
+@click.argument("sandbox_ids", metavar="SANDBOX...", nargs=-1, required=True, shell_complete=complete_sandboxes)
 def kill(sandbox_ids: tuple[str, ...]) -> None:
     """Delete sandboxes with everything in them. Sandboxes that are already deleted are not an error."""
     code = 0
     with connect() as client:
         for name in sandbox_ids:
             try:
-                client.delete(f"/sandboxes/{segment(sandbox_of(client, name))}")
+                client.delete(f"/sandboxes/{quote_segment(get_sandbox_id(client, name))}")
             except SandyardError as error:
                 echo(f"sandyard: {error.message}", err=True)
                 code = code or getattr(error, "exit_code", 1)
@@ -149,7 +151,9 @@ def _add_command(name: str, help_text: str) -> None:
     @output_option
     def verb(sandbox_id: str, output: str | None) -> None:
         with connect() as client:
-            show_one(client.post(f"/sandboxes/{segment(sandbox_of(client, sandbox_id))}/{name}"), FIELDS, output)
+            show_one(
+                client.post(f"/sandboxes/{quote_segment(get_sandbox_id(client, sandbox_id))}/{name}"), FIELDS, output
+            )
 
 
 _add_command("pause", "Pause a sandbox and keep its processes and memory. It is resumed on next use.")

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sandyard.cli.completion import sandbox_ids
-from sandyard.cli.connection import connect, sandbox_of, segment
+from sandyard.cli.completion import complete_sandboxes
+from sandyard.cli.connection import connect, get_sandbox_id, quote_segment
 from sandyard.cli.options import limit_option
-from sandyard.cli.output import ago, echo, print_json, printable
+from sandyard.cli.output import echo, escape, format_age, print_json
 
 if TYPE_CHECKING:
     from sandyard.cli.client import Client
@@ -21,7 +21,7 @@ CHUNK = 256 * 1024
 
 
 @click.command()
-@click.argument("sandbox_id", metavar="SANDBOX", shell_complete=sandbox_ids)
+@click.argument("sandbox_id", metavar="SANDBOX", shell_complete=complete_sandboxes)
 @click.option("--command", "number", metavar="CMD", help="Show the complete output of this command only.")
 @limit_option(20)
 @click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
@@ -32,23 +32,23 @@ def logs(sandbox_id: str, number: str | None, limit: int, output: str) -> None:
     """
     with connect() as client:
         if number is not None:
-            found = client.get(f"/commands/{segment(number)}")
+            found = client.get(f"/commands/{quote_segment(number)}")
             if output == "json":
                 print_json(found)
             else:
                 _write(client, found)
             return
-        page = client.pages(f"/sandboxes/{segment(sandbox_of(client, sandbox_id))}/commands", limit)
+        page = client.pages(f"/sandboxes/{quote_segment(get_sandbox_id(client, sandbox_id))}/commands", limit)
         if output == "json":
             print_json(page)
             return
         for command in reversed(page["items"]):
-            echo(click.style(header(command), bold=True))
+            echo(click.style(format_header(command), bold=True))
             sys.stdout.flush()
             _write(client, command)
 
 
-def header(command: Any) -> str:
+def format_header(command: Any) -> str:
     """Return, for example, `$ make test  (exited 0, 2.3 s, 5 min ago, cmd_…)`."""
     ended = command.get("status", "")
     if command.get("exitCode") is not None:
@@ -57,15 +57,15 @@ def header(command: Any) -> str:
     if command.get("durationMs") is not None:
         facts.append(f"{command['durationMs'] / 1000:.1f} s")
     if command.get("startedAt"):
-        facts.append(ago(command["startedAt"]))
+        facts.append(format_age(command["startedAt"]))
     facts.append(command["id"])
-    return f"$ {printable(command.get('command') or '')}  ({', '.join(fact for fact in facts if fact)})"
+    return f"$ {escape(command.get('command') or '')}  ({', '.join(fact for fact in facts if fact)})"
 
 
 def _write(client: Client, command: Any) -> None:
     for stream, target in (("stdout", sys.stdout), ("stderr", sys.stderr)):
         last = b""
-        for data in pages(client, command["id"], stream):
+        for data in read_pages(client, command["id"], stream):
             target.buffer.write(data)
             last = data
         if last and not last.endswith(b"\n"):
@@ -73,11 +73,11 @@ def _write(client: Client, command: Any) -> None:
         target.buffer.flush()
 
 
-def pages(client: Client, number: str, stream: str) -> Iterator[bytes]:
+def read_pages(client: Client, number: str, stream: str) -> Iterator[bytes]:
     """Yield everything a command has written to one stream, a page at a time."""
     offset = 0
     while True:
-        page = client.get(f"/commands/{segment(number)}/output", stream=stream, offset=offset, limit=CHUNK)
+        page = client.get(f"/commands/{quote_segment(number)}/output", stream=stream, offset=offset, limit=CHUNK)
         text = page.get("text")
         yield text.encode() if text is not None else base64.b64decode(page.get("base64") or "")
         if page["end"] <= offset or page["end"] >= page["total"]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import click
 
-from sandyard.cli.completion import sandbox_ids
-from sandyard.cli.connection import connect, sandbox_of, segment
+from sandyard.cli.completion import complete_sandboxes
+from sandyard.cli.connection import connect, get_sandbox_id, quote_segment
 from sandyard.cli.output import echo, output_option, print_json, show_list, text_option
 
 COLUMNS = {"PORT": "port", "ADDRESS": "address", "PROCESS": "process", "URL": "url"}
 _NOTHING = "No open ports."
 _ASLEEP = "The sandbox is paused, so its ports are unknown. To resume it: sandyard sandbox resume SANDBOX"
-sandbox_argument = click.argument("sandbox_id", metavar="SANDBOX", shell_complete=sandbox_ids)
+sandbox_argument = click.argument("sandbox_id", metavar="SANDBOX", shell_complete=complete_sandboxes)
 
 
 @click.command()
@@ -23,7 +23,7 @@ def ports(sandbox_id: str, output: str | None) -> None:
     To open one in a browser, use `sandyard sandbox preview`.
     """
     with connect() as client:
-        found = client.get(f"/sandboxes/{segment(sandbox_of(client, sandbox_id))}/ports")
+        found = client.get(f"/sandboxes/{quote_segment(get_sandbox_id(client, sandbox_id))}/ports")
     show_list(found, COLUMNS, output, nothing=_ASLEEP if found["sleeping"] else _NOTHING)
 
 
@@ -39,7 +39,7 @@ def preview(sandbox_id: str, port: int, path: str, output: str) -> None:
     """
     with connect() as client:
         made = client.post(
-            f"/sandboxes/{segment(sandbox_of(client, sandbox_id))}/previews", {"port": port, "path": path}
+            f"/sandboxes/{quote_segment(get_sandbox_id(client, sandbox_id))}/previews", {"port": port, "path": path}
         )
     if output == "json":
         print_json(made)

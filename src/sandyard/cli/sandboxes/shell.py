@@ -6,12 +6,12 @@ import sys
 
 import click
 
-from sandyard.cli.completion import sandbox_ids
-from sandyard.cli.connection import connect, sandbox_of, segment
+from sandyard.cli.completion import complete_sandboxes
+from sandyard.cli.connection import connect, get_sandbox_id, quote_segment
 
 
 @click.command()
-@click.argument("sandbox_id", metavar="SANDBOX", shell_complete=sandbox_ids)
+@click.argument("sandbox_id", metavar="SANDBOX", shell_complete=complete_sandboxes)
 @click.option("--terminal", help="Reconnect to this shell instead of starting one.")
 def shell(sandbox_id: str, terminal: str | None) -> None:
     """Open a shell in a sandbox. Returns when the shell ends.
@@ -21,8 +21,8 @@ def shell(sandbox_id: str, terminal: str | None) -> None:
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise click.UsageError("A shell needs a terminal. To run a command without one, use `sandyard sandbox exec`.")
     with connect() as client:
-        address = sandbox_of(client, sandbox_id)
-        client.get(f"/sandboxes/{segment(address)}")  # report errors before the terminal is in raw mode
+        address = get_sandbox_id(client, sandbox_id)
+        client.get(f"/sandboxes/{quote_segment(address)}")  # report errors before the terminal is in raw mode
         login = client.login
     from sandyard.cli.sandboxes.keyboard import attach  # noqa: PLC0415 - slow to load
     from sandyard.cli.sandboxes.terminal import Terminal  # noqa: PLC0415

@@ -13,7 +13,7 @@ from websockets.asyncio.client import connect as connect_websocket
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus, WebSocketException
 
 from sandyard.cli.config import Login
-from sandyard.cli.connection import segment
+from sandyard.cli.connection import quote_segment
 from sandyard.cli.errors import ApiError, NoAnswerError
 
 FIRST_PAUSE, LONGEST_PAUSE, GIVE_UP_SECONDS = 0.5, 5.0, 300.0
@@ -103,7 +103,7 @@ class Terminal:
         columns, rows = self._size()
         query: dict[str, Any] = {"cols": columns, "rows": rows} | ({"terminal": self._id} if self._id else {})
         base = "ws" + self._login.url.removeprefix("http")
-        address = f"{base}/api/v1/sandboxes/{segment(self._sandbox_id)}/terminal?{urlencode(query)}"
+        address = f"{base}/api/v1/sandboxes/{quote_segment(self._sandbox_id)}/terminal?{urlencode(query)}"
         token = self._login.token
         headers = {"Authorization": f"Bearer {token.reveal()}"} if token else {}
         proxy: Literal[True] | None = None if self._login.local else True

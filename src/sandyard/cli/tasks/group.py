@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import click
 
-from sandyard.cli.git.group import InOrder
-from sandyard.cli.tasks.adding import add
-from sandyard.cli.tasks.deciding import allow, answer, move, pick, pull_request, remove, retry, stop
-from sandyard.cli.tasks.listing import compare, list_tasks, queue
+from sandyard.cli.options import OrderedGroup
+from sandyard.cli.tasks.add import add
+from sandyard.cli.tasks.decisions import allow, answer, move, pick, pull_request, remove, retry, stop
 from sandyard.cli.tasks.logs import diff, logs
-from sandyard.cli.tasks.showing import show
+from sandyard.cli.tasks.views import compare, list_tasks, queue, show
 
 
-@click.group(cls=InOrder)
+@click.group(cls=OrderedGroup)
 def task() -> None:
     """Manage tasks: work for agents, from a card to a pull request.
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import click
 
-from sandyard.cli.connection import connect, segment
+from sandyard.cli.connection import connect, quote_segment
 from sandyard.cli.errors import CommandError
-from sandyard.cli.git import diff as git_diff
-from sandyard.cli.git.failures import advised
-from sandyard.cli.output import echo, print_json, printable, text_option
-from sandyard.cli.tasks.ending import follow_to_the_end
-from sandyard.cli.tasks.finding import Agents, attempt_option, find_attempt, find_task, task_argument
-from sandyard.cli.tasks.screen import Screen
-from sandyard.cli.tasks.telling import tell
+from sandyard.cli.git import views as git_diff
+from sandyard.cli.git.failures import print_advice_on_error
+from sandyard.cli.live.screen import Screen
+from sandyard.cli.live.transcript import print_transcript
+from sandyard.cli.output import echo, escape, print_json, text_option
+from sandyard.cli.tasks.lookup import AgentNames, attempt_option, find_attempt, find_task, task_argument
+from sandyard.cli.tasks.progress import follow_task
 
 
 @click.command()
@@ -31,17 +31,17 @@ def logs(task: str, following: bool, attempt: int | None, output: str) -> None:
         if attempt is not None:
             find_attempt(found, attempt)
         if following:
-            follow_to_the_end(client, found, number=attempt, as_json=output == "json")
+            follow_task(client, found, number=attempt, as_json=output == "json")
             return
         attempts = [one for one in found.get("attempts") or [] if attempt in {None, one["number"]}]
         if not attempts:
             find_attempt(found, None)  # reports why there is none
-        agents = Agents(client)
+        agents = AgentNames(client)
         with Screen() as screen:
             for one in attempts:
                 if len(attempts) > 1 and output != "json":
                     screen.line(f"── attempt {one['number']}: {agents.label(one['agent'])}", bold=True)
-                tell(client, one["sessionId"], screen, as_json=output == "json")
+                print_transcript(client, one["sessionId"], screen, as_json=output == "json")
 
 
 @click.command()
@@ -56,22 +56,22 @@ def diff(task: str, attempt: int | None, paths: tuple[str, ...], shape: str | No
     with connect() as client:
         found = find_task(client, task)
         one = find_attempt(found, attempt)
-        sandbox = one.get("sandboxId") or client.get(f"/sessions/{segment(one['sessionId'])}").get("sandboxId")
+        sandbox = one.get("sandboxId") or client.get(f"/sessions/{quote_segment(one['sessionId'])}").get("sandboxId")
         if not sandbox:
             raise CommandError(f"Attempt {one['number']} of {found['id']} has no sandbox yet.")
-        with advised(one["sessionId"]):
+        with print_advice_on_error(one["sessionId"]):
             changed = client.get(
-                f"/git/{segment(sandbox)}/diff", against="base", path=paths or None, patches=shape is None
+                f"/git/{quote_segment(sandbox)}/diff", against="base", path=paths or None, patches=shape is None
             )
     if output == "json":
         print_json(changed)
     elif shape == "names":
         for file in changed["files"]:
-            echo(printable(file["path"]))
+            echo(escape(file["path"]))
     elif shape == "stat":
-        for line in git_diff.stat(changed):
+        for line in git_diff.format_stat(changed):
             echo(line)
     else:
-        git_diff.show(changed)
+        git_diff.print_diff(changed)
     if changed.get("truncated"):
         echo("Not all files are shown. To see others, give their PATHs.", err=True)

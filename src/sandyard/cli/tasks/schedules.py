@@ -6,14 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sandyard.cli.completion import agent_names, project_ids, schedule_ids
-from sandyard.cli.connection import MANY, connect, project_of, segment
+from sandyard.cli.completion import complete_agents, complete_projects, complete_schedules
+from sandyard.cli.connection import MANY, connect, get_project_id, quote_segment
 from sandyard.cli.errors import ApiError, CommandError
-from sandyard.cli.git.group import InOrder
-from sandyard.cli.options import given, limit_option
-from sandyard.cli.output import as_json, echo, output_option, print_json, printable, show_list, show_one, text_option
-from sandyard.cli.tasks.adding import MOST_ATTEMPTS, PRIORITY, body_of, read, titled
-from sandyard.cli.tasks.ending import follow_to_the_end
+from sandyard.cli.options import OrderedGroup, drop_missing, limit_option
+from sandyard.cli.output import as_json, echo, escape, output_option, print_json, show_list, show_one, text_option
+from sandyard.cli.tasks.add import MOST_ATTEMPTS, PRIORITY, make_body, read_text, split_title
+from sandyard.cli.tasks.progress import follow_task
 
 if TYPE_CHECKING:
     from sandyard.cli.client import Client
@@ -44,10 +43,10 @@ FIELDS = {
     "last error": "lastError",
 }
 PREFIX = "sch_"
-schedule_argument = click.argument("schedule", metavar="SCHEDULE", shell_complete=schedule_ids)
+schedule_argument = click.argument("schedule", metavar="SCHEDULE", shell_complete=complete_schedules)
 
 
-@click.group(cls=InOrder)
+@click.group(cls=OrderedGroup)
 def schedule() -> None:
     """Manage schedules: tasks that are created repeatedly. SCHEDULE is a name or an id."""
 
@@ -55,7 +54,7 @@ def schedule() -> None:
 @schedule.command()
 @click.argument("cron")
 @click.argument("text", required=False)
-@click.option("--project", required=True, shell_complete=project_ids, help="Project of its tasks.")
+@click.option("--project", required=True, shell_complete=complete_projects, help="Project of its tasks.")
 @click.option("--name", help="Name.  [default: the title of its tasks]")
 @click.option("--zone", "timezone", help="Time zone, such as Europe/Vienna.  [default: UTC]")
 @click.option(
@@ -64,7 +63,7 @@ def schedule() -> None:
     type=click.Path(exists=True, dir_okay=False, allow_dash=True),
     help="Read TEXT from a local file; `-` reads standard input.",
 )
-@click.option("--agent", shell_complete=agent_names, help="Agent to use.  [default: the project's]")
+@click.option("--agent", shell_complete=complete_agents, help="Agent to use.  [default: the project's]")
 @click.option("--model", help="Model to use.  [default: the project's]")
 @click.option("--attempts", type=click.IntRange(1, MOST_ATTEMPTS), help="Number of parallel attempts.")
 @click.option("--base", help="Branch to start from and to merge into.  [default: the project's base branch]")
@@ -94,17 +93,15 @@ def add(
     sandyard schedule add "0 6 * * 1-5" "Update the dependencies" --project website
     """
     if len(cron.split()) != 5:
-        raise CommandError(
-            f"{printable(cron)!r} is not a cron expression. It needs five fields, such as 0 6 * * MON-FRI."
-        )
-    title, description = titled(read(text, file))
+        raise CommandError(f"{escape(cron)!r} is not a cron expression. It needs five fields, such as 0 6 * * MON-FRI.")
+    title, description = split_title(read_text(text, file))
     with connect() as client:
-        body = given(
-            projectId=project_of(client, project),
+        body = drop_missing(
+            projectId=get_project_id(client, project),
             name=name or title[:100],
             cron=cron,
             timezone=timezone,
-            task=body_of(title, description, **options),
+            task=make_body(title, description, **options),
             enabled=False if disabled else None,
         )
         made = client.post("/schedules", body)
@@ -112,13 +109,13 @@ def add(
 
 
 @schedule.command("list")
-@click.option("--project", shell_complete=project_ids, help="Only schedules of this project.")
+@click.option("--project", shell_complete=complete_projects, help="Only schedules of this project.")
 @limit_option()
 @output_option
 def list_schedules(project: str | None, limit: int, output: str | None) -> None:
     """List schedules and when they create their next task."""
     with connect() as client:
-        page = client.pages("/schedules", limit, projectId=project_of(client, project) if project else None)
+        page = client.pages("/schedules", limit, projectId=get_project_id(client, project) if project else None)
     if not as_json(output):
         page = {**page, "items": [_with_next_time(one) for one in page["items"]]}
     show_list(page, COLUMNS, output, nothing="No schedules. To add one: sandyard schedule add CRON TEXT")
@@ -132,9 +129,9 @@ def remove(schedule: str, yes: bool) -> None:
     with connect() as client:
         found = find(client, schedule)
         if not yes:
-            click.confirm(f"Delete the schedule {printable(found['name'])}?", abort=True, err=True)
-        client.delete(f"/schedules/{segment(found['id'])}")
-    echo(f"Removed {printable(found['name'])}.", err=True)
+            click.confirm(f"Delete the schedule {escape(found['name'])}?", abort=True, err=True)
+        client.delete(f"/schedules/{quote_segment(found['id'])}")
+    echo(f"Removed {escape(found['name'])}.", err=True)
 
 
 @schedule.command()
@@ -144,13 +141,13 @@ def remove(schedule: str, yes: bool) -> None:
 def run(schedule: str, following: bool, output: str) -> None:
     """Create its task now, in addition to the schedule. Prints the task's id."""
     with connect() as client:
-        task = client.post(f"/schedules/{segment(find(client, schedule)['id'])}/run")
+        task = client.post(f"/schedules/{quote_segment(find(client, schedule)['id'])}/run")
         if output == "json":
             print_json(task, compact=following)
         else:
             echo(task["id"])
         if following:
-            follow_to_the_end(client, task, as_json=output == "json")
+            follow_task(client, task, as_json=output == "json")
 
 
 def _add_switch_command(name: str, enabled: bool, help_text: str) -> None:
@@ -159,7 +156,7 @@ def _add_switch_command(name: str, enabled: bool, help_text: str) -> None:
     @output_option
     def verb(schedule: str, output: str | None) -> None:
         with connect() as client:
-            path = f"/schedules/{segment(find(client, schedule)['id'])}"
+            path = f"/schedules/{quote_segment(find(client, schedule)['id'])}"
             _show(client.patch(path, {"enabled": enabled}), output)
 
 
@@ -169,15 +166,13 @@ _add_switch_command("disable", False, "Disable a schedule until it is enabled ag
 
 def find(client: Client, name: str) -> Any:
     if name.startswith(PREFIX):
-        return client.get(f"/schedules/{segment(name)}")
+        return client.get(f"/schedules/{quote_segment(name)}")
     found = [one for one in client.pages("/schedules", MANY)["items"] if one["name"] == name]
     if not found:
-        raise ApiError(
-            f"There is no schedule {printable(name)!r}. To list schedules, run `sandyard schedule list`.", 404
-        )
+        raise ApiError(f"There is no schedule {escape(name)!r}. To list schedules, run `sandyard schedule list`.", 404)
     if len(found) > 1:
         ids = ", ".join(one["id"] for one in found)
-        raise CommandError(f"There are several schedules named {printable(name)!r}. Use an id instead: {ids}.")
+        raise CommandError(f"There are several schedules named {escape(name)!r}. Use an id instead: {ids}.")
     return found[0]
 
 

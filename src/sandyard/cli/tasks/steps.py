@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from typing import Any
 
-from sandyard.cli.output import printable
-from sandyard.cli.tasks.screen import duration
+from sandyard.cli.live.screen import format_duration
+from sandyard.cli.output import escape
 
 MARKS = {
     "running": "…",
@@ -35,23 +35,23 @@ DOING = {
 }
 
 
-def name_of(step: Any) -> str:
-    return printable(str(step["name"]).replace("_", " "))
+def get_step_name(step: Any) -> str:
+    return escape(str(step["name"]).replace("_", " "))
 
 
-def state_of(step: Any) -> str:
+def get_step_state(step: Any) -> str:
     """Return the outcome: running, succeeded, failed, fixed, skipped or not_applicable."""
     return str(step.get("outcome") or step["status"])  # older platforms only send the status
 
 
-def described(step: Any, now: datetime | None = None, *, error: bool = True) -> str:
+def format_step(step: Any, now: datetime | None = None, *, error: bool = True) -> str:
     """Format a step: `✓ verify  12 s  (started 2 times)`, followed by its error if `error` is set."""
-    state = state_of(step)
-    words = f"{MARKS.get(state, '·')} {name_of(step)}"
+    state = get_step_state(step)
+    words = f"{MARKS.get(state, '·')} {get_step_name(step)}"
     if state in ("skipped", "not_applicable"):
         return f"{words}  {WHY_NOT.get((step['name'], state), state.replace('_', ' '))}"
-    if (seconds := seconds_of(step, now)) is not None and seconds >= 0.05:
-        words += f"  {duration(seconds)}"
+    if (seconds := get_seconds(step, now)) is not None and seconds >= 0.05:
+        words += f"  {format_duration(seconds)}"
     if int(step.get("tries") or 1) > 1:
         words += f"  (started {step['tries']} times)"
     if state in ("failed", "fixed") and (step.get("detail") or {}).get("exitCode") is not None:
@@ -59,11 +59,11 @@ def described(step: Any, now: datetime | None = None, *, error: bool = True) -> 
     if state == "fixed":
         words += "  (fixed afterwards)"
     if error and step.get("error"):
-        words += f"  {printable(str(step['error']))[:500]}"
+        words += f"  {escape(str(step['error']))[:500]}"
     return words
 
 
-def seconds_of(step: Any, now: datetime | None = None) -> float | None:
+def get_seconds(step: Any, now: datetime | None = None) -> float | None:
     try:
         began = datetime.fromisoformat(step["startedAt"])
         ended = datetime.fromisoformat(step["finishedAt"]) if step.get("finishedAt") else now or datetime.now(UTC)
@@ -78,19 +78,19 @@ class StepLog:
     def __init__(self, past: Iterable[Any] = ()) -> None:
         self._told: dict[tuple[int, int], tuple[int, str]] = {}
         for step in past:
-            self._told[_key(step)] = _state(step)
+            self._told[_get_key(step)] = _get_progress(step)
 
     def news(self, steps: Iterable[Any]) -> Iterator[Any]:
         for step in steps:
-            state = _state(step)
-            if self._told.get(_key(step)) != state:
-                self._told[_key(step)] = state
+            state = _get_progress(step)
+            if self._told.get(_get_key(step)) != state:
+                self._told[_get_key(step)] = state
                 yield step
 
 
-def _key(step: Any) -> tuple[int, int]:
+def _get_key(step: Any) -> tuple[int, int]:
     return int(step.get("round") or 1), int(step.get("number") or 0)
 
 
-def _state(step: Any) -> tuple[int, str]:
+def _get_progress(step: Any) -> tuple[int, str]:
     return int(step.get("tries") or 1), str(step["status"])

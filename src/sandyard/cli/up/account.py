@@ -23,7 +23,7 @@ ROOT = "root"
 SECONDS = 30
 
 
-def chosen(name: str | None) -> pwd.struct_passwd | None:
+def choose_account(name: str | None) -> pwd.struct_passwd | None:
     """Return the user to run the platform as, or None for the current user. Raises CommandError if that is not possible."""
     if os.geteuid() != 0:
         if name is not None:
@@ -73,20 +73,20 @@ def compile_code() -> None:
         )
 
 
-def stepping_down(
+def make_stepdown_command(
     user: pwd.struct_passwd, command: list[str], environment: Mapping[str, str], writable: Path
 ) -> list[str]:
     """Return the command that runs `command` as that user, with read access to this program's code and write access to `writable`,
     wherever they are, and with a listening socket if the configured port is reserved for root."""
     named = [path for name in ("SSL_CERT_FILE", "SSL_CERT_DIR") if (path := environment.get(name))]
-    shown = dict.fromkeys(code_folders(*named), False)
+    shown = dict.fromkeys(list_code_folders(*named), False)
     order: dict[str, Any] = {"uid": user.pw_uid, "gid": user.pw_gid, "shown": shown | {str(writable): True}}
     if 0 < (port := int(environment["SANDYARD_PORT"])) < FIRST_FOR_ALL:
         order["listen"] = [environment["SANDYARD_HOST"], port]
     return bare_python_command(stepdown.__file__, json.dumps(order), *command)
 
 
-def code_folders(*more: str) -> list[str]:
+def list_code_folders(*more: str) -> list[str]:
     """Return the directories of Python and of this program, and `more`, by their names and by their real paths, without directories inside
     others."""
     searched = (

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from sandyard.cli.errors import CommandError
 from sandyard.cli.up import lifeline
-from sandyard.cli.up.state import default_data_dir
+from sandyard.cli.up.state import get_default_data_dir
 from sandyard.engine.settings import EngineSettings
 from sandyard.kit.python import SAFE_FOLDER, python_command, python_environment
 from sandyard.kit.secret import Secret
@@ -35,7 +35,7 @@ class Background:
     def __init__(self, port: int, *, keep: bool) -> None:
         self.port = port
         self.keep = keep
-        self.data_dir = Path(os.environ.get("SANDYARD_DATA_DIR") or default_data_dir()).absolute()
+        self.data_dir = Path(os.environ.get("SANDYARD_DATA_DIR") or get_default_data_dir()).absolute()
         self.log = self.data_dir / "up.log"
         self.token: Secret | None = None
         self.url = ""
@@ -106,7 +106,7 @@ class Background:
         inherited: tuple[int, ...] = ()
         if not self.keep:
             reader, self._pipe = os.pipe()
-            environment[lifeline.VARIABLE] = lifeline.spell(reader, reader)
+            environment[lifeline.VARIABLE] = lifeline.format_value(reader, reader)
             inherited = (reader,)
         try:
             self._process = subprocess.Popen(

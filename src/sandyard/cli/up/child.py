@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from sandyard.cli.errors import CommandError
 from sandyard.cli.up import lifeline
-from sandyard.cli.up.health import answers
+from sandyard.cli.up.health import is_healthy
 from sandyard.kit.python import SAFE_FOLDER
 
 FIRST_PAUSE, LONGEST_PAUSE, SETTLED_SECONDS = 0.5, 10.0, 60.0
@@ -101,7 +101,7 @@ class Child:
         try:
             self.process = await asyncio.create_subprocess_exec(
                 *self.command,
-                env={**self.environment, lifeline.VARIABLE: lifeline.spell(reader, self.lock, early=early)},
+                env={**self.environment, lifeline.VARIABLE: lifeline.format_value(reader, self.lock, early=early)},
                 cwd=SAFE_FOLDER,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
@@ -120,7 +120,7 @@ class Child:
         assert self.process is not None
         reminder = since + REMINDER_SECONDS
         while self.process.returncode is None:
-            if await answers(self.url, self.expected) and self.process.returncode is None:
+            if await is_healthy(self.url, self.expected) and self.process.returncode is None:
                 self.say(f"{self.name:<8}  ready  {time.monotonic() - since:.1f} s")
                 return True
             now = time.monotonic()

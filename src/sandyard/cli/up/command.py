@@ -18,7 +18,7 @@ from sandyard.cli.up import account, lifeline
 from sandyard.cli.up.child import Child
 from sandyard.cli.up.health import address, reserve
 from sandyard.cli.up.local_git import LocalGit
-from sandyard.cli.up.state import State, default_data_dir
+from sandyard.cli.up.state import State, get_default_data_dir
 from sandyard.cli.up.supervisor import supervise
 from sandyard.engine.settings import EngineSettings
 from sandyard.kit.python import python_command, python_environment
@@ -120,8 +120,8 @@ def up(
     both processes end. Sandboxes keep running, and the next start finds them.
     """
     lifeline.hold()  # `sandyard run` starts this command for its own lifetime
-    user = account.chosen(platform_user or None)
-    state = State(data_dir or _configured_data_dir() or default_data_dir())
+    user = account.choose_account(platform_user or None)
+    state = State(data_dir or _configured_data_dir() or get_default_data_dir())
     state.take()
     embedded = engine == "embedded"
     port, engine_port = _ports(host, port, engine_port, embedded=embedded)
@@ -136,11 +136,11 @@ def up(
     served = local_git.name if local_git is not None else None
     plan = Plan(host, port, embedded, engine_port, tuple(options), user, log_level, served)
     _warn(embedded, user)
-    asyncio.run(supervise(children(plan, state), lambda: _announce(plan, state)))
+    asyncio.run(supervise(make_children(plan, state), lambda: _announce(plan, state)))
     echo("Stopped. Running sandboxes keep running; the next start finds them." if embedded else "Stopped.")
 
 
-def children(plan: Plan, state: State) -> list[Child]:
+def make_children(plan: Plan, state: State) -> list[Child]:
     """Return the processes to start. The engine comes first, because the platform needs it."""
     if plan.user is not None:
         state.give_platform_to(plan.user)
@@ -183,7 +183,7 @@ def children(plan: Plan, state: State) -> list[Child]:
     hear = _print_platform_output(os.environ.get("SANDYARD_PUBLIC_URL") or address(plan.host, plan.port))
     command = python_command("sandyard", "platform")
     if plan.user is not None:
-        command = account.stepping_down(plan.user, command, platform, state.platform)
+        command = account.make_stepdown_command(plan.user, command, platform, state.platform)
     started.append(Child("platform", command, platform, ready, 200, state.lock, _print_line, hear, patient=True))
     return started
 

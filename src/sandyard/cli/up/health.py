@@ -13,16 +13,16 @@ from sandyard.kit.listen import free_port
 PATIENCE_SECONDS = 2.0
 
 
-async def answers(url: str, expected: int) -> bool:
+async def is_healthy(url: str, expected: int) -> bool:
     """Return whether a GET of `url` returns that status within 2 s."""
     try:
         async with asyncio.timeout(PATIENCE_SECONDS):
-            return await status_of(url) == expected
+            return await get_status(url) == expected
     except (OSError, TimeoutError, ValueError):
         return False
 
 
-async def status_of(url: str) -> int:
+async def get_status(url: str) -> int:
     """Return the HTTP status of a GET. Raises OSError if there is no response and ValueError if it is not HTTP."""
     parts = urlsplit(url)
     reader, writer = await asyncio.open_connection(parts.hostname, parts.port)

@@ -21,7 +21,7 @@ STOP_SECONDS = 20.0
 _turn = threading.Event()
 
 
-def spell(pipe: int, lock: int, *, early: bool = False) -> str:
+def format_value(pipe: int, lock: int, *, early: bool = False) -> str:
     """Return the value of `VARIABLE` for a child. Both descriptors are inherited by the child. With `early`, the child waits for its
     turn, which is a byte in the pipe."""
     return f"{pipe},{lock},{int(early)}"

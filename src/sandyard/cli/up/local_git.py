@@ -130,7 +130,7 @@ def _handle_request(line: socket.socket, folders: Sequence[str]) -> dict[str, An
         except (ValueError, KeyError, TypeError):
             return {"refused": "Invalid request."}
         process = subprocess.Popen(
-            command(service, repository),
+            make_command(service, repository),
             cwd=SAFE_FOLDER,
             env=ENVIRONMENT | ({"GIT_PROTOCOL": protocol} if re.fullmatch(r"version=\d", protocol) else {}),
             stdin=stdin,
@@ -147,7 +147,7 @@ def _handle_request(line: socket.socket, folders: Sequence[str]) -> dict[str, An
     return {"code": process.returncode if process.returncode >= 0 else 128}
 
 
-def command(service: str, repository: Repository) -> list[str]:
+def make_command(service: str, repository: Repository) -> list[str]:
     """Return the command that serves the repository as its owner."""
     writes = repository.folder if service == "receive-pack" else ""
     order = {"uid": repository.uid, "gid": repository.gid, "sealed": writes}

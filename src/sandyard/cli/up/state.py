@@ -23,7 +23,7 @@ ORPHAN_SECONDS = STOP_SECONDS + 5
 """How long the children of a killed supervisor may take to end."""
 
 
-def default_data_dir() -> Path:
+def get_default_data_dir() -> Path:
     if os.geteuid() == 0:
         return Path("/var/lib/sandyard")
     return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "sandyard"

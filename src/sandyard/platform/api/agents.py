@@ -9,13 +9,13 @@ from fastapi import Path, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import Field
 
-from sandyard.platform.api.answers import large_answer
+from sandyard.platform.api.audit_middleware import note
 from sandyard.platform.api.auth import Caller
+from sandyard.platform.api.dependencies import inject
+from sandyard.platform.api.large_responses import large_response
 from sandyard.platform.api.limits import limited
-from sandyard.platform.api.parts import part
 from sandyard.platform.api.routers import api_router
 from sandyard.platform.api.schema import Input, Instant, Model, example
-from sandyard.platform.api.trail import note
 from sandyard.platform.domain.agents import catalogue, trials
 from sandyard.platform.domain.agents.catalogue import MAX_NAME, ListedAgent
 from sandyard.platform.domain.agents.profiles.custom import Definition
@@ -23,9 +23,9 @@ from sandyard.platform.domain.models import service
 from sandyard.platform.domain.models.model import ModelApi, Readiness
 
 router = api_router("agents")
-Agents = Annotated[catalogue.AgentCatalogue, part("agents")]
-Models = Annotated[service.Models, part("models")]
-Trials = Annotated[trials.Trials, part("trials")]
+Agents = Annotated[catalogue.AgentCatalogue, inject("agents")]
+Models = Annotated[service.Models, inject("models")]
+Trials = Annotated[trials.Trials, inject("trials")]
 AgentName = Annotated[str, Path(max_length=100, examples=["demo"], description="The agent's name.")]
 Title = Annotated[str, Field(min_length=1, max_length=200)]
 _DEFINITION = {
@@ -166,7 +166,7 @@ class TrialBegun(Model):
 AS_IT_IS = Try()
 
 
-@router.get("/agents", name="agent.list", dependencies=[large_answer()])
+@router.get("/agents", name="agent.list", dependencies=[large_response()])
 async def list_(caller: Caller, agents: Agents, models: Models) -> AgentList:
     """List built-in agents, agents available to all users, and your own agents."""
     found = await agents.list(caller)
@@ -185,7 +185,7 @@ async def create(request: Request, caller: Caller, agents: Agents, models: Model
     return await _view(caller, agents, models, await agents.create(caller, body.name, body.title, body.definition))
 
 
-@router.get("/agents/{agent_name}", name="agent.get", dependencies=[large_answer()])
+@router.get("/agents/{agent_name}", name="agent.get", dependencies=[large_response()])
 async def get(caller: Caller, agents: Agents, models: Models, agent_name: AgentName) -> AgentView:
     return await _view(caller, agents, models, await agents.get(caller, agent_name))
 

@@ -10,15 +10,15 @@ from fastapi import APIRouter, FastAPI
 
 from sandyard import __version__
 from sandyard.platform.api import audit, health, login, metrics, openapi, problems, projects, secrets, tokens, users
-from sandyard.platform.api.answers import Answers
-from sandyard.platform.api.frame import Frame
+from sandyard.platform.api.audit_middleware import Trail
 from sandyard.platform.api.guard import Guard
+from sandyard.platform.api.large_responses import LargeResponses
 from sandyard.platform.api.limits import Limits
 from sandyard.platform.api.mcp import endpoint as mcp
 from sandyard.platform.api.metrics import Measured, Metrics
-from sandyard.platform.api.previewing.layer import Previewing
+from sandyard.platform.api.outer_middleware import OuterMiddleware
+from sandyard.platform.api.preview_proxy.middleware import PreviewMiddleware
 from sandyard.platform.api.routers import PREFIX
-from sandyard.platform.api.trail import Trail
 from sandyard.platform.api.web import STATIC, Web
 
 if TYPE_CHECKING:
@@ -64,13 +64,13 @@ def build(services: Services, routers: Iterable[APIRouter], *, static: Path = ST
         app.router.routes.extend(router.routes)
     app.router.default = Web(app.router.default, services.settings, static)
     for layer, options in (
-        (Answers, {}),
+        (LargeResponses, {}),
         (Trail, {}),
         (Guard, {"settings": services.settings}),
         (Measured, {"metrics": app.state.metrics}),
-        (Frame, {"https": (services.settings.public_url or "").startswith("https:")}),
-        (Previewing, {"services": services}),
+        (OuterMiddleware, {"https": (services.settings.public_url or "").startswith("https:")}),
+        (PreviewMiddleware, {"services": services}),
     ):
         app.add_middleware(layer, **options)  # the last one added is the outermost
-    app.openapi = lambda: openapi.document(app)  # type: ignore[method-assign]
+    app.openapi = lambda: openapi.make_document(app)  # type: ignore[method-assign]
     return app

@@ -7,17 +7,17 @@ from typing import Annotated, Any
 from fastapi import Depends, Query
 from fastapi.responses import StreamingResponse
 
+from sandyard.platform.api.audit_middleware import audited
 from sandyard.platform.api.auth import AdminCaller
+from sandyard.platform.api.dependencies import inject
 from sandyard.platform.api.paging import Page, Paging
-from sandyard.platform.api.parts import part
 from sandyard.platform.api.routers import api_router
 from sandyard.platform.api.schema import Instant, Model, Moment, example
-from sandyard.platform.api.trail import audited
 from sandyard.platform.domain.audit import service
 from sandyard.platform.domain.audit.service import AuditQuery
 
 router = api_router("audit")
-Audit = Annotated[service.Audit, part("audit")]
+Audit = Annotated[service.Audit, inject("audit")]
 _EXAMPLE: dict[str, Any] = {
     "seq": 42,
     "at": "2026-01-31T10:00:00.000Z",

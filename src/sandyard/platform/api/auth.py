@@ -75,7 +75,7 @@ Cookie = Annotated[str | None, Depends(_Cookie())]
 Ticket = Annotated[str | None, Depends(_Ticket())]
 
 
-async def caller(connection: HTTPConnection, bearer: Bearer, cookie: Cookie) -> Principal:
+async def authenticate(connection: HTTPConnection, bearer: Bearer, cookie: Cookie) -> Principal:
     """Return the authenticated user.
 
     Raises UnauthenticatedError, or CrossSiteError if the cookie may have been sent by another site.
@@ -100,7 +100,7 @@ async def caller(connection: HTTPConnection, bearer: Bearer, cookie: Cookie) -> 
 async def stream_caller(connection: HTTPConnection, bearer: Bearer, cookie: Cookie, ticket: Ticket) -> Principal:
     """Authenticate like `caller`, but also accept a ticket, which is consumed."""
     if ticket is None or bearer is not None:
-        return await caller(connection, bearer, cookie)
+        return await authenticate(connection, bearer, cookie)
     found = await _users(connection).by_ticket(ticket)
     if found is None:
         raise UnauthenticatedError("The ticket is invalid: it was already used or is older than 30 seconds.")
@@ -109,15 +109,15 @@ async def stream_caller(connection: HTTPConnection, bearer: Bearer, cookie: Cook
     return found
 
 
-async def admin_caller(principal: Caller) -> Principal:
+async def authenticate_admin(principal: Caller) -> Principal:
     """Raise ForbiddenError if the caller is not an administrator."""
     principal.require_admin()
     return principal
 
 
-Caller = Annotated[Principal, Depends(caller)]
+Caller = Annotated[Principal, Depends(authenticate)]
 StreamCaller = Annotated[Principal, Depends(stream_caller)]
-AdminCaller = Annotated[Principal, Depends(admin_caller)]
+AdminCaller = Annotated[Principal, Depends(authenticate_admin)]
 
 
 def check_origin(connection: HTTPConnection) -> None:
@@ -127,13 +127,13 @@ def check_origin(connection: HTTPConnection) -> None:
     origin.
     """
     if connection.scope["type"] == "websocket":
-        if not same_origin(connection):
+        if not is_same_origin(connection):
             raise CrossSiteError("This WebSocket was opened by a page of another site.")
     elif connection.scope["method"] not in SAFE_METHODS and connection.headers.get(CSRF_HEADER) != "1":
         raise CrossSiteError
 
 
-def same_origin(connection: HTTPConnection) -> bool:
+def is_same_origin(connection: HTTPConnection) -> bool:
     """Return whether the request comes from our own origin. A request without Origin is not from a browser and has no ambient cookie."""
     origin = connection.headers.get("origin")
     if origin is None:

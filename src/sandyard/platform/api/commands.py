@@ -12,16 +12,16 @@ from fastapi import Query, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import Field
 
-from sandyard.platform.api.answers import large_answer
+from sandyard.platform.api.audit_middleware import note
 from sandyard.platform.api.auth import Caller, StreamCaller
+from sandyard.platform.api.dependencies import inject
+from sandyard.platform.api.large_responses import large_response
 from sandyard.platform.api.limits import limited
 from sandyard.platform.api.paging import Page, Paging
-from sandyard.platform.api.parts import part
+from sandyard.platform.api.revocation import wait_until_revoked
 from sandyard.platform.api.routers import api_router
 from sandyard.platform.api.sandboxes import SandboxId
 from sandyard.platform.api.schema import Input, Instant, Model, example, id_in_path
-from sandyard.platform.api.standing import still_allowed
-from sandyard.platform.api.trail import note
 from sandyard.platform.db import models
 from sandyard.platform.domain.sandboxes import commands as domain
 from sandyard.platform.domain.sandboxes.command_output import STDERR, STDOUT
@@ -30,8 +30,8 @@ from sandyard.platform.domain.users.model import Principal
 from sandyard.platform.settings import PlatformSettings
 
 router = api_router("commands")
-Commands = Annotated[domain.Commands, part("commands")]
-Settings = Annotated[PlatformSettings, part("settings")]
+Commands = Annotated[domain.Commands, inject("commands")]
+Settings = Annotated[PlatformSettings, inject("settings")]
 CommandId = Annotated[str, id_in_path("command", "cmd_00mwhnkzc0a1b2c3d4e5")]
 Stream = Literal["stdout", "stderr"]
 PAGE_LIMIT = 1 << 20
@@ -140,7 +140,7 @@ async def list_(caller: Caller, commands: Commands, sandbox_id: SandboxId, page:
     return Page.of(await commands.page(caller, sandbox_id, page), CommandView.of)
 
 
-@router.get("/commands/{command_id}", name="command.get", dependencies=[large_answer()])
+@router.get("/commands/{command_id}", name="command.get", dependencies=[large_response()])
 async def get(caller: Caller, commands: Commands, command_id: CommandId) -> CommandView:
     return CommandView.of((await commands.get_for(caller, command_id))[0])
 
@@ -157,7 +157,7 @@ class OutputPage(Model):
     base64: str | None = None
 
 
-@router.get("/commands/{command_id}/output", name="command.output", dependencies=[large_answer()])
+@router.get("/commands/{command_id}/output", name="command.output", dependencies=[large_response()])
 async def output(
     caller: Caller,
     commands: Commands,
@@ -211,7 +211,7 @@ async def stream_(
 async def _events(
     request: Request, caller: Principal, commands: domain.Commands, command: models.Command, offsets: dict[str, int]
 ) -> AsyncIterator[bytes]:
-    watch = asyncio.ensure_future(still_allowed(request, caller, lambda: commands.get_for(caller, command.id)))
+    watch = asyncio.ensure_future(wait_until_revoked(request, caller, lambda: commands.get_for(caller, command.id)))
     try:
         async for piece in commands.follow(command, offsets):
             if watch.done():

@@ -9,21 +9,23 @@ from fastapi import Path, Query, Request
 from pydantic import Field
 
 from sandyard.kit.errors import SandyardError
+from sandyard.platform.api.audit_middleware import note
 from sandyard.platform.api.auth import Caller
 from sandyard.platform.api.credential_input import GivenCredentials
+from sandyard.platform.api.dependencies import inject
 from sandyard.platform.api.limits import limited
-from sandyard.platform.api.parts import part
 from sandyard.platform.api.projects import ProjectId, Projects
 from sandyard.platform.api.routers import api_router
 from sandyard.platform.api.schema import Instant, Model, example
-from sandyard.platform.api.trail import note
 from sandyard.platform.domain.forge import access as forge
+from sandyard.platform.domain.forge import connection_test
 from sandyard.platform.domain.projects import credentials as domain
 from sandyard.platform.domain.projects.credentials import CredentialInfo
 
 router = api_router("projects")
-Credentials = Annotated[domain.Credentials, part("credentials")]
-Access = Annotated[forge.Access, part("access")]
+Credentials = Annotated[domain.Credentials, inject("credentials")]
+Access = Annotated[forge.Access, inject("access")]
+ConnectionTests = Annotated[connection_test.ConnectionTests, inject("connection_tests")]
 Kind = Annotated[str, Path(max_length=40, examples=["token"], description="token, ssh_key, app or webhook_secret.")]
 
 
@@ -60,14 +62,14 @@ async def put(
     request: Request,
     projects: Projects,
     credentials: Credentials,
-    access: Access,
+    tests: ConnectionTests,
     test: Annotated[bool, Query(description="Test the connection first, and store nothing if the test fails.")] = False,
 ) -> CredentialList:
     """Store all given credentials, or none. Returns all stored credentials."""
     note(request, kinds=sorted(body.model_fields_set - {"username"}))
     if test:
         project = await projects.require_change(caller, project_id)
-        await access.check_draft(project, await asyncio.to_thread(body.drafts))
+        await tests.check_draft(project, await asyncio.to_thread(body.drafts))
     stored = await credentials.put(caller, project_id, **body.given())
     if test:
         await projects.note_connection(project_id, None)
@@ -107,12 +109,14 @@ class Tested(Model):
 
 
 @router.post("/projects/{project_id}/test", name="project.test", dependencies=[limited("execute")])
-async def test(caller: Caller, project_id: ProjectId, projects: Projects, access: Access) -> Tested:
+async def test(
+    caller: Caller, project_id: ProjectId, projects: Projects, access: Access, tests: ConnectionTests
+) -> Tested:
     """Test read access, push access and API access to the repository. Changes nothing there."""
     project = await projects.get(caller, project_id)
-    findings = await access.check(caller, project_id)
+    findings = await tests.check(caller, project_id)
     try:
-        budget = await access.budget(project)
+        budget = await access.get_budget(project)
     except SandyardError:
         budget = None  # the findings report what is wrong
     return Tested(

@@ -19,21 +19,21 @@ from starlette.types import Receive, Scope, Send
 
 from sandyard.kit.errors import InvalidInputError, SandyardError
 from sandyard.kit.logging import get_logger
-from sandyard.platform.api.answers import large_answer
 from sandyard.platform.api.auth import Caller, StreamCaller
+from sandyard.platform.api.dependencies import inject
+from sandyard.platform.api.large_responses import large_response
 from sandyard.platform.api.paging import Page
-from sandyard.platform.api.parts import part
 from sandyard.platform.api.routers import api_router
 from sandyard.platform.api.schema import Instant, Model, example
 from sandyard.platform.domain.events.feed import Feed, Subscription
 from sandyard.platform.domain.events.model import EventFilter
 from sandyard.platform.domain.paging import DEFAULT_LIMIT, MAX_LIMIT
+from sandyard.platform.domain.users.authentication import is_still_valid
 from sandyard.platform.domain.users.model import Principal
-from sandyard.platform.domain.users.standing import stands
 
 log = get_logger(__name__)
 router = api_router("events")
-Events = Annotated[Feed, part("events")]
+Events = Annotated[Feed, inject("events")]
 
 RETRY_MS = 2000
 STANDING_SECONDS = 10.0
@@ -156,7 +156,7 @@ async def stream(
     return EventStream(subscription, _frames(request, caller, subscription))
 
 
-@router.get("/events/history", name="event.list", summary="List past events", dependencies=[large_answer()])
+@router.get("/events/history", name="event.list", summary="List past events", dependencies=[large_response()])
 async def history(
     caller: Caller,
     events: Events,
@@ -202,7 +202,7 @@ async def _frames(request: Request, caller: Principal, subscription: Subscriptio
     while not subscription.ended:
         try:
             if clock() >= look:
-                if not await stands(services.database, services.clock, caller):
+                if not await is_still_valid(services.database, services.clock, caller):
                     log.info("stream_ended", user=caller.user_id, means=caller.means, reason="no longer allowed")
                     return
                 look = clock() + STANDING_SECONDS

@@ -9,20 +9,20 @@ from fastapi import Query, Request, Response
 from fastapi.responses import StreamingResponse
 from pydantic import Field
 
-from sandyard.platform.api.answers import large_answer
+from sandyard.platform.api.audit_middleware import audited, note
 from sandyard.platform.api.auth import Caller
+from sandyard.platform.api.dependencies import inject
 from sandyard.platform.api.guard import streams_body
+from sandyard.platform.api.large_responses import large_response
 from sandyard.platform.api.paging import Page, PageRequest
-from sandyard.platform.api.parts import part
 from sandyard.platform.api.routers import api_router
 from sandyard.platform.api.sandboxes import SandboxId
 from sandyard.platform.api.schema import Instant, Model, example
-from sandyard.platform.api.trail import audited, note
 from sandyard.platform.domain.sandboxes import service
 from sandyard.platform.domain.sandboxes.e2b import FileEntry
 
 router = api_router("files")
-Sandboxes = Annotated[service.Sandboxes, part("sandboxes")]
+Sandboxes = Annotated[service.Sandboxes, inject("sandboxes")]
 Path = Annotated[
     str, Query(min_length=1, max_length=4096, description="Absolute, or relative to the user's home directory.")
 ]
@@ -98,7 +98,7 @@ async def remove(request: Request, caller: Caller, sandboxes: Sandboxes, sandbox
     return Response(status_code=204)
 
 
-@router.get("/sandboxes/{sandbox_id}/files/list", name="file.list", dependencies=[large_answer(slow=True)])
+@router.get("/sandboxes/{sandbox_id}/files/list", name="file.list", dependencies=[large_response(slow=True)])
 async def list_(
     caller: Caller,
     sandboxes: Sandboxes,

@@ -9,8 +9,9 @@ from fastapi import Query, Request
 from fastapi.responses import JSONResponse
 from pydantic import Field, model_validator
 
+from sandyard.platform.api.audit_middleware import note
 from sandyard.platform.api.auth import Caller
-from sandyard.platform.api.git_reading import Git, operation_view
+from sandyard.platform.api.git_queries import Git, operation_view
 from sandyard.platform.api.git_views import OperationView
 from sandyard.platform.api.guard import body_limit
 from sandyard.platform.api.limits import limited
@@ -18,7 +19,6 @@ from sandyard.platform.api.refs import MAX_PATHS, Branch, RepositoryPaths, Revis
 from sandyard.platform.api.routers import api_router
 from sandyard.platform.api.schema import Input, example
 from sandyard.platform.api.sessions import Sessions
-from sandyard.platform.api.trail import note
 from sandyard.platform.db import models
 from sandyard.platform.domain.git import service
 from sandyard.platform.domain.git.model import OperationStatus

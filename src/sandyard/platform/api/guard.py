@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sandyard.kit.bounded_json import TooManyValuesError, ValueCounter
 from sandyard.kit.listen import is_loopback
-from sandyard.platform.api.problems import problem
+from sandyard.platform.api.problems import make_problem
 from sandyard.platform.settings import PlatformSettings
 
 BODY_LIMIT, BODY_VALUES = 1024 * 1024, 5_000
@@ -62,7 +62,7 @@ class Guard:
             limited = _limited(scope, receive) if scope["type"] == "http" else receive
             await self._app(scope, limited, send)
         elif scope["type"] == "http":
-            await problem(HTTPConnection(scope), *refusal)(scope, receive, send)
+            await make_problem(HTTPConnection(scope), *refusal)(scope, receive, send)
         else:
             await send({"type": "websocket.close", "code": 1008, "reason": refusal[2][:100]})
 

@@ -7,13 +7,13 @@ from typing import Annotated, Literal
 from fastapi import Request, Response
 from pydantic import Field, SecretStr, model_validator
 
+from sandyard.platform.api.audit_middleware import note
 from sandyard.platform.api.auth import COOKIE, Caller, Cookie
+from sandyard.platform.api.dependencies import inject
 from sandyard.platform.api.guard import body_limit
 from sandyard.platform.api.limits import count_login, login_limited
-from sandyard.platform.api.parts import part
 from sandyard.platform.api.routers import api_router
 from sandyard.platform.api.schema import Input, Instant, Model, example
-from sandyard.platform.api.trail import note
 from sandyard.platform.api.users import Password, UserView
 from sandyard.platform.domain.events.feed import Feed
 from sandyard.platform.domain.users import service
@@ -22,9 +22,9 @@ from sandyard.platform.settings import PlatformSettings
 router = api_router("login")
 BODY_LIMIT, BODY_VALUES = 16 * 1024, 20
 """Body limit of a sign-in, which needs no authentication: a name and a password, even if every character is escaped."""
-Events = Annotated[Feed, part("events")]
-Users = Annotated[service.Users, part("users")]
-Settings = Annotated[PlatformSettings, part("settings")]
+Events = Annotated[Feed, inject("events")]
+Users = Annotated[service.Users, inject("users")]
+Settings = Annotated[PlatformSettings, inject("settings")]
 
 
 class LoginRequest(Input):

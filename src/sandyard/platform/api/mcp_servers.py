@@ -8,19 +8,19 @@ from fastapi import Request
 from pydantic import Field, SecretStr
 
 from sandyard.kit.secret import Secret
-from sandyard.platform.api.answers import large_answer
+from sandyard.platform.api.audit_middleware import note
 from sandyard.platform.api.auth import Caller
+from sandyard.platform.api.dependencies import inject
+from sandyard.platform.api.large_responses import large_response
 from sandyard.platform.api.limits import limited
-from sandyard.platform.api.parts import part
 from sandyard.platform.api.projects import ProjectId
 from sandyard.platform.api.routers import api_router
 from sandyard.platform.api.schema import Input, Instant, Model, example, id_in_path
-from sandyard.platform.api.trail import note
 from sandyard.platform.domain.mcp_servers import model, service
 from sandyard.platform.domain.mcp_servers.model import ServerType
 
 router = api_router("projects")
-McpServers = Annotated[service.McpServers, part("mcp_servers")]
+McpServers = Annotated[service.McpServers, inject("mcp_servers")]
 ServerId = Annotated[str, id_in_path("MCP server", "mcp_0mh3k7a1x2abcdefghij")]
 Name = Annotated[
     str,
@@ -164,7 +164,7 @@ class McpServerTest(Model):
     duration_ms: int
 
 
-@router.get("/projects/{project_id}/mcp-servers", name="mcp_server.list", dependencies=[large_answer()])
+@router.get("/projects/{project_id}/mcp-servers", name="mcp_server.list", dependencies=[large_response()])
 async def list_(caller: Caller, project_id: ProjectId, servers: McpServers) -> McpServerList:
     """List the project's MCP servers, oldest first."""
     found = await servers.list(caller, project_id)
@@ -183,7 +183,7 @@ async def create(
     return McpServerView.model_validate(made)
 
 
-@router.get("/projects/{project_id}/mcp-servers/{server_id}", name="mcp_server.get", dependencies=[large_answer()])
+@router.get("/projects/{project_id}/mcp-servers/{server_id}", name="mcp_server.get", dependencies=[large_response()])
 async def get(caller: Caller, project_id: ProjectId, server_id: ServerId, servers: McpServers) -> McpServerView:
     return McpServerView.model_validate(await servers.get(caller, project_id, server_id))
 

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from sandyard import __version__
 from sandyard.kit.errors import SandyardError
 from sandyard.kit.listen import is_loopback
-from sandyard.platform.api.auth import Bearer, Cookie, caller
+from sandyard.platform.api.auth import Bearer, Cookie, authenticate
 from sandyard.platform.api.routers import PREFIX, api_router
 from sandyard.platform.db.models import Command, Event, Sandbox
 
@@ -107,7 +107,7 @@ class Measured:
 async def metrics(request: Request, bearer: Bearer, cookie: Cookie) -> Response:
     """Return metrics. No authentication is needed from this machine; others need a token."""
     if not _local(request):
-        await caller(request, bearer, cookie)
+        await authenticate(request, bearer, cookie)
     made: Metrics = request.app.state.metrics
     return Response(await made.render(request.app.state.services), media_type=CONTENT_TYPE_LATEST)
 

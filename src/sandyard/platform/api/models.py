@@ -9,24 +9,24 @@ from fastapi import Query, Request, Response
 from pydantic import Field, SecretStr, TypeAdapter
 
 from sandyard.kit.pacing import take_turn
-from sandyard.platform.api.answers import large_answer
+from sandyard.platform.api.audit_middleware import note
 from sandyard.platform.api.auth import Caller
 from sandyard.platform.api.credential_input import secret
+from sandyard.platform.api.dependencies import inject
+from sandyard.platform.api.large_responses import large_response
 from sandyard.platform.api.limits import limited
 from sandyard.platform.api.paging import Page, Paging
-from sandyard.platform.api.parts import part
 from sandyard.platform.api.routers import api_router
 from sandyard.platform.api.schema import Input, Instant, Model, Moment, example, id_in_path
-from sandyard.platform.api.trail import note
 from sandyard.platform.domain.agents import catalogue
 from sandyard.platform.domain.models import addresses, providers, service
 from sandyard.platform.domain.models.model import ModelApi, Price, Spent
-from sandyard.platform.domain.models.presets import all_presets, prices_taken
+from sandyard.platform.domain.models.presets import get_price_date, list_presets
 from sandyard.platform.domain.models.providers import MAX_KEY, MAX_MODELS
 
 router = api_router("models")
-Models = Annotated[service.Models, part("models")]
-Agents = Annotated[catalogue.AgentCatalogue, part("agents")]
+Models = Annotated[service.Models, inject("models")]
+Agents = Annotated[catalogue.AgentCatalogue, inject("agents")]
 ProviderId = Annotated[str, id_in_path("provider", "prv_0mh3k7a1x2abcdefghij")]
 OfProject = Annotated[
     str | None, Query(alias="projectId", max_length=40, description="Only providers that the project's agents may use.")
@@ -192,9 +192,9 @@ async def presets(caller: Caller, agents: Agents) -> ModelPresets:
     profiles = [one.profile for one in await agents.list(caller)]
     items = [
         ModelPresetView(**preset.model_dump(), agents=[one.name for one in profiles if preset.serves(one)])
-        for preset in all_presets()
+        for preset in list_presets()
     ]
-    return ModelPresets(items=items, prices_taken=prices_taken())
+    return ModelPresets(items=items, prices_taken=get_price_date())
 
 
 @router.get("/model-providers", name="model_provider.list")
@@ -222,7 +222,7 @@ async def create(caller: Caller, body: NewModelProvider, request: Request, model
     return ModelProviderView.model_validate(made)
 
 
-@router.get("/model-providers/{provider_id}", name="model_provider.get", dependencies=[large_answer()])
+@router.get("/model-providers/{provider_id}", name="model_provider.get", dependencies=[large_response()])
 async def get(caller: Caller, provider_id: ProviderId, models: Models) -> ModelProviderView:
     return ModelProviderView.model_validate(await models.providers.get(caller, provider_id))
 
@@ -257,7 +257,7 @@ async def test(caller: Caller, provider_id: ProviderId, models: Models) -> Model
     return ModelProviderTest.model_validate(await models.test(caller, provider_id))
 
 
-@router.get("/usage", name="usage.get", dependencies=[large_answer()])
+@router.get("/usage", name="usage.get", dependencies=[large_response()])
 async def usage(
     caller: Caller,
     models: Models,
@@ -275,7 +275,7 @@ async def usage(
     )
 
 
-@router.get("/usage/days", name="usage.days", response_model=UsageDays, dependencies=[large_answer()])
+@router.get("/usage/days", name="usage.days", response_model=UsageDays, dependencies=[large_response()])
 async def usage_days(
     caller: Caller,
     models: Models,

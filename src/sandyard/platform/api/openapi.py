@@ -125,7 +125,7 @@ are `application/problem+json` with a `code` for programs. Every response has an
 the audit log."""
 
 
-def document(app: FastAPI) -> dict[str, Any]:
+def make_document(app: FastAPI) -> dict[str, Any]:
     """Return the OpenAPI document. It is built once and is the same for everyone."""
     if app.openapi_schema is None:
         made = get_openapi(

@@ -10,24 +10,24 @@ from fastapi import Query, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import Field
 
-from sandyard.platform.api.answers import large_answer
+from sandyard.platform.api.audit_middleware import note
 from sandyard.platform.api.auth import Caller
+from sandyard.platform.api.dependencies import inject
+from sandyard.platform.api.large_responses import large_response
 from sandyard.platform.api.limits import limited
 from sandyard.platform.api.paging import Page, Paging
-from sandyard.platform.api.parts import part
 from sandyard.platform.api.projects import ProjectId, Projects
 from sandyard.platform.api.refs import Branch
 from sandyard.platform.api.routers import api_router
 from sandyard.platform.api.schema import Input, Instant, Model, example, id_in_path
-from sandyard.platform.api.trail import note
 from sandyard.platform.db import models
+from sandyard.platform.db.models import PreparationStatus
 from sandyard.platform.domain.agents.catalogue import AgentCatalogue
-from sandyard.platform.domain.preparing import service
-from sandyard.platform.domain.preparing.model import PreparationStatus
+from sandyard.platform.domain.preparations import service
 
 router = api_router("preparations")
-Preparing = Annotated[service.Preparing, part("preparing")]
-Agents = Annotated[AgentCatalogue, part("agents")]
+Preparations = Annotated[service.Preparations, inject("preparations")]
+Agents = Annotated[AgentCatalogue, inject("agents")]
 PreparationId = Annotated[str, id_in_path("preparation", "prp_00mwhnkz2f0a9s8d7f6g")]
 Wait = Annotated[
     float,
@@ -116,16 +116,18 @@ _DOES: dict[str, Any] = {
 
 
 @router.get("/projects/{project_id}/preparations", name="preparation.list")
-async def list_(caller: Caller, preparing: Preparing, project_id: ProjectId, page: Paging) -> Page[PreparationView]:
+async def list_(
+    caller: Caller, preparations: Preparations, project_id: ProjectId, page: Paging
+) -> Page[PreparationView]:
     """List preparations, newest first."""
-    return Page.of(await preparing.list(caller, project_id, page), PreparationView.of)
+    return Page.of(await preparations.list(caller, project_id, page), PreparationView.of)
 
 
 @router.post("/projects/{project_id}/preparations", name="preparation.create", **_DOES)
 async def create(
     request: Request,
     caller: Caller,
-    preparing: Preparing,
+    preparations: Preparations,
     projects: Projects,
     agents: Agents,
     project_id: ProjectId,
@@ -136,26 +138,26 @@ async def create(
     project = await projects.get(caller, project_id)
     name = body.agent or await agents.find_default_agent(project)
     profile = await agents.profile(caller.user_id, name)
-    row = await preparing.begin(caller, project, base_branch=body.base_branch, profile=profile, again=True)
+    row = await preparations.begin(caller, project, base_branch=body.base_branch, profile=profile, again=True)
     note(request, target=row.id)
     if row.status != PreparationStatus.READY and wait > 0:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(wait):
-                row = await preparing.wait(row.id)
+                row = await preparations.wait(row.id)
     if row.status != PreparationStatus.READY:
-        row = await preparing.get(caller, row.id)
+        row = await preparations.get(caller, row.id)
     view = PreparationView.of(row).model_dump(mode="json", by_alias=True)
     made = row.status != PreparationStatus.PREPARING
     return JSONResponse(view, 200 if made else 202, {"Location": f"/api/v1/preparations/{row.id}"})
 
 
-@router.get("/preparations/{preparation_id}", name="preparation.get", dependencies=[large_answer()])
-async def get(caller: Caller, preparing: Preparing, preparation_id: PreparationId) -> PreparationView:
-    return PreparationView.of(await preparing.get(caller, preparation_id))
+@router.get("/preparations/{preparation_id}", name="preparation.get", dependencies=[large_response()])
+async def get(caller: Caller, preparations: Preparations, preparation_id: PreparationId) -> PreparationView:
+    return PreparationView.of(await preparations.get(caller, preparation_id))
 
 
 @router.delete("/preparations/{preparation_id}", name="preparation.delete", status_code=204)
-async def delete(caller: Caller, preparing: Preparing, preparation_id: PreparationId) -> Response:
+async def delete(caller: Caller, preparations: Preparations, preparation_id: PreparationId) -> Response:
     """Delete a preparation and its snapshot. Sessions started from it are not affected."""
-    await preparing.delete(caller, preparation_id)
+    await preparations.delete(caller, preparation_id)
     return Response(status_code=204)

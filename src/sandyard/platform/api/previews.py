@@ -7,21 +7,18 @@ from typing import Annotated
 from fastapi import Path, Request
 from pydantic import Field
 
-from sandyard.platform.api.answers import large_answer
+from sandyard.platform.api.audit_middleware import note
 from sandyard.platform.api.auth import Caller
+from sandyard.platform.api.dependencies import inject
+from sandyard.platform.api.large_responses import large_response
 from sandyard.platform.api.limits import limited
-from sandyard.platform.api.parts import part
 from sandyard.platform.api.routers import api_router
 from sandyard.platform.api.sandboxes import SandboxId
 from sandyard.platform.api.schema import Input, Instant, Model, example
-from sandyard.platform.api.trail import note
 from sandyard.platform.domain.previews import service
-from sandyard.platform.domain.previews.addresses import frame_sources
-
-__all__ = ["frame_sources", "router"]
 
 router = api_router("previews")
-Previews = Annotated[service.Previews, part("previews")]
+Previews = Annotated[service.Previews, inject("previews")]
 _URL = "http://3000-00mwhnkzb5gfh26ygacc.localhost:8700/"
 
 
@@ -63,7 +60,7 @@ class ShownPreview(Model):
     path: str | None = Field(description="Null if no page was opened in a frame since the platform started.")
 
 
-@router.get("/sandboxes/{sandbox_id}/ports", name="port.list", dependencies=[large_answer(slow=True)])
+@router.get("/sandboxes/{sandbox_id}/ports", name="port.list", dependencies=[large_response(slow=True)])
 async def list_(caller: Caller, previews: Previews, sandbox_id: SandboxId) -> PortList:
     """List TCP ports with a listening process. The list is at most 2 seconds old. Does not resume the sandbox or count as activity."""
     return PortList.model_validate(await previews.ports(caller, sandbox_id))

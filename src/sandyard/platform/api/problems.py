@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.websockets import WebSocket, WebSocketState
 
 from sandyard.kit.errors import SandyardError
-from sandyard.platform.api.validation_messages import message_of
+from sandyard.platform.api.validation_messages import make_message
 
 MEDIA_TYPE = "application/problem+json"
 FAILED = "Internal error. See the platform's log for this request id, and try again or report it."
@@ -104,7 +104,7 @@ class TooManyRequestsError(SandyardError):
         self.retry_after = retry_after
 
 
-def problem(
+def make_problem(
     connection: HTTPConnection,
     status: int,
     code: str,
@@ -137,17 +137,17 @@ def problem(
     return Response(text, status, sent, media_type=MEDIA_TYPE)
 
 
-def of_error(connection: HTTPConnection, error: SandyardError) -> Response:
+def translate_error(connection: HTTPConnection, error: SandyardError) -> Response:
     wait = getattr(error, "retry_after", None)
     headers = {"Retry-After": str(max(1, math.ceil(wait)))} if wait is not None else None
-    return problem(connection, error.status, error.code, error.message, headers=headers, extra=error.extra)
+    return make_problem(connection, error.status, error.code, error.message, headers=headers, extra=error.extra)
 
 
 def install(app: FastAPI) -> None:
     """Install one handler per kind of error, for requests and WebSockets."""
 
     async def sandyard(connection: Any, error: SandyardError) -> Response | None:
-        return await _answer(connection, of_error(connection, error), error.message)
+        return await _answer(connection, translate_error(connection, error), error.message)
 
     async def invalid(connection: Any, error: Any) -> Response | None:
         found = error.errors()
@@ -155,12 +155,14 @@ def install(app: FastAPI) -> None:
         detail = "The request is invalid: " + "; ".join(f"{f['field']}: {f['message']}" for f in faults[:3]) + "."
         if len(found) > MOST_FAULTS:
             detail += f" There are {len(found) - MOST_FAULTS:,} more errors."
-        return await _answer(connection, problem(connection, 400, "invalid_argument", detail, errors=faults), detail)
+        return await _answer(
+            connection, make_problem(connection, 400, "invalid_argument", detail, errors=faults), detail
+        )
 
     async def http(connection: Any, error: HTTPException) -> Response | None:
         detail = _sentence(connection, error)
         code = _CODES.get(error.status_code, "error")
-        made = problem(connection, error.status_code, code, detail, headers=error.headers)
+        made = make_problem(connection, error.status_code, code, detail, headers=error.headers)
         return await _answer(connection, made, detail)
 
     handlers: dict[type[Exception], Any] = {
@@ -193,7 +195,7 @@ def _fault(error: Mapping[str, Any]) -> dict[str, str]:
     places = [str(part) for part in error["loc"]]
     if len(places) > 1 and places[0] in ("body", "query", "path", "header", "cookie"):
         places = places[1:]
-    return {"field": ".".join(places)[:_LONGEST_FIELD] or "body", "message": message_of(error)}
+    return {"field": ".".join(places)[:_LONGEST_FIELD] or "body", "message": make_message(error)}
 
 
 def _sentence(connection: HTTPConnection, error: HTTPException) -> str:

@@ -8,30 +8,30 @@ from typing import Annotated, Any
 from fastapi import Query, Request, Response
 from pydantic import Field, StringConstraints
 
-from sandyard.platform.api.answers import large_answer
+from sandyard.platform.api.audit_middleware import note
 from sandyard.platform.api.auth import Caller
 from sandyard.platform.api.credential_input import GivenCredentials
+from sandyard.platform.api.dependencies import inject
+from sandyard.platform.api.large_responses import large_response
 from sandyard.platform.api.limits import limited
 from sandyard.platform.api.paging import Page, Paging
-from sandyard.platform.api.parts import part
 from sandyard.platform.api.refs import Branch
 from sandyard.platform.api.routers import api_router
 from sandyard.platform.api.schema import Input, Instant, Model, example, id_in_path
-from sandyard.platform.api.trail import note
 from sandyard.platform.db.models import Project
 from sandyard.platform.domain.agents import catalogue
-from sandyard.platform.domain.forge import access as forge
+from sandyard.platform.domain.forge import connection_test
 from sandyard.platform.domain.forge.addresses import explain_missing_pull_requests
 from sandyard.platform.domain.projects import credentials as credential_service
 from sandyard.platform.domain.projects import sample, service
 from sandyard.platform.domain.projects.model import ProjectSettings
 
 router = api_router("projects")
-Projects = Annotated[service.Projects, part("projects")]
-Agents = Annotated[catalogue.AgentCatalogue, part("agents")]
-Samples = Annotated[sample.Samples, part("samples")]
-Access = Annotated[forge.Access, part("access")]
-Credentials = Annotated[credential_service.Credentials, part("credentials")]
+Projects = Annotated[service.Projects, inject("projects")]
+Agents = Annotated[catalogue.AgentCatalogue, inject("agents")]
+Samples = Annotated[sample.Samples, inject("samples")]
+ConnectionTests = Annotated[connection_test.ConnectionTests, inject("connection_tests")]
+Credentials = Annotated[credential_service.Credentials, inject("credentials")]
 ProjectId = Annotated[str, id_in_path("project", "prj_0mh3k7a1x2abcdefghij")]
 MemberId = Annotated[str, id_in_path("user", "usr_0mh3k7a1x2abcdefghij")]
 ProjectName = Annotated[str, StringConstraints(min_length=1, max_length=200, strip_whitespace=True)]
@@ -159,7 +159,7 @@ async def create_project(
     request: Request,
     projects: Projects,
     credentials: Credentials,
-    access: Access,
+    tests: ConnectionTests,
     agents: Agents,
 ) -> ProjectView:
     drafts = await asyncio.to_thread(body.drafts)  # validate before anything is created
@@ -167,12 +167,12 @@ async def create_project(
         caller, body.name, repository=body.repository, base_branch=body.base_branch, settings=body.settings
     )
     if body.test:
-        await access.check_draft(project, drafts)
+        await tests.check_draft(project, drafts)
     project = await projects.store(project)
     note(request, target=project.id)
     if drafts:
         await credentials.store(project.id, drafts)
-    return await view(agents, project)
+    return await make_view(agents, project)
 
 
 @router.post(
@@ -190,13 +190,13 @@ async def sample_project(
     note(request, target=found.project.id)
     if not found.made:
         response.status_code = 200
-    project = await view(agents, found.project)
+    project = await make_view(agents, found.project)
     return SampleProject(project=project, tasks=[SampleTask.model_validate(one) for one in sample.TASKS])
 
 
-@router.get("/projects/{project_id}", name="project.get", dependencies=[large_answer()])
+@router.get("/projects/{project_id}", name="project.get", dependencies=[large_response()])
 async def get_project(caller: Caller, project_id: ProjectId, projects: Projects, agents: Agents) -> ProjectView:
-    return await view(agents, await projects.get(caller, project_id))
+    return await make_view(agents, await projects.get(caller, project_id))
 
 
 @router.patch("/projects/{project_id}", name="project.update", dependencies=[limited("execute")])
@@ -206,7 +206,7 @@ async def update_project(
     body: ProjectChange,
     request: Request,
     projects: Projects,
-    access: Access,
+    tests: ConnectionTests,
     agents: Agents,
     test: Annotated[
         bool,
@@ -220,8 +220,8 @@ async def update_project(
     note(request, changed=sorted(given))
     if test:
         tested = {name: given[name] for name in ("repository", "base_branch", "settings") if name in given}
-        await access.check_api(await projects.draft_update(caller, project_id, **tested))
-    return await view(agents, await projects.update(caller, project_id, **given))
+        await tests.check_api(await projects.draft_update(caller, project_id, **tested))
+    return await make_view(agents, await projects.update(caller, project_id, **given))
 
 
 @router.delete("/projects/{project_id}", name="project.delete", status_code=204)
@@ -230,7 +230,7 @@ async def delete_project(caller: Caller, project_id: ProjectId, projects: Projec
     await projects.delete(caller, project_id)
 
 
-@router.get("/projects/{project_id}/members", name="project.members", dependencies=[large_answer()])
+@router.get("/projects/{project_id}/members", name="project.members", dependencies=[large_response()])
 async def list_members(caller: Caller, project_id: ProjectId, projects: Projects) -> Members:
     """List the project's members, without the owner."""
     return Members(items=[Member.model_validate(user) for user in await projects.members(caller, project_id)])
@@ -248,7 +248,7 @@ async def remove_member(caller: Caller, project_id: ProjectId, user_id: MemberId
     await projects.remove_member(caller, project_id, user_id)
 
 
-async def view(agents: Agents, project: Project) -> ProjectView:
+async def make_view(agents: Agents, project: Project) -> ProjectView:
     return _view(project, await agents.find_default_agent(project))
 
 

@@ -8,23 +8,23 @@ from fastapi import Path, Query, Request
 from fastapi.responses import JSONResponse
 from pydantic import Field
 
-from sandyard.platform.api.answers import large_answer
+from sandyard.platform.api.audit_middleware import note
 from sandyard.platform.api.auth import Caller
+from sandyard.platform.api.dependencies import inject
 from sandyard.platform.api.git import SANDBOX, Id
+from sandyard.platform.api.large_responses import large_response
 from sandyard.platform.api.limits import limited
 from sandyard.platform.api.paging import Page, Paging
-from sandyard.platform.api.parts import part
 from sandyard.platform.api.refs import Branch
 from sandyard.platform.api.routers import api_router
 from sandyard.platform.api.schema import Input, Instant, Model, example, id_in_path
 from sandyard.platform.api.sessions import SessionId
-from sandyard.platform.api.trail import note
 from sandyard.platform.db import models
 from sandyard.platform.domain.forge import service
 from sandyard.platform.domain.forge.model import Checks, ForgeKind, MergeMethod, PullState, Review
 
 router = api_router("pull requests")
-PullRequests = Annotated[service.PullRequests, part("pull_requests")]
+PullRequests = Annotated[service.PullRequests, inject("pull_requests")]
 Number = Annotated[int, Path(ge=1, le=2**31 - 1, examples=[17], description="The pull request's number on the forge.")]
 PullRequestId = Annotated[str, id_in_path("pull request", "pul_00mwhnkzc0a1b2c3d4e5")]
 TaskId = Annotated[str, id_in_path("task", "tsk_0mh3k7a1x2abcdefghij")]
@@ -159,7 +159,7 @@ async def list_(
     return Page.of(found, PullRequestView.model_validate)
 
 
-@router.get("/github/pull-requests/{number}", name="pull_request.get", dependencies=[large_answer(slow=True)])
+@router.get("/github/pull-requests/{number}", name="pull_request.get", dependencies=[large_response(slow=True)])
 async def get(
     caller: Caller,
     pulls: PullRequests,
@@ -185,7 +185,7 @@ async def ready(
 ) -> PullRequestView:
     """Mark a draft as ready for review."""
     row = await _one(request, pulls, caller, number, body)
-    return PullRequestView.model_validate(await pulls.ready(caller, row.id))
+    return PullRequestView.model_validate(await pulls.mark_ready(caller, row.id))
 
 
 @router.post("/github/pull-requests/{number}/close", name="pull_request.close", **_CHANGES)
@@ -206,7 +206,7 @@ async def refresh(
     return PullRequestView.model_validate(await pulls.refresh(row))
 
 
-@router.get("/pull-requests/{pull_request_id}", name="pull_request.get_by_id", dependencies=[large_answer()])
+@router.get("/pull-requests/{pull_request_id}", name="pull_request.get_by_id", dependencies=[large_response()])
 async def get_by_id(caller: Caller, pulls: PullRequests, pull_request_id: PullRequestId) -> PullRequestView:
     """Get a pull request, or a branch that was pushed to a remote without pull requests."""
     return PullRequestView.model_validate(await pulls.get_by_id(caller, pull_request_id))
@@ -239,13 +239,13 @@ async def refresh_by_id(
     return PullRequestView.model_validate(await pulls.refresh(await pulls.get_by_id(caller, pull_request_id)))
 
 
-@router.get("/tasks/{task_id}/pull-request", name="task.pull_request", dependencies=[large_answer()])
+@router.get("/tasks/{task_id}/pull-request", name="task.pull_request", dependencies=[large_response()])
 async def of_task(caller: Caller, pulls: PullRequests, task_id: TaskId) -> PullRequestView:
     """Get the task's newest pull request."""
     return PullRequestView.model_validate(await pulls.of_task(caller, task_id))
 
 
-@router.get("/sessions/{session_id}/pull-request", name="session.pull_request", dependencies=[large_answer()])
+@router.get("/sessions/{session_id}/pull-request", name="session.pull_request", dependencies=[large_response()])
 async def of_session(caller: Caller, pulls: PullRequests, session_id: SessionId) -> PullRequestView:
     """Get the session's newest pull request."""
     return PullRequestView.model_validate(await pulls.of_session(caller, session_id))

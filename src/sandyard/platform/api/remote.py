@@ -18,18 +18,18 @@ from starlette.websockets import WebSocketDisconnect, WebSocketState
 from sandyard.kit import bounded_json
 from sandyard.kit.errors import SandyardError
 from sandyard.platform.api.auth import Caller, StreamCaller
-from sandyard.platform.api.parts import part
+from sandyard.platform.api.dependencies import inject
+from sandyard.platform.api.revocation import wait_until_revoked
 from sandyard.platform.api.routers import api_router
 from sandyard.platform.api.sandboxes import SandboxId
 from sandyard.platform.api.schema import Model, example
 from sandyard.platform.api.sessions import SessionId
-from sandyard.platform.api.standing import still_allowed
 from sandyard.platform.api.terminal import TEXT_LIMIT, TEXT_VALUES
 from sandyard.platform.domain.remote import service
 from sandyard.platform.domain.remote.connections import Connection
 
 router = api_router("remote")
-Remotes = Annotated[service.Remotes, part("remotes")]
+Remotes = Annotated[service.Remotes, inject("remotes")]
 
 
 class EditorInfo(Model):
@@ -113,7 +113,7 @@ async def ssh(
         await socket.send_text(json.dumps({"type": "opened", "hostKey": connection.host_key}))
         said = asyncio.ensure_future(_said(socket, connection))
         shown = asyncio.ensure_future(_forward_output(socket, connection))
-        watch = asyncio.ensure_future(still_allowed(socket, caller, lambda: connection.check(caller)))
+        watch = asyncio.ensure_future(wait_until_revoked(socket, caller, lambda: connection.check(caller)))
         try:
             await asyncio.wait((said, shown, watch), return_when=asyncio.FIRST_COMPLETED)
             reason = (

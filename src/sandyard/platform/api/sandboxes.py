@@ -8,19 +8,19 @@ from typing import Annotated, Any
 from fastapi import Query, Request, Response
 from pydantic import Field
 
+from sandyard.platform.api.audit_middleware import note
 from sandyard.platform.api.auth import Caller
+from sandyard.platform.api.dependencies import inject
 from sandyard.platform.api.limits import limited
 from sandyard.platform.api.paging import Page, Paging
-from sandyard.platform.api.parts import part
 from sandyard.platform.api.routers import api_router
 from sandyard.platform.api.schema import Input, Instant, Model, example, id_in_path
-from sandyard.platform.api.trail import note
 from sandyard.platform.db import models
 from sandyard.platform.domain.sandboxes import service
 from sandyard.platform.domain.sandboxes.model import Status
 
 router = api_router("sandboxes")
-Sandboxes = Annotated[service.Sandboxes, part("sandboxes")]
+Sandboxes = Annotated[service.Sandboxes, inject("sandboxes")]
 SandboxId = Annotated[str, id_in_path("sandbox", "sbx_00mwhnkzb5gfh26ygacc")]
 Envs = Annotated[
     dict[str, str],

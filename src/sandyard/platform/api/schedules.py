@@ -7,16 +7,16 @@ from typing import Annotated, Any
 from fastapi import Query, Request, Response
 from pydantic import Field, StringConstraints
 
-from sandyard.platform.api.answers import large_answer
+from sandyard.platform.api.audit_middleware import note
 from sandyard.platform.api.auth import Caller
+from sandyard.platform.api.dependencies import inject
+from sandyard.platform.api.large_responses import large_response
 from sandyard.platform.api.limits import limited
 from sandyard.platform.api.paging import Page, Paging
-from sandyard.platform.api.parts import part
 from sandyard.platform.api.routers import api_router
 from sandyard.platform.api.schema import Input, Instant, Model, example, id_in_path
 from sandyard.platform.api.task_views import PROJECT, TaskView
 from sandyard.platform.api.tasks import TaskInput, Tasks
-from sandyard.platform.api.trail import note
 from sandyard.platform.db import models
 from sandyard.platform.domain.tasks import schedules as service
 from sandyard.platform.domain.tasks.cron import MAX_CRON, MAX_ZONE
@@ -25,7 +25,7 @@ from sandyard.platform.domain.tasks.schedules import ScheduledTask
 
 router = api_router("schedules")
 SCHEDULE = "sch_0mh3k7a1x2abcdefghij"
-Schedules = Annotated[service.Schedules, part("schedules")]
+Schedules = Annotated[service.Schedules, inject("schedules")]
 ScheduleId = Annotated[str, id_in_path("schedule", SCHEDULE)]
 ScheduleName = Annotated[str, StringConstraints(min_length=1, max_length=200, strip_whitespace=True)]
 Cron = Annotated[
@@ -126,7 +126,7 @@ async def create(request: Request, caller: Caller, schedules: Schedules, body: N
     return ScheduleView.of(row, None)
 
 
-@router.get("/schedules/{schedule_id}", name="schedule.get", dependencies=[large_answer()])
+@router.get("/schedules/{schedule_id}", name="schedule.get", dependencies=[large_response()])
 async def get(caller: Caller, schedules: Schedules, schedule_id: ScheduleId) -> ScheduleView:
     return await _view(schedules, await schedules.get(caller, schedule_id))
 

@@ -8,17 +8,17 @@ from fastapi import Path, Query, Request
 from pydantic import Field, SecretStr
 
 from sandyard.kit.secret import Secret
+from sandyard.platform.api.audit_middleware import note
 from sandyard.platform.api.auth import Caller
+from sandyard.platform.api.dependencies import inject
 from sandyard.platform.api.limits import limited
 from sandyard.platform.api.paging import Page, Paging
-from sandyard.platform.api.parts import part
 from sandyard.platform.api.routers import api_router
 from sandyard.platform.api.schema import Input, Instant, Model, example
-from sandyard.platform.api.trail import note
 from sandyard.platform.domain.secrets import service
 
 router = api_router("secrets")
-Secrets = Annotated[service.Secrets, part("secrets")]
+Secrets = Annotated[service.Secrets, inject("secrets")]
 SecretName = Annotated[
     str,
     Path(max_length=200, pattern=f"^{service.NAME.pattern}$", examples=["NPM_TOKEN"], description="The secret's name."),

@@ -7,22 +7,22 @@ from typing import Annotated, Any, Literal
 from fastapi import Query, Request, Response
 from pydantic import Field
 
+from sandyard.platform.api.audit_middleware import note
 from sandyard.platform.api.auth import Caller
+from sandyard.platform.api.dependencies import inject
 from sandyard.platform.api.limits import limited
 from sandyard.platform.api.paging import Page, Paging
-from sandyard.platform.api.parts import part
 from sandyard.platform.api.refs import Branch
 from sandyard.platform.api.routers import api_router
 from sandyard.platform.api.sandboxes import Envs, SandboxView, Template
 from sandyard.platform.api.schema import Input, Instant, Model, example, id_in_path
-from sandyard.platform.api.trail import note
 from sandyard.platform.db import models
 from sandyard.platform.domain.sandboxes import service as sandbox_service
 from sandyard.platform.domain.sessions import service
 
 router = api_router("sessions")
-Sessions = Annotated[service.Sessions, part("sessions")]
-Sandboxes = Annotated[sandbox_service.Sandboxes, part("sandboxes")]
+Sessions = Annotated[service.Sessions, inject("sessions")]
+Sandboxes = Annotated[sandbox_service.Sandboxes, inject("sandboxes")]
 SessionId = Annotated[str, id_in_path("session", "ses_00mwhnkz2f0a9s8d7f6g")]
 Title = Annotated[str, Field(min_length=1, max_length=300)]
 

@@ -14,8 +14,7 @@ from sandyard.platform.domain.projects.model import BudgetSettings
 from sandyard.platform.domain.tasks.cards import AttemptCard, Card
 from sandyard.platform.domain.tasks.columns import BoardPage
 from sandyard.platform.domain.tasks.fields import WantedAttempt
-from sandyard.platform.domain.tasks.model import AttemptStatus, Column, StepName
-from sandyard.platform.domain.tasks.outcomes import Outcome, outcomes_of
+from sandyard.platform.domain.tasks.model import AttemptStatus, Column, Outcome, StepName, list_outcomes
 
 TASK, PROJECT = "tsk_0mh3k7a1x2abcdefghij", "prj_0mh3k7a1x2abcdefghij"
 ATTEMPT, SESSION = "att_0mh3k7a1x2abcdefghij", "ses_0mh3k7a1x2abcdefghij"
@@ -73,7 +72,7 @@ class StepView(Model):
     def of_all(cls, steps: Sequence[models.Step]) -> list[StepView]:
         return [
             cls(**{name: getattr(step, name) for name in _OF_STEP}, outcome=outcome)
-            for step, outcome in zip(steps, outcomes_of(steps), strict=True)
+            for step, outcome in zip(steps, list_outcomes(steps), strict=True)
         ]
 
 

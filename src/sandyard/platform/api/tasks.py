@@ -7,11 +7,12 @@ from typing import Annotated, Any
 from fastapi import Body, Query, Request, Response
 from pydantic import Field
 
-from sandyard.platform.api.answers import large_answer
+from sandyard.platform.api.audit_middleware import note
 from sandyard.platform.api.auth import Caller
+from sandyard.platform.api.dependencies import inject
+from sandyard.platform.api.large_responses import large_response
 from sandyard.platform.api.limits import limited
 from sandyard.platform.api.paging import Page, Paging
-from sandyard.platform.api.parts import part
 from sandyard.platform.api.routers import api_router
 from sandyard.platform.api.schema import Input, example, id_in_path
 from sandyard.platform.api.task_views import (
@@ -26,7 +27,6 @@ from sandyard.platform.api.task_views import (
     TaskView,
     Waiting,
 )
-from sandyard.platform.api.trail import note
 from sandyard.platform.domain.paging import MAX_LIMIT
 from sandyard.platform.domain.projects.model import BudgetSettings
 from sandyard.platform.domain.tasks import attempts as attempt_service
@@ -48,8 +48,8 @@ from sandyard.platform.domain.tasks.fields import (
 from sandyard.platform.domain.tasks.model import Column
 
 router = api_router("tasks")
-Tasks = Annotated[board.Tasks, part("tasks")]
-Attempts = Annotated[attempt_service.Attempts, part("attempts")]
+Tasks = Annotated[board.Tasks, inject("tasks")]
+Attempts = Annotated[attempt_service.Attempts, inject("attempts")]
 TaskId = Annotated[str, id_in_path("task", TASK)]
 SearchWords = Annotated[
     str | None,
@@ -186,7 +186,7 @@ async def list_(
     return Page(items=[TaskView.of(card) for card in cards], next_cursor=found.next_cursor)
 
 
-@router.get("/tasks/counts", name="task.counts", dependencies=[large_answer()])
+@router.get("/tasks/counts", name="task.counts", dependencies=[large_response()])
 async def counts(caller: Caller, tasks: Tasks) -> TaskCounts:
     """Count tasks by project and column."""
     found = await tasks.counts(caller)
@@ -198,7 +198,7 @@ async def counts(caller: Caller, tasks: Tasks) -> TaskCounts:
     )
 
 
-@router.get("/board", name="task.board", dependencies=[large_answer()])
+@router.get("/board", name="task.board", dependencies=[large_response()])
 async def show_board(
     caller: Caller,
     tasks: Tasks,
@@ -221,7 +221,7 @@ async def show_board(
     return BoardView.of(page)
 
 
-@router.get("/tasks/{task_id}", name="task.get", dependencies=[large_answer()])
+@router.get("/tasks/{task_id}", name="task.get", dependencies=[large_response()])
 async def get(caller: Caller, tasks: Tasks, task_id: TaskId) -> TaskView:
     return TaskView.of(await tasks.cards.one(await tasks.get(caller, task_id)))
 
@@ -274,7 +274,7 @@ async def retry(
     return TaskView.of(await tasks.cards.one(row))
 
 
-@router.get("/tasks/{task_id}/attempts", name="task.attempts", dependencies=[large_answer()])
+@router.get("/tasks/{task_id}/attempts", name="task.attempts", dependencies=[large_response()])
 async def attempts_of(caller: Caller, tasks: Tasks, task_id: TaskId) -> AttemptList:
     """List attempts with their changes, verification, cost and duration, for comparison."""
     return AttemptList.of(await tasks.cards.one(await tasks.get(caller, task_id)))
@@ -291,7 +291,7 @@ async def pick(
     return TaskView.of(await tasks.cards.one(task))
 
 
-@router.get("/queue", name="task.queue", dependencies=[large_answer()])
+@router.get("/queue", name="task.queue", dependencies=[large_response()])
 async def queue(caller: Caller, tasks: Tasks, attempts: Attempts) -> QueueView:
     """List waiting attempts in order, with what they wait for. Positions include other users' attempts."""
     waiting = await attempts.queue(caller)

@@ -17,16 +17,16 @@ from starlette.websockets import WebSocketDisconnect, WebSocketState
 from sandyard.kit import bounded_json
 from sandyard.kit.errors import SandyardError
 from sandyard.platform.api.auth import Caller, StreamCaller
-from sandyard.platform.api.parts import part
+from sandyard.platform.api.dependencies import inject
+from sandyard.platform.api.revocation import wait_until_revoked
 from sandyard.platform.api.routers import api_router
 from sandyard.platform.api.sandboxes import SandboxId
 from sandyard.platform.api.schema import Instant, Model, example, id_in_path
-from sandyard.platform.api.standing import still_allowed
 from sandyard.platform.db import models
 from sandyard.platform.domain.sandboxes import terminals as domain
 
 router = api_router("terminals")
-Terminals = Annotated[domain.Terminals, part("terminals")]
+Terminals = Annotated[domain.Terminals, inject("terminals")]
 TerminalId = Annotated[str, id_in_path("terminal", "trm_00mwhnkzc0a1b2c3d4e5")]
 Cells = Annotated[int, Query(ge=1, le=1000)]
 TEXT_LIMIT, TEXT_VALUES = 1024, 20
@@ -80,7 +80,7 @@ async def open_(
         if terminal is not None:
             await terminals.resize(shell, cols, rows)
         typing = asyncio.ensure_future(_forward_input(socket, terminals, shell))
-        watch = asyncio.ensure_future(still_allowed(socket, caller, lambda: terminals.list(caller, sandbox_id)))
+        watch = asyncio.ensure_future(wait_until_revoked(socket, caller, lambda: terminals.list(caller, sandbox_id)))
         watch.add_done_callback(lambda _: viewer.send(None))
         try:
             await _send_output(socket, viewer, typing)

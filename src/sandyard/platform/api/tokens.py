@@ -7,17 +7,17 @@ from typing import Annotated
 from fastapi import Request
 from pydantic import Field, StringConstraints
 
+from sandyard.platform.api.audit_middleware import note
 from sandyard.platform.api.auth import Caller
+from sandyard.platform.api.dependencies import inject
 from sandyard.platform.api.limits import limited
 from sandyard.platform.api.paging import Page, Paging
-from sandyard.platform.api.parts import part
 from sandyard.platform.api.routers import api_router
 from sandyard.platform.api.schema import Input, Instant, Model, Moment, example, id_in_path
-from sandyard.platform.api.trail import note
 from sandyard.platform.domain.users import service
 
 router = api_router("tokens")
-Users = Annotated[service.Users, part("users")]
+Users = Annotated[service.Users, inject("users")]
 TokenId = Annotated[str, id_in_path("token", "tok_0mh3k7a1x2abcdefghij")]
 
 

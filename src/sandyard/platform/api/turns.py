@@ -7,15 +7,15 @@ from typing import Annotated, Any, Literal
 from fastapi import Query, Request
 from pydantic import Field
 
-from sandyard.platform.api.answers import large_answer
+from sandyard.platform.api.audit_middleware import note
 from sandyard.platform.api.auth import Caller
+from sandyard.platform.api.dependencies import inject
+from sandyard.platform.api.large_responses import large_response
 from sandyard.platform.api.limits import limited
 from sandyard.platform.api.paging import Page, Paging
-from sandyard.platform.api.parts import part
 from sandyard.platform.api.routers import api_router
 from sandyard.platform.api.schema import Input, Instant, Model, example, id_in_path
 from sandyard.platform.api.sessions import SessionId
-from sandyard.platform.api.trail import note
 from sandyard.platform.db import models
 from sandyard.platform.domain.agents.json_columns import list_public_options
 from sandyard.platform.domain.agents.model import AskKind, AskStatus, Origin, TurnStatus
@@ -24,9 +24,9 @@ from sandyard.platform.domain.agents.runner import turns
 from sandyard.platform.domain.tasks import board
 
 router = api_router("turns")
-Turns = Annotated[turns.AgentTurns, part("turns")]
-Asks = Annotated[service.Asks, part("asks")]
-Tasks = Annotated[board.Tasks, part("tasks")]
+Turns = Annotated[turns.AgentTurns, inject("turns")]
+Asks = Annotated[service.Asks, inject("asks")]
+Tasks = Annotated[board.Tasks, inject("tasks")]
 TurnId = Annotated[str, id_in_path("turn", "trn_00mwi1cctnrcrsa8m4re")]
 AskId = Annotated[str, id_in_path("question", "ask_00mwi1cd0a1b2c3d4e5f")]
 MAX_PROMPT = 200_000
@@ -199,13 +199,13 @@ async def list_(caller: Caller, service: Turns, session_id: SessionId, page: Pag
     return Page.of(await service.list(caller, session_id, page), TurnView.of)
 
 
-@router.get("/sessions/{session_id}/agent", name="session.agent", dependencies=[large_answer()])
+@router.get("/sessions/{session_id}/agent", name="session.agent", dependencies=[large_response()])
 async def agent(caller: Caller, service: Turns, session_id: SessionId) -> AgentStateView:
     """Get the state of the session's agent and its options. Does not resume it."""
     return AgentStateView.of(*await service.get_agent_run(caller, session_id))
 
 
-@router.get("/turns/{turn_id}", name="turn.get", dependencies=[large_answer()])
+@router.get("/turns/{turn_id}", name="turn.get", dependencies=[large_response()])
 async def get(caller: Caller, service: Turns, turn_id: TurnId) -> TurnView:
     return TurnView.of(await service.get(caller, turn_id))
 
@@ -238,7 +238,7 @@ async def list_asks(
     return Page.of(found, AskView.of)
 
 
-@router.get("/asks/{ask_id}", name="ask.get", dependencies=[large_answer()])
+@router.get("/asks/{ask_id}", name="ask.get", dependencies=[large_response()])
 async def get_ask(caller: Caller, service: Asks, ask_id: AskId) -> AskView:
     return AskView.of(await service.get(caller, ask_id))
 

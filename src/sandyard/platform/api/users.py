@@ -7,19 +7,19 @@ from typing import Annotated, Any
 from fastapi import Request
 from pydantic import Field, SecretStr, StringConstraints
 
+from sandyard.platform.api.audit_middleware import note
 from sandyard.platform.api.auth import AdminCaller, Caller
+from sandyard.platform.api.dependencies import inject
 from sandyard.platform.api.limits import limited
 from sandyard.platform.api.paging import Page, Paging
-from sandyard.platform.api.parts import part
 from sandyard.platform.api.routers import api_router
 from sandyard.platform.api.schema import Input, Instant, Model, example, id_in_path
-from sandyard.platform.api.trail import note
 from sandyard.platform.domain.users import service
 from sandyard.platform.domain.users.model import Role
 from sandyard.platform.domain.users.passwords import MAX_LENGTH, MIN_LENGTH
 
 router = api_router("users")
-Users = Annotated[service.Users, part("users")]
+Users = Annotated[service.Users, inject("users")]
 UserId = Annotated[str, id_in_path("user", "usr_0mh3k7a1x2abcdefghij")]
 UserName = Annotated[str, StringConstraints(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]*$")]
 Password = Annotated[SecretStr, Field(min_length=MIN_LENGTH, max_length=MAX_LENGTH)]

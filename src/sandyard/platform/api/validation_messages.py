@@ -26,7 +26,7 @@ PATTERNS: Mapping[str, str] = {
 """The rule of each request pattern, in words. tests/unit/platform/api/test_openapi.py checks that none is missing."""
 
 
-def message_of(error: Mapping[str, Any]) -> str:
+def make_message(error: Mapping[str, Any]) -> str:
     """Return one of Pydantic's errors in plain words, without the full stop. A validator's own message is kept."""
     describe = _MESSAGES.get(error["type"])
     return describe(error.get("ctx", {})) if describe else str(error["msg"]).removeprefix("Value error, ")

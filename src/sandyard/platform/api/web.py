@@ -16,7 +16,7 @@ from starlette.datastructures import Headers
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from sandyard.platform.domain.previews.addresses import frame_sources
+from sandyard.platform.domain.previews.addresses import list_frame_sources
 from sandyard.platform.settings import PlatformSettings
 
 STATIC = Path(__file__).parents[1] / "static"
@@ -51,7 +51,7 @@ _TYPES = {  # the machine's own table may lack these or differ
 _OF_TEXT = ("text/", "application/json", "application/manifest+json", "image/svg+xml")
 
 
-def policy(settings: PlatformSettings) -> str:
+def make_policy(settings: PlatformSettings) -> str:
     """Return the Content-Security-Policy: a page may load its own files, use its own API and WebSockets, and show previews in frames."""
     parts = {
         "default-src": "'none'",
@@ -62,7 +62,7 @@ def policy(settings: PlatformSettings) -> str:
         "connect-src": "'self'",
         "manifest-src": "'self'",
         "worker-src": "'self' blob:",
-        "frame-src": frame_sources(settings),
+        "frame-src": list_frame_sources(settings),
         "base-uri": "'none'",
         "form-action": "'self'",
         "frame-ancestors": "'none'",
@@ -86,7 +86,7 @@ class Web:
 
     def __init__(self, otherwise: ASGIApp, settings: PlatformSettings, folder: Path = STATIC) -> None:
         self._otherwise = otherwise
-        self._policy = policy(settings)
+        self._policy = make_policy(settings)
         self._folder = folder
         self._files: Mapping[str, File] = {}
         self._seen: tuple[int, int] | None = None

@@ -6,18 +6,18 @@ from typing import Annotated, Literal
 
 from fastapi import Request
 
+from sandyard.platform.api.audit_middleware import note
+from sandyard.platform.api.dependencies import inject
 from sandyard.platform.api.guard import streams_body
 from sandyard.platform.api.limits import webhook_limited
-from sandyard.platform.api.parts import part
 from sandyard.platform.api.routers import api_router
 from sandyard.platform.api.schema import Model, example
-from sandyard.platform.api.trail import note
 from sandyard.platform.domain.forge import webhooks as domain
 from sandyard.platform.domain.forge.deliveries import LARGEST
 from sandyard.platform.domain.repositories.errors import TooMuchError
 
 router = api_router("webhooks")
-Webhooks = Annotated[domain.Webhooks, part("webhooks")]
+Webhooks = Annotated[domain.Webhooks, inject("webhooks")]
 _HEADERS = ("X-GitHub-Event", "X-GitHub-Delivery", "X-Hub-Signature-256")
 
 

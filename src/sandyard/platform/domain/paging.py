@@ -49,7 +49,7 @@ class Rows(Generic[T]):
     more: bool
 
 
-async def newest_first(
+async def list_newest_first(
     session: AsyncSession, rows: Select[T], key: InstrumentedAttribute[str], page: PageRequest
 ) -> Listing[T]:
     """Return a page of `rows`, sorted by `key`, which is an ordered id of the selected entity."""

@@ -14,12 +14,13 @@ from sandyard.platform.domain.agents.trials import Trials
 from sandyard.platform.domain.audit.service import Audit
 from sandyard.platform.domain.events.feed import Feed
 from sandyard.platform.domain.forge.access import Access
+from sandyard.platform.domain.forge.connection_test import ConnectionTests
 from sandyard.platform.domain.forge.service import PullRequests
 from sandyard.platform.domain.forge.webhooks import Webhooks
 from sandyard.platform.domain.git.service import GitService
 from sandyard.platform.domain.mcp_servers.service import McpServers
 from sandyard.platform.domain.models.service import Models
-from sandyard.platform.domain.preparing.service import Preparing
+from sandyard.platform.domain.preparations.service import Preparations
 from sandyard.platform.domain.previews.service import Previews
 from sandyard.platform.domain.projects.credentials import Credentials
 from sandyard.platform.domain.projects.sample import Samples
@@ -60,7 +61,7 @@ class Services:
     maintenance: SandboxMaintenance
     sandboxes: Sandboxes
     commands: Commands
-    preparing: Preparing
+    preparations: Preparations
     previews: Previews
     sessions: Sessions
     turns: AgentTurns
@@ -74,6 +75,7 @@ class Services:
     models: Models
     mcp_servers: McpServers
     access: Access
+    connection_tests: ConnectionTests
     git: GitService
     pull_requests: PullRequests
     webhooks: Webhooks

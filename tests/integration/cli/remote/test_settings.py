@@ -61,10 +61,10 @@ def test_writing_is_idempotent_and_keeps_what_was_there(home: Path, nobody: Path
     (home / ".ssh").mkdir()
     (home / ".ssh/config").symlink_to(real)
     path = settings.write_settings()
-    assert settings.include(path)[1] is True
+    assert settings.add_include(path)[1] is True
     once, key = real.read_text(), settings.ensure_key()
     assert once == f'Include "{path}"\n\nHost a\n  User b\n'
-    assert settings.include(settings.write_settings())[1] is False
+    assert settings.add_include(settings.write_settings())[1] is False
     assert (real.read_text(), settings.ensure_key()) == (once, key)
     assert (home / ".ssh/config").is_symlink()
     for private in (path, nobody / "sandyard/ssh/id_ed25519"):
@@ -73,7 +73,7 @@ def test_writing_is_idempotent_and_keeps_what_was_there(home: Path, nobody: Path
 
 
 def test_without_a_file_there_is_one_afterwards(home: Path) -> None:
-    file, added = settings.include(settings.write_settings())
+    file, added = settings.add_include(settings.write_settings())
     assert added
     assert file.read_text().count("\n") == 1
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
@@ -94,15 +94,19 @@ def test_all_who_need_a_key_at_once_get_the_same(nobody: Path) -> None:
 
 def test_the_key_of_a_host_is_the_newest_that_was_told(nobody: Path) -> None:
     for key in ("ssh-ed25519 AAAA", "ssh-ed25519 BBBB"):
-        settings.know_host(HOST, key)
+        settings.add_known_host(HOST, key)
     assert (nobody / "sandyard/ssh/known_hosts" / HOST).read_text() == f"{HOST} ssh-ed25519 BBBB\n"
 
 
 def test_names() -> None:
-    assert settings.name_of(HOST) == settings.name_of(HOST.removesuffix(".sandyard")) == "ses_00mwhnkz2f0a9s8d7f6g"
+    assert (
+        settings.get_host_name(HOST)
+        == settings.get_host_name(HOST.removesuffix(".sandyard"))
+        == "ses_00mwhnkz2f0a9s8d7f6g"
+    )
     for wrong in ("", "..", "-oProxyCommand=x", "a/b.sandyard", "a b", "example.com"):
         with pytest.raises(CommandError):
-            settings.name_of(wrong)
+            settings.get_host_name(wrong)
 
 
 def test_printing_writes_nothing(home: Path, nobody: Path) -> None:

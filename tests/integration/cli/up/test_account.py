@@ -58,7 +58,7 @@ def test_code_and_data_below_a_folder_of_roots(tmp_path: Path) -> None:
         folder.chmod(0o700)
     os.chown(data, NOBODY.pw_uid, NOBODY.pw_gid)
     shown = {str(code): False, str(data): True}
-    shown |= dict.fromkeys(account.code_folders(), False)
+    shown |= dict.fromkeys(account.list_code_folders(), False)
     python = bare_python_command("-c", LOOK, str(data), str(code), str(secret))
     done = stepped({"shown": shown}, *python)
     assert done.returncode == 0, done.stderr
@@ -89,12 +89,12 @@ def test_a_port_of_roots(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     environment = {"SANDYARD_HOST": "127.0.0.1", "SANDYARD_PORT": "80"}
-    command = account.stepping_down(NOBODY, ["true"], environment, tmp_path)
+    command = account.make_stepdown_command(NOBODY, ["true"], environment, tmp_path)
     assert json.loads(command[4])["listen"] == ["127.0.0.1", 80]
     environment["SANDYARD_PORT"] = "8700"
-    assert "listen" not in json.loads(account.stepping_down(NOBODY, ["true"], environment, tmp_path)[4])
+    assert "listen" not in json.loads(account.make_stepdown_command(NOBODY, ["true"], environment, tmp_path)[4])
     look = "from sandyard.kit.listen import take_inherited_socket as take; print(take().getsockname()[1], take())"
-    shown = dict.fromkeys(account.code_folders(), False)
+    shown = dict.fromkeys(account.list_code_folders(), False)
     python = [*python_command("x")[:2], "-c", look]
     done = stepped({"listen": ["127.0.0.1", port], "shown": shown}, *python)
     assert done.stdout.split() == [str(port), "None"], done.stderr
@@ -102,14 +102,14 @@ def test_a_port_of_roots(tmp_path: Path) -> None:
 
 def test_who_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    assert account.chosen(None) is None
+    assert account.choose_account(None) is None
     with pytest.raises(CommandError, match="only root"):
-        account.chosen("nobody")
+        account.choose_account("nobody")
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    assert account.chosen("root") is None
-    assert account.chosen("nobody") == NOBODY
+    assert account.choose_account("root") is None
+    assert account.choose_account("nobody") == NOBODY
     with pytest.raises(CommandError, match="no-such-user"):
-        account.chosen("no-such-user")
+        account.choose_account("no-such-user")
 
 
 def test_one_who_is_missing_is_made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ def test_one_who_is_missing_is_made(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     with pytest.raises(CommandError, match=r"cannot lock /etc/passwd.*--platform-user root"):
-        account.chosen(None)
+        account.choose_account(None)
     assert (tmp_path / "asked").read_text().startswith("--system --user-group --no-create-home")
 
 

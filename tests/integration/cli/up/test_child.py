@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from sandyard.cli.errors import CommandError
-from sandyard.cli.up.account import stepping_down
+from sandyard.cli.up.account import make_stepdown_command
 from sandyard.cli.up.child import Child
 
 NOWHERE = "http://127.0.0.1:1/"
@@ -33,7 +33,7 @@ async def test_it_runs_as_another_user(lock: int, tmp_path: Path) -> None:
     os.chown(tmp_path, pwd.getpwnam("nobody").pw_uid, -1)
     child = Child(
         "platform",
-        stepping_down(pwd.getpwnam("nobody"), command, environment, tmp_path),
+        make_stepdown_command(pwd.getpwnam("nobody"), command, environment, tmp_path),
         environment,
         NOWHERE,
         200,

@@ -168,6 +168,6 @@ def test_which_are_served(repository: Path, tmp_path: Path) -> None:
 
 
 def test_the_configuration_names_no_program() -> None:
-    words = local_git.command("receive-pack", local_git.Repository("/x", 1, 1))
+    words = local_git.make_command("receive-pack", local_git.Repository("/x", 1, 1))
     assert "core.hooksPath=/dev/null" in words
     assert words[-2:] == ["receive-pack", "/x"]

@@ -111,7 +111,7 @@ def test_what_each_is_told(state: State, monkeypatch: pytest.MonkeyPatch) -> Non
         "SANDYARD_IDLE_SECONDS": "60",
     }.items():
         monkeypatch.setenv(name, value)
-    engine, platform = command.children(PLAN, state)
+    engine, platform = command.make_children(PLAN, state)
     key = state.key().reveal()
     assert engine.command[4:9] == ["engine", "--host", "127.0.0.1", "--port", "8701"]
     assert engine.command[-2:] == ["--pool-size", "2"]
@@ -138,7 +138,7 @@ def test_names_and_tls_are_the_engines(tmp_path: Path, monkeypatch: pytest.Monke
     async def supervise(*_: object) -> None:
         pass
 
-    monkeypatch.setattr(command, "children", lambda plan, _: plans.append(plan))
+    monkeypatch.setattr(command, "make_children", lambda plan, _: plans.append(plan))
     monkeypatch.setattr(command, "supervise", supervise)
     given = ["--domain", "example.com", "--tls-port", "443", "--tls-host", "0.0.0.0", "--tls-cert", "/both.pem"]
     result = CliRunner().invoke(command.up, ["--data-dir", str(tmp_path / "data"), "--port", "0", *given])
@@ -147,10 +147,10 @@ def test_names_and_tls_are_the_engines(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_where_to_sign_in(state: State, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    command.children(PLAN, state)[1].heard("admin token: sy_first")
+    command.make_children(PLAN, state)[1].heard("admin token: sy_first")
     monkeypatch.setenv("SANDYARD_PUBLIC_URL", "https://yard.example.org/")
-    command.children(PLAN, state)[1].heard("admin token: sy_first")
-    command.children(PLAN, state)[1].heard("Warning: look out.")
+    command.make_children(PLAN, state)[1].heard("admin token: sy_first")
+    command.make_children(PLAN, state)[1].heard("Warning: look out.")
     assert capsys.readouterr().out.splitlines() == [
         "admin token: sy_first",
         "sign in at:  http://127.0.0.1:8700/sign-in#token=sy_first",
@@ -166,7 +166,7 @@ def test_how_the_engine_is_reached_over_tls(state: State, capsys: pytest.Capture
     authority = state.engine / "tls/example.com/ca.pem"
     announce(Ready("http://127.0.0.1:8701", False, None, "fake", "example.com", authority), settings)
     said = capsys.readouterr().out.splitlines()
-    engine = command.children(PLAN, state)[0]
+    engine = command.make_children(PLAN, state)[0]
     for line in said:
         engine.heard(line)
     heard = capsys.readouterr().out.splitlines()
@@ -178,14 +178,14 @@ def test_how_the_engine_is_reached_over_tls(state: State, capsys: pytest.Capture
 def test_against_e2b_cloud(state: State, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("E2B_API_KEY", "e2b_cloud")
     alone = Plan("127.0.0.1", 8700, False, 8701, (), None, "warning")
-    (platform,) = command.children(alone, state)
+    (platform,) = command.make_children(alone, state)
     assert platform.environment["E2B_API_KEY"] == "e2b_cloud"
     assert "E2B_API_URL" not in platform.environment
     assert platform.environment["SANDYARD_LOG_LEVEL"] == "warning"
     assert platform.url.endswith("/ready")
     assert not (state.path / "engine.key").exists()
     monkeypatch.delenv("E2B_API_KEY")
-    (platform,) = command.children(alone, state)
+    (platform,) = command.make_children(alone, state)
     assert platform.url.endswith("/health"), "without sandboxes it is never ready, and still started"
 
 
@@ -194,7 +194,7 @@ def test_the_platform_as_another_user(state: State) -> None:
     nobody = pwd.getpwnam("nobody")
     state.platform.mkdir()
     (state.platform / "platform.db").write_text("")
-    engine, platform = command.children(Plan("127.0.0.1", 1, True, 2, (), nobody, None), state)
+    engine, platform = command.make_children(Plan("127.0.0.1", 1, True, 2, (), nobody, None), state)
     order = json.loads(platform.command[4])
     assert (order["uid"], order["gid"]) == (nobody.pw_uid, nobody.pw_gid)
     assert order["shown"][str(state.platform)] is True

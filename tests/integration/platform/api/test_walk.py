@@ -22,8 +22,8 @@ from sqlalchemy import text
 
 from sandyard.kit.ids import ordered_id
 from sandyard.kit.secret import Secret
-from sandyard.platform.api.answers import is_large
 from sandyard.platform.api.app import build
+from sandyard.platform.api.large_responses import is_large
 from sandyard.platform.app import ROUTERS, opened
 from sandyard.platform.db.base import Base
 from sandyard.platform.db.models import (

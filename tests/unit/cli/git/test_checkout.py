@@ -7,7 +7,7 @@ import json
 import pytest
 from click.testing import CliRunner, Result
 
-from sandyard.cli.git import running
+from sandyard.cli.git import operations
 from sandyard.cli.main import cli
 from tests.unit.cli.git.answers import SANDBOX, SESSION, operation, told
 from tests.unit.cli.server import Reply, Server, events
@@ -17,7 +17,7 @@ MADE = {"id": SESSION, "sandboxId": SANDBOX, "projectId": "prj_1"}
 
 @pytest.fixture
 def made(server: Server, monkeypatch: pytest.MonkeyPatch) -> Server:
-    monkeypatch.setattr(running, "LINE_SECONDS", 0.01)
+    monkeypatch.setattr(operations, "LINE_SECONDS", 0.01)
     server.on("GET", "/projects", Reply(200, {"items": [{"id": "prj_1", "name": "website"}], "nextCursor": None}))
     server.on("POST", "/sessions", Reply(201, MADE))
     server.on("GET", f"/sessions/{SESSION}", Reply(200, MADE))

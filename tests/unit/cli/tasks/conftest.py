@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from sandyard.cli import sse
-from sandyard.cli.tasks import feed
+from sandyard.cli.live import feed
 from tests.unit.cli.server import Server
 from tests.unit.cli.tasks.answers import Story
 

@@ -158,7 +158,7 @@ def test_list(ready: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "Later " * 19 in whole, "nothing is cut in a pipe"
     assert "PROJECT" in whole
     assert "…" not in whole
-    for module in ("output", "tasks.listing"):
+    for module in ("output", "tasks.views"):
         monkeypatch.setattr(f"sandyard.cli.{module}.is_terminal", lambda: True)
     for width in (80, 200):
         monkeypatch.setenv("COLUMNS", str(width))

@@ -10,12 +10,12 @@ from typing import Any
 import httpx
 import pytest
 
+from sandyard.kit.clock import get_time
 from sandyard.platform.api import schedules as schedules_api
 from sandyard.platform.api import tasks as tasks_api
 from sandyard.platform.db.models import Ask, ModelCall, PullRequest, Session, Step, Task
 from sandyard.platform.domain.tasks.model import AttemptStatus, Column
 from sandyard.platform.domain.tasks.schedules import Schedules
-from sandyard.platform.domain.users.tokens import instant
 from tests.unit.platform.domain.tasks.desk import Desk, desk_in
 from tests.unit.platform.world import client, everything
 
@@ -86,7 +86,7 @@ async def test_details_of_attempt(front: Front) -> None:
     card = await front.card(start=True)
     task = await front.desk.tasks.get(front.desk.me, card["id"])
     (attempt,) = await front.desk.attempts_of(task)
-    now = instant(front.desk.world.clock)
+    now = get_time(front.desk.world.clock)
     mine = {"owner_id": front.desk.me.user_id, "project_id": task.project_id, "template": "base"}
     of = {"project_id": task.project_id, "task_id": task.id, "session_id": attempt.session_id}
     pull = {"forge": "github", "url": "https://x.test/1", "state": "open", "draft": False, "review": "none"}
@@ -193,7 +193,7 @@ async def test_all_pages(front: Front) -> None:
 async def test_board_is_paged(front: Front) -> None:
     """With two thousand cards with long descriptions, the first answer counts all of them and contains what fits on a
     screen."""
-    now, columns = instant(front.desk.world.clock), list(Column)
+    now, columns = get_time(front.desk.world.clock), list(Column)
     async with front.desk.world.database.transaction() as tx:
         tx.add(
             *(
@@ -243,7 +243,7 @@ async def test_board_filters(front: Front) -> None:
     failed = await front.card("failed", start=True)
     several = await front.card("several", attempts=wanted * 2, start=True)
     await front.card("waits", needs=[failed["id"]])
-    now = instant(front.desk.world.clock)
+    now = get_time(front.desk.world.clock)
     for card, status, column in (
         (asked, AttemptStatus.RUNNING, Column.IN_PROGRESS),
         (failed, AttemptStatus.FAILED, Column.IN_PROGRESS),

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from sandyard.platform.api.app import build
-from sandyard.platform.api.frame import HEADERS
+from sandyard.platform.api.outer_middleware import HEADERS
 from sandyard.platform.api.web import accepts_gzip, is_page
 from tests.unit.platform.world import World, client
 

@@ -13,7 +13,7 @@ from sandyard.kit.ids import ordered_id
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import Command, Message, Sandbox, Session, User
 from sandyard.platform.domain import paging
-from sandyard.platform.domain.paging import Listing, PageRequest, newest_first
+from sandyard.platform.domain.paging import Listing, PageRequest, list_newest_first
 
 pytestmark = pytest.mark.both_databases
 NOW = datetime(2026, 1, 31, tzinfo=UTC)
@@ -52,7 +52,7 @@ async def add(database: Database, session_id: str, *texts: str) -> list[str]:
 
 async def read(database: Database, limit: int = 200, cursor: str | None = None) -> Listing[Message]:
     async with database.reading() as session:
-        return await newest_first(session, select(Message), Message.id, PageRequest(limit, cursor))
+        return await list_newest_first(session, select(Message), Message.id, PageRequest(limit, cursor))
 
 
 async def sizes_of_pages(database: Database, ids: list[str], limit: int = 200) -> list[int]:
@@ -120,13 +120,13 @@ async def test_measures_text_as_json(database: Database, session_id: str, monkey
                 )
             )  # fmt: skip
     async with database.reading() as session:
-        page = await newest_first(session, select(Command), Command.id, PageRequest(200))
+        page = await list_newest_first(session, select(Command), Command.id, PageRequest(200))
     assert [row.id for row in page.items] == ["cmd_3"]
     assert page.next_cursor == "cmd_3"
 
 
 async def test_reads_rows_without_long_columns_at_once(database: Database, session_id: str) -> None:
     async with database.reading() as session:
-        page = await newest_first(session, select(Session), Session.id, PageRequest(1))
+        page = await list_newest_first(session, select(Session), Session.id, PageRequest(1))
     assert [row.id for row in page.items] == [session_id]
     assert page.next_cursor is None

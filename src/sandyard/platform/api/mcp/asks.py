@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from sandyard.platform.api.mcp.given import AskId, Paged, SessionId, TaskId
+from sandyard.platform.api.mcp.arguments import AskId, Paged, SessionId, TaskId
 from sandyard.platform.api.mcp.tool import Call, Toolbox
 from sandyard.platform.api.schema import Input, Instant, Model, example
 from sandyard.platform.db import models

@@ -9,8 +9,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from sandyard.platform.api.mcp.given import CommandId, SandboxId, waiting
-from sandyard.platform.api.mcp.output import Output, page, tail
+from sandyard.platform.api.mcp.arguments import CommandId, SandboxId, waiting
+from sandyard.platform.api.mcp.output import Output, get_page, get_tail
 from sandyard.platform.api.mcp.tool import Call, Toolbox
 from sandyard.platform.api.schema import Input, Model, example
 from sandyard.platform.db import models
@@ -100,8 +100,8 @@ async def run_command(call: Call, given: RunCommand) -> CommandResult:
     command = await _waited(call, command, given.wait_seconds)
     return _result(
         command,
-        await tail(commands, command, STDOUT, given.output_limit),
-        await tail(commands, command, STDERR, given.output_limit),
+        await get_tail(commands, command, STDOUT, given.output_limit),
+        await get_tail(commands, command, STDERR, given.output_limit),
     )
 
 
@@ -117,8 +117,8 @@ async def read_output(call: Call, given: ReadOutput) -> CommandResult:
     command = await _waited(call, command, given.wait_seconds)
     return _result(
         command,
-        await page(commands, command, STDOUT, given.stdout_offset, given.output_limit),
-        await page(commands, command, STDERR, given.stderr_offset, given.output_limit),
+        await get_page(commands, command, STDOUT, given.stdout_offset, given.output_limit),
+        await get_page(commands, command, STDERR, given.stderr_offset, given.output_limit),
     )
 
 
@@ -127,7 +127,9 @@ async def kill_command(call: Call, given: OneCommand) -> CommandResult:
     """Kill a running command. Does nothing if it has finished."""
     commands = call.services.commands
     command = await commands.kill(call.caller, given.command_id)
-    return _result(command, await tail(commands, command, STDOUT, 4096), await tail(commands, command, STDERR, 4096))
+    return _result(
+        command, await get_tail(commands, command, STDOUT, 4096), await get_tail(commands, command, STDERR, 4096)
+    )
 
 
 async def _waited(call: Call, command: models.Command, seconds: float) -> models.Command:

@@ -13,9 +13,9 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sandyard.kit.errors import UnauthenticatedError
-from sandyard.platform.api.auth import Bearer, CrossSiteError, caller, same_origin
+from sandyard.platform.api.audit_middleware import audits_itself
+from sandyard.platform.api.auth import Bearer, CrossSiteError, authenticate, is_same_origin
 from sandyard.platform.api.routers import api_router
-from sandyard.platform.api.trail import audits_itself
 from sandyard.platform.domain.users.model import Principal
 
 router = api_router("service", prefix="")
@@ -26,11 +26,11 @@ async def token_caller(connection: HTTPConnection, bearer: Bearer) -> Principal:
 
     Raises UnauthenticatedError without a token, even if there is a cookie, and CrossSiteError for pages of other sites.
     """
-    if not same_origin(connection):
+    if not is_same_origin(connection):
         raise CrossSiteError("This request was made by a page of another site.")
     if bearer is None:
         raise UnauthenticatedError("Send an API token in the header: Authorization: Bearer sy_…")
-    return await caller(connection, bearer, None)
+    return await authenticate(connection, bearer, None)
 
 
 TokenCaller = Annotated[Principal, Depends(token_caller)]

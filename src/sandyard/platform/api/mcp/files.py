@@ -12,7 +12,7 @@ from pydantic import Field
 
 from sandyard.kit.errors import InvalidInputError
 from sandyard.platform.api.files import Entry
-from sandyard.platform.api.mcp.given import Path, SandboxId
+from sandyard.platform.api.mcp.arguments import Path, SandboxId
 from sandyard.platform.api.mcp.tool import Call, Toolbox
 from sandyard.platform.api.paging import PageRequest
 from sandyard.platform.api.schema import Input, Model, example

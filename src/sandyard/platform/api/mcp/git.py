@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import Field
 
 from sandyard.platform.api.git_views import DiffView, FileDiffView, StatusView
-from sandyard.platform.api.mcp.given import SandboxId
+from sandyard.platform.api.mcp.arguments import SandboxId
 from sandyard.platform.api.mcp.tool import Call, Toolbox
 from sandyard.platform.api.refs import Against, RepositoryPath
 from sandyard.platform.api.schema import Input, example
@@ -56,10 +56,10 @@ async def git_diff(call: Call, given: GitDiff) -> DiffView:
     made = await call.services.git.diff(
         call.caller, given.sandbox_id, against=given.against, paths=given.paths, patches=given.patches
     )
-    return bounded(made)
+    return limit_size(made)
 
 
-def bounded(made: Any) -> DiffView:
+def limit_size(made: Any) -> DiffView:
     """Limit a diff to what a model can read: patches up to a limit, in order; later files without patches."""
     view = DiffView.model_validate(made)
     view.truncated = view.truncated or len(view.files) > MAX_ENTRIES

@@ -20,13 +20,13 @@ class Output(Model):
     total: int = Field(description="Number of bytes written so far.")
 
 
-async def tail(commands: Commands, command: Command, stream: str, limit: int) -> Output:
+async def get_tail(commands: Commands, command: Command, stream: str, limit: int) -> Output:
     """Return the last `limit` bytes."""
     total: int = getattr(command, f"{stream}_bytes")
-    return await page(commands, command, stream, max(0, total - limit), limit)
+    return await get_page(commands, command, stream, max(0, total - limit), limit)
 
 
-async def page(commands: Commands, command: Command, stream: str, offset: int, limit: int) -> Output:
+async def get_page(commands: Commands, command: Command, stream: str, offset: int, limit: int) -> Output:
     """Return at most `limit` bytes from `offset` on.
 
     No character is cut in two at the end while more output may follow, nor at the beginning if `offset` is inside one.

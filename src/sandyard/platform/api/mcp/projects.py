@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from sandyard.platform.api.mcp.given import Paged
+from sandyard.platform.api.mcp.arguments import Paged
 from sandyard.platform.api.mcp.tool import Call, Toolbox
 from sandyard.platform.api.schema import Instant, Model, example
 

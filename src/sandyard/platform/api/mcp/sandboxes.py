@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from sandyard.platform.api.mcp.given import Done, Paged, SandboxId
+from sandyard.platform.api.mcp.arguments import Done, Paged, SandboxId
 from sandyard.platform.api.mcp.tool import Call, Toolbox
 from sandyard.platform.api.schema import Input, Instant, Model, example
 from sandyard.platform.db import models

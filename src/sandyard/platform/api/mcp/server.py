@@ -23,7 +23,7 @@ from starlette.types import Receive, Scope, Send
 from sandyard import __version__
 from sandyard.kit.errors import InvalidInputError, SandyardError
 from sandyard.kit.logging import get_logger
-from sandyard.platform.api.mcp.given import MAX_ID
+from sandyard.platform.api.mcp.arguments import MAX_ID
 from sandyard.platform.api.mcp.tool import Call, Tool
 from sandyard.platform.api.mcp.tools import TOOLS
 from sandyard.platform.api.problems import FAILED
@@ -101,8 +101,10 @@ def _description(tool: Tool) -> wire.Tool:
         name=tool.name,
         title=tool.title,
         description=tool.description,
-        input_schema=lean(tool.given.model_json_schema(by_alias=True)),
-        output_schema=lean(tool.answer.model_json_schema(by_alias=True, mode="serialization"), without=_SAYS_NOTHING),
+        input_schema=shorten_schema(tool.given.model_json_schema(by_alias=True)),
+        output_schema=shorten_schema(
+            tool.answer.model_json_schema(by_alias=True, mode="serialization"), without=_SAYS_NOTHING
+        ),
         annotations=wire.ToolAnnotations(
             title=tool.title,
             read_only_hint=tool.reads,
@@ -113,16 +115,16 @@ def _description(tool: Tool) -> wire.Tool:
     )
 
 
-def lean(schema: Any, *, without: frozenset[str] = frozenset(("title",))) -> Any:
+def shorten_schema(schema: Any, *, without: frozenset[str] = frozenset(("title",))) -> Any:
     """Remove keywords without information from a schema, because models read all tools before calling one."""
     if isinstance(schema, list):
-        return [lean(one, without=without) for one in schema]
+        return [shorten_schema(one, without=without) for one in schema]
     if not isinstance(schema, dict):
         return schema
     return {
-        word: {name: lean(one, without=without) for name, one in value.items()}
+        word: {name: shorten_schema(one, without=without) for name, one in value.items()}
         if word in ("properties", "$defs")
-        else lean(value, without=without)
+        else shorten_schema(value, without=without)
         for word, value in schema.items()
         if word not in without
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from sandyard.platform.api.mcp.given import Done, Paged, ProjectId, SessionId
+from sandyard.platform.api.mcp.arguments import Done, Paged, ProjectId, SessionId
 from sandyard.platform.api.mcp.sandboxes import Envs, Template
 from sandyard.platform.api.mcp.tool import Call, Toolbox
 from sandyard.platform.api.refs import Branch

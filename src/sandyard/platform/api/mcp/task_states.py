@@ -89,13 +89,13 @@ class TaskList(Model):
     next_cursor: str | None
 
 
-def summary(view: TaskView) -> TaskSummary:
+def summarize(view: TaskView) -> TaskSummary:
     return TaskSummary(
         id=view.id,
         project_id=view.project_id,
         title=view.title,
         status=view.status,
-        rests=rests(view),
+        rests=is_at_rest(view),
         priority=view.priority,
         blocked_by=view.blocked_by,
         attempts=[AttemptState.of(one) for one in view.attempts],
@@ -106,27 +106,27 @@ def summary(view: TaskView) -> TaskSummary:
     )
 
 
-def state(view: TaskView, asks: Sequence[AskState]) -> TaskState:
+def describe_state(view: TaskView, asks: Sequence[AskState]) -> TaskState:
     return TaskState(
-        **dict(summary(view)),
+        **dict(summarize(view)),
         description=view.description[:DESCRIPTION_LIMIT],
         asks=list(asks),
         hint=_hint(view, asks),
     )
 
 
-def moved(view: TaskView) -> TaskMoved:
+def describe_move(view: TaskView) -> TaskMoved:
     return TaskMoved(
         id=view.id,
         project_id=view.project_id,
         title=view.title,
         status=view.status,
-        rests=rests(view),
+        rests=is_at_rest(view),
         hint=_hint(view, ()),
     )
 
 
-def rests(view: TaskView) -> bool:
+def is_at_rest(view: TaskView) -> bool:
     if any(one.status in _AT_WORK for one in view.attempts):
         return False
     return not (view.start_when_ready and view.status == Column.BACKLOG)
@@ -135,7 +135,7 @@ def rests(view: TaskView) -> bool:
 def _hint(view: TaskView, asks: Sequence[AskState]) -> str:
     if asks:
         return "An agent is waiting for an answer: call answer_ask."
-    return _resting(view) if rests(view) else _working(view)
+    return _resting(view) if is_at_rest(view) else _working(view)
 
 
 def _working(view: TaskView) -> str:

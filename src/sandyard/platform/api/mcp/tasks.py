@@ -9,21 +9,21 @@ from pydantic import Field
 from sandyard.kit.errors import ConflictError, NotFoundError
 from sandyard.platform.api.git_views import DiffView
 from sandyard.platform.api.mcp import git, transcript
+from sandyard.platform.api.mcp.arguments import Paged, ProjectId, TaskId, waiting
 from sandyard.platform.api.mcp.asks import pending
-from sandyard.platform.api.mcp.given import Paged, ProjectId, TaskId, waiting
+from sandyard.platform.api.mcp.event_wait import wait_for_events
 from sandyard.platform.api.mcp.task_states import (
     AttemptState,
     TaskList,
     TaskMoved,
     TaskState,
-    moved,
-    rests,
-    state,
-    summary,
+    describe_move,
+    describe_state,
+    is_at_rest,
+    summarize,
 )
 from sandyard.platform.api.mcp.tool import Call, Toolbox
 from sandyard.platform.api.mcp.transcript import Transcript
-from sandyard.platform.api.mcp.watching import watch
 from sandyard.platform.api.refs import RepositoryPath
 from sandyard.platform.api.schema import Input, example
 from sandyard.platform.api.task_views import TaskView
@@ -175,7 +175,7 @@ async def list_tasks(call: Call, given: ListTasks) -> TaskList:
     tasks = call.services.tasks
     found = await tasks.list(call.caller, given.page, project_id=given.project_id, status=given.status, q=given.words)
     cards = await tasks.cards.of(found.items)
-    return TaskList(items=[summary(TaskView.of(card)) for card in cards], next_cursor=found.next_cursor)
+    return TaskList(items=[summarize(TaskView.of(card)) for card in cards], next_cursor=found.next_cursor)
 
 
 @tools.add("wait_for_task", title="Wait for a task", reads=True, waits=True)
@@ -188,7 +188,7 @@ async def wait_for_task(call: Call, given: WaitForTask) -> TaskState:
     async def look() -> TaskState:
         return await _state(call, await call.services.tasks.get(call.caller, given.task_id))
 
-    return await watch(
+    return await wait_for_events(
         call,
         EventFilter(task_id=given.task_id),
         look,
@@ -245,7 +245,7 @@ async def task_diff(call: Call, given: TaskDiff) -> DiffView:
     made = await call.services.git.diff(
         call.caller, one.sandbox_id, against="base", paths=given.paths, patches=given.patches
     )
-    return git.bounded(made)
+    return git.limit_size(made)
 
 
 @tools.add("task_transcript", title="Read a task's transcript", reads=True)
@@ -253,7 +253,7 @@ async def task_transcript(call: Call, given: TaskTranscript) -> Transcript:
     """Read an attempt's transcript, newest first: prompts, answers, thoughts, plans and tool calls."""
     one = await _attempt(call, given.task_id, given.attempt)
     try:
-        return transcript.page(await call.services.sessions.messages(call.caller, one.session_id, given.page))
+        return transcript.get_page(await call.services.sessions.messages(call.caller, one.session_id, given.page))
     except NotFoundError:
         raise ConflictError(
             f"Attempt {one.number} has no session: it has not started, or its session was deleted."
@@ -262,11 +262,11 @@ async def task_transcript(call: Call, given: TaskTranscript) -> Transcript:
 
 async def _state(call: Call, row: models.Task) -> TaskState:
     view = TaskView.of(await call.services.tasks.cards.one(row))
-    return state(view, [] if rests(view) else await pending(call, task_id=row.id))
+    return describe_state(view, [] if is_at_rest(view) else await pending(call, task_id=row.id))
 
 
 async def _moved(call: Call, row: models.Task) -> TaskMoved:
-    return moved(TaskView.of(await call.services.tasks.cards.one(row)))
+    return describe_move(TaskView.of(await call.services.tasks.cards.one(row)))
 
 
 async def _attempt(call: Call, task_id: str, number: int | None) -> AttemptState:

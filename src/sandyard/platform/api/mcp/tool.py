@@ -20,8 +20,8 @@ from pydantic import BaseModel
 
 from sandyard.kit.errors import UnauthenticatedError
 from sandyard.platform.api.schema import Input
+from sandyard.platform.domain.users.authentication import is_still_valid
 from sandyard.platform.domain.users.model import Principal
-from sandyard.platform.domain.users.standing import stands
 
 if TYPE_CHECKING:
     from sandyard.platform.domain.services import Services
@@ -53,7 +53,7 @@ class Call:
 
     async def check_standing(self) -> None:
         """Raise UnauthenticatedError if the caller's token has become invalid during a long wait."""
-        if not await stands(self.services.database, self.services.clock, self.caller):
+        if not await is_still_valid(self.services.database, self.services.clock, self.caller):
             raise UnauthenticatedError("The token has expired or was revoked.")
 
 

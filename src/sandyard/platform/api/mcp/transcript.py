@@ -35,7 +35,7 @@ class Transcript(Model):
     next_cursor: str | None = Field(description="Send it as `cursor` for earlier messages. Null at the beginning.")
 
 
-def page(rows: Listing[Message]) -> Transcript:
+def get_page(rows: Listing[Message]) -> Transcript:
     """Return as many messages as fit. The cursor continues after the last one."""
     items: list[Said] = []
     left = PAGE_LIMIT
@@ -48,10 +48,10 @@ def page(rows: Listing[Message]) -> Transcript:
     return Transcript(items=items, next_cursor=rows.next_cursor)
 
 
-def of_turn(rows: Sequence[Message], turn_id: str) -> Transcript:
+def get_turn(rows: Sequence[Message], turn_id: str) -> Transcript:
     """Return the messages of a turn, without its prompt."""
     mine = [row for row in rows if row.turn_id == turn_id and row.role != "user"]
-    return page(Listing(mine))
+    return get_page(Listing(mine))
 
 
 def _said(row: Message, part: dict[str, Any]) -> Said:

@@ -7,11 +7,11 @@ from typing import Annotated
 from pydantic import Field
 
 from sandyard.platform.api.mcp import transcript
+from sandyard.platform.api.mcp.arguments import Paged, SessionId, id_of, waiting
 from sandyard.platform.api.mcp.asks import AskState, pending
-from sandyard.platform.api.mcp.given import Paged, SessionId, id_of, waiting
+from sandyard.platform.api.mcp.event_wait import wait_for_events
 from sandyard.platform.api.mcp.tool import Call, Toolbox
 from sandyard.platform.api.mcp.transcript import Transcript
-from sandyard.platform.api.mcp.watching import watch
 from sandyard.platform.api.schema import Input, Model, example
 from sandyard.platform.db import models
 from sandyard.platform.domain.agents.model import TurnStatus
@@ -119,12 +119,12 @@ async def cancel_turn(call: Call, given: OneTurn) -> TurnMoved:
 @tools.add("session_transcript", title="Read a session", reads=True)
 async def session_transcript(call: Call, given: ReadSession) -> Transcript:
     """Read a session's transcript, newest first."""
-    return transcript.page(await call.services.sessions.messages(call.caller, given.session_id, given.page))
+    return transcript.get_page(await call.services.sessions.messages(call.caller, given.session_id, given.page))
 
 
 async def _waited(call: Call, turn: models.Turn, seconds: float) -> TurnState:
     turns = call.services.turns
-    turn = await watch(
+    turn = await wait_for_events(
         call,
         EventFilter(session_id=turn.session_id),
         lambda: turns.get(call.caller, turn.id),
@@ -145,5 +145,5 @@ async def _state(call: Call, turn: models.Turn) -> TurnState:
         stop_reason=turn.stop_reason,
         error=turn.error,
         asks=[one for one in asks if one.turn_id == turn.id],
-        said=transcript.of_turn(rows.items, turn.id),
+        said=transcript.get_turn(rows.items, turn.id),
     )

@@ -14,7 +14,16 @@ from sandyard.platform.db.models.projects import Project, ProjectMember
 from sandyard.platform.db.models.records import Audit, Event, Setting, StoredSecret
 from sandyard.platform.db.models.sandboxes import Command, Sandbox, Terminal
 from sandyard.platform.db.models.sessions import Message, Session, Turn
-from sandyard.platform.db.models.tasks import AgentSnapshot, Attempt, Preparation, Schedule, Step, Task, TaskNeed
+from sandyard.platform.db.models.tasks import (
+    AgentSnapshot,
+    Attempt,
+    Preparation,
+    PreparationStatus,
+    Schedule,
+    Step,
+    Task,
+    TaskNeed,
+)
 from sandyard.platform.db.models.users import ApiToken, Login, Ticket, User
 
 __all__ = [
@@ -40,6 +49,7 @@ __all__ = [
     "ModelCall",
     "ModelProvider",
     "Preparation",
+    "PreparationStatus",
     "Project",
     "ProjectMember",
     "PullRequest",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from enum import StrEnum
 from typing import Any
 
 from sqlalchemy import Boolean, Index, Integer, String, Text
@@ -99,6 +100,12 @@ class Step(Base):
     finished_at: Mapped[datetime | None]
 
 
+class PreparationStatus(StrEnum):
+    PREPARING = "preparing"
+    READY = "ready"
+    FAILED = "failed"
+
+
 class Preparation(Base):
     """A snapshot of a checkout in which the project's setup has run and the agent is installed."""
 
@@ -113,7 +120,7 @@ class Preparation(Base):
     template: Mapped[str] = mapped_column(String(256))
     base_branch: Mapped[str] = mapped_column(String(250))
     base_commit: Mapped[str] = mapped_column(String(64))
-    status: Mapped[Word]  # preparing, ready, failed
+    status: Mapped[Word]  # a PreparationStatus
     sandbox_id: Mapped[str | None] = mapped_column(String(40))  # where it is being prepared
     snapshot: Mapped[str | None] = mapped_column(String(256))
     detail: Mapped[dict[str, Any]] = mapped_column(Json, default=dict)  # what ran: commands, sources, shallow, warnings

@@ -11,7 +11,7 @@ from typing import Any
 
 from sqlalchemy import Select, select
 
-from sandyard.kit.clock import Clock
+from sandyard.kit.clock import Clock, get_time
 from sandyard.kit.errors import InvalidInputError
 from sandyard.kit.tasks import TaskSet
 from sandyard.kit.times import rfc3339
@@ -19,7 +19,6 @@ from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import Audit as Entry
 from sandyard.platform.domain.paging import Listing, PageRequest, read_rows
 from sandyard.platform.domain.users.model import Principal
-from sandyard.platform.domain.users.tokens import instant
 
 _EXPORT_PAGE = 500
 _WIDTHS = {"target": 300, "action": 60, "outcome": 40, "request_id": 40, "address": 60}
@@ -58,7 +57,7 @@ class Audit:
         """Record an action. It is stored when this returns. Concurrent calls share a transaction."""
         texts = {"action": action, "target": target, "outcome": outcome, "request_id": request_id, "address": address}
         entry = Entry(
-            at=instant(self._clock),
+            at=get_time(self._clock),
             user_id=principal.user_id if principal else None,
             user_name=principal.name if principal else None,
             means=principal.means if principal else None,

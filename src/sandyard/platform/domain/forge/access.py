@@ -13,13 +13,11 @@ from sandyard.kit.destinations import Destinations
 from sandyard.kit.secret import Secret
 from sandyard.platform.db.models import Project
 from sandyard.platform.domain.forge import addresses
-from sandyard.platform.domain.forge.app_tokens import FixedToken, Installation
-from sandyard.platform.domain.forge.checkup import Checkup
-from sandyard.platform.domain.forge.connection import Connection, TokenSource
-from sandyard.platform.domain.forge.errors import ConnectionTestFailedError, ForgeUnsupportedError
+from sandyard.platform.domain.forge.app_tokens import FixedToken, InstallationTokens
+from sandyard.platform.domain.forge.errors import ForgeUnsupportedError
 from sandyard.platform.domain.forge.github import GitHubRepository
-from sandyard.platform.domain.forge.model import Budget, Finding, ForgeKind
-from sandyard.platform.domain.forge.remembered import Remembered
+from sandyard.platform.domain.forge.github_connection import GitHubConnection, ResponseCache, TokenSource
+from sandyard.platform.domain.forge.model import Budget, ForgeKind
 from sandyard.platform.domain.projects.credentials import CredentialInfo, CredentialKind, Draft
 from sandyard.platform.domain.projects.service import Projects
 from sandyard.platform.domain.repositories.mirror import Mirrors
@@ -30,12 +28,10 @@ from sandyard.platform.domain.users.model import Principal
 INTERACTIVE_S = 60.0
 """How long a request may wait for the forge's rate limit to reset while a person waits for it."""
 
-_LINES = 64
-_DRAFT = "draft"
-"""The id of a mirror that is never created: a draft is tested against its remote only."""
+_MAX_CONNECTIONS = 64
 
 
-class Revealing(Protocol):
+class CredentialStore(Protocol):
     """The part of `Credentials` that `Access` uses."""
 
     async def reveal(self, project_id: str, kind: CredentialKind | str) -> Secret | None: ...
@@ -43,10 +39,10 @@ class Revealing(Protocol):
     async def list(self, caller: Principal, project_id: str) -> list[CredentialInfo]: ...
 
 
-class DraftCredentials:
+class _DraftCredentials:
     """A project's credentials, overridden by some that are not stored yet."""
 
-    def __init__(self, stored: Revealing, drafts: Sequence[Draft]) -> None:
+    def __init__(self, stored: CredentialStore, drafts: Sequence[Draft]) -> None:
         self._drafts = {draft.kind: draft for draft in drafts}
         self.list = stored.list
         self._stored = stored
@@ -54,11 +50,6 @@ class DraftCredentials:
     async def reveal(self, project_id: str, kind: CredentialKind | str) -> Secret | None:
         draft = self._drafts.get(CredentialKind(kind))
         return await self._stored.reveal(project_id, kind) if draft is None else draft.value
-
-
-def failure_of(findings: Sequence[Finding]) -> str | None:
-    """Return why the project cannot be used, in sentences; None if it can. A low rate limit at the forge is not a failure."""
-    return " ".join(one.detail for one in findings if not one.ok and one.what != "budget") or None
 
 
 class Access:
@@ -69,7 +60,7 @@ class Access:
 
     def __init__(
         self,
-        credentials: Revealing,
+        credentials: CredentialStore,
         projects: Projects,
         mirrors: Mirrors,
         clock: Clock,
@@ -81,17 +72,17 @@ class Access:
         self._mirrors = mirrors
         self._clock = clock
         self._destinations = destinations
-        self._remembered = Remembered()
-        self._lines: OrderedDict[str, Connection] = OrderedDict()
+        self._cache = ResponseCache()
+        self._connections: OrderedDict[str, GitHubConnection] = OrderedDict()
 
     async def close(self) -> None:
-        while self._lines:
-            _, line = self._lines.popitem()
-            await line.close()
+        while self._connections:
+            _, connection = self._connections.popitem()
+            await connection.close()
 
     def forge(self, project: Project) -> ForgeKind:
         """Return the project's forge. Raises RepositoryInvalidError if it has no repository."""
-        return addresses.forge_of(project)
+        return addresses.get_forge(project)
 
     async def remote(self, project: Project) -> Remote:
         """Return the remote for a connection. Raises RepositoryInvalidError if the project has none."""
@@ -102,7 +93,7 @@ class Access:
 
         None if it has or needs none. Raises ForgeError if GitHub issues no token for the App.
         """
-        remote = addresses.remote_of(project)
+        remote = addresses.get_remote(project)
         if remote.kind == "local":
             return None
         if remote.kind == "ssh":
@@ -114,7 +105,7 @@ class Access:
             return Credential(token=Secret(said["token"]), username=said["username"])
         if await self._credentials.reveal(project.id, CredentialKind.APP) is None:
             return None
-        return Credential(token=await (await self._line(project)).tokens.token())
+        return Credential(token=await (await self._get_connection(project)).tokens.get_token())
 
     async def github(self, project: Project, *, max_wait_s: float = INTERACTIVE_S) -> GitHubRepository:
         """Return the repository on GitHub, for one operation with the current credential.
@@ -125,65 +116,37 @@ class Access:
             raise ForgeUnsupportedError(
                 "The project's repository is on a plain Git remote, which has no pull requests. Compare its branches instead."
             )
-        slug = addresses.slug_of(project)
-        return GitHubRepository(await self._line(project), slug, self._clock, max_wait_s=max_wait_s)
+        slug = addresses.get_slug(project)
+        return GitHubRepository(await self._get_connection(project), slug, self._clock, max_wait_s=max_wait_s)
 
-    async def budget(self, project: Project) -> Budget | None:
+    async def get_budget(self, project: Project) -> Budget | None:
         """Return the remaining rate limit as last reported by GitHub, without a request. None for a plain remote."""
         if not project.repository or self.forge(project) is not ForgeKind.GITHUB:
             return None
-        return (await self._line(project)).pace.budget
+        return (await self._get_connection(project)).rate_limit.budget
 
-    async def check(self, caller: Principal, project_id: str) -> list[Finding]:
-        """Run the connection test: return each requirement, whether it is met, and what to do if not. Changes nothing."""
-        project = await self._projects.get(caller, project_id)
-        kinds = {info.kind for info in await self._credentials.list(caller, project_id)}
-        findings = await Checkup(self, self._mirrors.get(project_id), project, kinds).run()
-        if project.repository is not None:
-            await self._projects.note_connection(project_id, failure_of(findings))
-        return findings
-
-    async def check_draft(self, project: Project, drafts: Sequence[Draft]) -> None:
-        """Run the connection test with a project and credentials that need not be stored yet. Raises ConnectionTestFailedError."""
-        kinds = {draft.kind for draft in drafts}
-        for kind in set(CredentialKind) - kinds:
-            if await self._credentials.reveal(project.id, kind) is not None:
-                kinds.add(kind)
-        drafted = DraftCredentials(self._credentials, drafts)
-        access = Access(drafted, self._projects, self._mirrors, self._clock, self._destinations)
-        try:
-            findings = await Checkup(access, self._mirrors.get(_DRAFT), project, kinds).run()
-        finally:
-            await access.close()
-        if failure_of(findings) is not None:
-            raise ConnectionTestFailedError(findings)
-
-    async def check_api(self, project: Project) -> None:
-        """Test the forge's API with the project, which may be an unsaved draft. Does nothing for a plain remote.
-
-        Raises ConnectionTestFailedError.
-        """
-        if project.repository is None or self.forge(project) is not ForgeKind.GITHUB:
-            return
-        findings = [one for one in await Checkup(self, self._mirrors.get(_DRAFT), project, ()).run_api() if not one.ok]
-        if findings:
-            raise ConnectionTestFailedError(findings)
+    def with_drafts(self, drafts: Sequence[Draft]) -> Access:
+        """Return the access with credentials that are not stored yet in place of stored ones. `close` it at the end."""
+        drafted = _DraftCredentials(self._credentials, drafts)
+        return Access(drafted, self._projects, self._mirrors, self._clock, self._destinations)
 
     async def token_expires(self, project: Project) -> str | None:
         """Return when the project's token expires, as last reported by GitHub; None if unknown."""
-        return (await self._line(project)).token_expires
+        return (await self._get_connection(project)).token_expires
 
-    async def _line(self, project: Project) -> Connection:
-        api, stored = addresses.api_of(project), await self._credentials.reveal(project.id, CredentialKind.TOKEN)
+    async def _get_connection(self, project: Project) -> GitHubConnection:
+        api, stored = addresses.get_api_url(project), await self._credentials.reveal(project.id, CredentialKind.TOKEN)
         guard = None if await self._projects.is_vouched(project) else self._destinations
         if stored is not None:
             token = Secret(json.loads(stored.reveal())["token"])
-            return await self._kept(_key(api, "token", token.reveal()), api, lambda: FixedToken(token), guard)
+            return await self._open_connection(
+                _key(api, "token", token.reveal()), api, lambda: FixedToken(token), guard
+            )
         app = await self._credentials.reveal(project.id, CredentialKind.APP)
         if app is None:
-            return await self._kept(_key(api, "nobody"), api, lambda: FixedToken(None), guard)
-        said, slug = json.loads(app.reveal()), addresses.slug_of(project)
-        installation = Installation(
+            return await self._open_connection(_key(api, "nobody"), api, lambda: FixedToken(None), guard)
+        said, slug = json.loads(app.reveal()), addresses.get_slug(project)
+        installation = InstallationTokens(
             api,
             app_id=said["appId"],
             installation_id=said["installationId"],
@@ -192,21 +155,23 @@ class Access:
             clock=self._clock,
             destinations=guard,
         )
-        return await self._kept(_key(api, "app", app.reveal(), slug), api, lambda: installation, guard)
+        return await self._open_connection(_key(api, "app", app.reveal(), slug), api, lambda: installation, guard)
 
-    async def _kept(
+    async def _open_connection(
         self, key: str, api: str, source: Callable[[], TokenSource], guard: Destinations | None
-    ) -> Connection:
+    ) -> GitHubConnection:
         """Return a cached connection. Connections with and without a destination check are kept apart."""
         key = key if guard is None else f"guarded:{key}"
-        line = self._lines.get(key)
-        if line is None:
-            line = self._lines[key] = Connection(api, source(), self._clock, self._remembered, key, guard)
-        self._lines.move_to_end(key)
-        unused = [name for name, other in self._lines.items() if not other.busy and other is not line]
-        for old in [self._lines.pop(name) for name in unused[: max(0, len(self._lines) - _LINES)]]:
+        connection = self._connections.get(key)
+        if connection is None:
+            connection = self._connections[key] = GitHubConnection(api, source(), self._clock, self._cache, key, guard)
+        self._connections.move_to_end(key)
+        unused = [name for name, other in self._connections.items() if not other.busy and other is not connection]
+        for old in [
+            self._connections.pop(name) for name in unused[: max(0, len(self._connections) - _MAX_CONNECTIONS)]
+        ]:
             await old.close()
-        return line
+        return connection
 
 
 def _key(*parts: str) -> str:

@@ -17,19 +17,19 @@ GITHUB_API = "https://api.github.com"
 _GITHUB = ("github.com", "www.github.com", "ssh.github.com")
 
 
-def remote_of(project: Project) -> Remote:
+def get_remote(project: Project) -> Remote:
     """Return the project's remote. Raises RepositoryInvalidError if it has none."""
     if not project.repository:
         raise RepositoryInvalidError("The project has no repository. Add one in its settings.")
     return remotes.parse(project.repository)
 
 
-def forge_of(project: Project) -> ForgeKind:
+def get_forge(project: Project) -> ForgeKind:
     """Return the forge from the settings. `auto` means GitHub if the repository is on github.com or has an apiUrl, otherwise plain."""
     settings = ProjectSettings.of(project).forge
     if settings.kind != "auto":
         return ForgeKind(settings.kind)
-    remote = remote_of(project)
+    remote = get_remote(project)
     if remote.kind == "local":
         return ForgeKind.PLAIN
     return ForgeKind.GITHUB if settings.api_url or _on_github(remote) else ForgeKind.PLAIN
@@ -40,7 +40,7 @@ def explain_missing_pull_requests(project: Project) -> str | None:
     if ProjectSettings.of(project).forge.kind != "auto":
         return None
     try:
-        remote, kind = remote_of(project), forge_of(project)
+        remote, kind = get_remote(project), get_forge(project)
     except RepositoryInvalidError:
         return None
     if remote.kind == "local" or kind is not ForgeKind.PLAIN:
@@ -51,12 +51,12 @@ def explain_missing_pull_requests(project: Project) -> str | None:
     )
 
 
-def api_of(project: Project) -> str:
+def get_api_url(project: Project) -> str:
     """Return the API URL. A token is sent only to the repository's host, or to the one set by the project's owner.
 
     Raises ForgeUnsupportedError if neither is known.
     """
-    remote, given = remote_of(project), ProjectSettings.of(project).forge.api_url
+    remote, given = get_remote(project), ProjectSettings.of(project).forge.api_url
     if given:
         if not _private(given):
             raise ForgeUnsupportedError(
@@ -71,9 +71,9 @@ def api_of(project: Project) -> str:
     return GITHUB_API
 
 
-def slug_of(project: Project) -> str:
+def get_slug(project: Project) -> str:
     """Return `owner/name`."""
-    remote = remote_of(project)
+    remote = get_remote(project)
     if remote.slug is None:
         raise ForgeUnsupportedError(
             "The repository's URL does not end in OWNER/NAME like those on GitHub. Correct it, or set forge.kind to plain."

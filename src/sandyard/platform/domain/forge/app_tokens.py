@@ -5,24 +5,22 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 
-from githubkit import GitHub
-from githubkit.auth.app import AppAuth
-from githubkit.cache import MemCacheStrategy
+import jwt
 
 from sandyard.kit.clock import Clock
 from sandyard.kit.destinations import Destinations
 from sandyard.kit.logging import get_logger
 from sandyard.kit.secret import Secret
-from sandyard.platform.domain.forge.connection import Connection
 from sandyard.platform.domain.forge.errors import (
     ForgeInvalidError,
     ForgeNotFoundError,
     ForgeUnauthorizedError,
     ForgeUnreachableError,
 )
-from sandyard.platform.domain.forge.github_reading import Json, instant, table
-from sandyard.platform.domain.forge.remembered import Remembered
+from sandyard.platform.domain.forge.github_connection import GitHubConnection, ResponseCache
+from sandyard.platform.domain.forge.github_responses import JsonObject, as_object, parse_time
 
 log = get_logger(__name__)
 
@@ -37,24 +35,24 @@ class FixedToken:
     def __init__(self, token: Secret | None) -> None:
         self._token = token
 
-    async def token(self) -> Secret | None:
+    async def get_token(self) -> Secret | None:
         return self._token
 
-    def rejected(self, token: Secret) -> bool:
+    def discard(self, token: Secret) -> bool:
         return False
 
-    async def granted(self) -> Mapping[str, str] | None:
+    async def get_permissions(self) -> Mapping[str, str] | None:
         return None
 
 
 @dataclass(frozen=True, slots=True)
-class _Issued:
+class _IssuedToken:
     token: Secret
     ends: float
     granted: Mapping[str, str]
 
 
-class Installation:
+class InstallationTokens:
     """Tokens of an App's installation, for one repository only.
 
     A token is created when needed, shared until shortly before it expires, and replaced if GitHub rejects it. Tokens are never stored.
@@ -78,33 +76,33 @@ class Installation:
         self._repository = repository
         self._clock = clock
         self._destinations = destinations
-        self._issued: _Issued | None = None
-        self._one = asyncio.Lock()
+        self._issued: _IssuedToken | None = None
+        self._lock = asyncio.Lock()
 
-    async def token(self) -> Secret:
-        return (await self._current()).token
+    async def get_token(self) -> Secret:
+        return (await self._get_current()).token
 
-    def rejected(self, token: Secret) -> bool:
+    def discard(self, token: Secret) -> bool:
         if self._issued is not None and self._issued.token == token:
             self._issued = None
         return True
 
-    async def granted(self) -> Mapping[str, str] | None:
-        return (await self._current()).granted or None
+    async def get_permissions(self) -> Mapping[str, str] | None:
+        return (await self._get_current()).granted or None
 
-    async def _current(self) -> _Issued:
-        async with self._one:
+    async def _get_current(self) -> _IssuedToken:
+        async with self._lock:
             if self._issued is None or self._issued.ends - MARGIN_S <= self._clock.now():
                 self._issued = await self._issue()
             return self._issued
 
-    async def _issue(self) -> _Issued:
-        signed = FixedToken(_signed(self._app_id, self._private_key))
-        line = Connection(self._api_url, signed, self._clock, Remembered(0), "", self._destinations)
+    async def _issue(self) -> _IssuedToken:
+        signed = FixedToken(_sign_jwt(self._app_id, self._private_key))
+        connection = GitHubConnection(self._api_url, signed, self._clock, ResponseCache(0), "", self._destinations)
         path = f"/app/installations/{self._installation_id}/access_tokens"
         try:
             # creating it twice after a broken connection does no harm: the first one expires unused
-            answer = await line.request(
+            answer = await connection.request(
                 "POST", path, body={"repositories": [self._repository]}, max_wait_s=_PATIENCE_S, repeat=True
             )
         except ForgeUnauthorizedError:
@@ -123,24 +121,24 @@ class Installation:
                 f"({error.message})"
             ) from None
         finally:
-            await line.close()
-        return self._read(table(answer.json))
+            await connection.close()
+        return self._parse(as_object(answer.json))
 
-    def _read(self, said: Json) -> _Issued:
-        token, ends = said.get("token"), instant(said.get("expires_at"))
+    def _parse(self, said: JsonObject) -> _IssuedToken:
+        token, ends = said.get("token"), parse_time(said.get("expires_at"))
         if not isinstance(token, str) or not token or ends is None:
             raise ForgeUnreachableError("GitHub's response contains no token for the App's installation.")
         log.info("forge_token_issued", installation=self._installation_id, repository=self._repository, until=str(ends))
-        granted = {str(name): str(level) for name, level in table(said.get("permissions")).items()}
-        return _Issued(Secret(token), ends.timestamp(), granted)
+        granted = {str(name): str(level) for name, level in as_object(said.get("permissions")).items()}
+        return _IssuedToken(Secret(token), ends.timestamp(), granted)
 
 
-def _signed(app_id: str, private_key: Secret) -> Secret:
+def _sign_jwt(app_id: str, private_key: Secret) -> Secret:
     """Return a JWT signed by the App, valid for a few minutes and useful only to request tokens."""
-    # a separate cache: githubkit's is shared by the process and keyed by the App's id alone
-    github = GitHub(cache_strategy=MemCacheStrategy())
+    issued = datetime.now(UTC) - timedelta(minutes=1)  # GitHub's clock may be behind ours
+    claims = {"iss": app_id, "iat": issued, "exp": issued + timedelta(minutes=10)}
     try:
-        return Secret(AppAuth(github, app_id, private_key.reveal()).get_jwt())
+        return Secret(jwt.encode(claims, private_key.reveal(), algorithm="RS256"))
     except Exception:  # the libraries raise many kinds of errors, and none of their messages is needed
         raise ForgeUnauthorizedError(
             "The private key of the project's GitHub App is not an RSA key in PEM format. Use the file generated by GitHub."

@@ -11,7 +11,7 @@ from urllib.parse import parse_qs, unquote_to_bytes, urlsplit
 from sandyard.kit import bounded_json
 from sandyard.kit.errors import InvalidInputError, SandyardError
 from sandyard.platform.db.models import Project
-from sandyard.platform.domain.forge.github_reading import address, login, text, whole
+from sandyard.platform.domain.forge.github_responses import as_number, as_text, as_url, get_login
 from sandyard.platform.domain.projects.model import ProjectSettings
 from sandyard.platform.domain.repositories.remote import parse
 
@@ -62,14 +62,14 @@ class Sender:
     hosts: frozenset[str]
 
     def belongs_to(self, project: Project) -> bool:
-        if slug_of(project) != self.slug:
+        if get_slug(project) != self.slug:
             return False
         remote = parse(project.repository or "")
         host = _host(f"//{remote.host}") if remote.host else None
         return bool({host, _host(ProjectSettings.of(project).forge.api_url)} & self.hosts)
 
 
-def slug_of(project: Project) -> str | None:
+def get_slug(project: Project) -> str | None:
     """Return the repository's slug in lowercase."""
     try:
         slug = parse(project.repository or "").slug
@@ -78,7 +78,7 @@ def slug_of(project: Project) -> str | None:
     return None if slug is None else slug.lower()
 
 
-def names_in(content_type: str, body: bytes) -> frozenset[str]:
+def find_repository_names(content_type: str, body: bytes) -> frozenset[str]:
     """Return all repository names in the body, in lowercase, without parsing it, because its signature is not verified yet.
 
     The result is cheap to get and only decides whose secrets to try.
@@ -96,13 +96,13 @@ def names_in(content_type: str, body: bytes) -> frozenset[str]:
     return frozenset(found)
 
 
-def payload_of(content_type: str, body: bytes) -> Payload:
+def parse_payload(content_type: str, body: bytes) -> Payload:
     """Parse either format that GitHub can be configured to send. Raises InvalidInputError."""
     try:
-        text = body.decode()
+        decoded = body.decode()
         if _is_form(content_type):
-            text = parse_qs(text, strict_parsing=True, max_num_fields=10)["payload"][0]
-        payload = bounded_json.parse(text, largest=LARGEST, values=MOST_VALUES)
+            decoded = parse_qs(decoded, strict_parsing=True, max_num_fields=10)["payload"][0]
+        payload = bounded_json.parse(decoded, largest=LARGEST, values=MOST_VALUES)
     except bounded_json.TooManyValuesError as error:
         raise InvalidInputError(f"The delivery cannot be parsed: {error}.") from None
     except (ValueError, KeyError):
@@ -112,7 +112,7 @@ def payload_of(content_type: str, body: bytes) -> Payload:
     return payload
 
 
-def repository_of(payload: Payload) -> Sender:
+def parse_sender(payload: Payload) -> Sender:
     """Return the sending repository. Raises InvalidInputError if it is missing or invalid."""
     name = _at(payload, "repository", "full_name")
     if not isinstance(name, str) or not 3 <= len(name) <= 300 or _UNFIT.search(name):
@@ -121,7 +121,7 @@ def repository_of(payload: Payload) -> Sender:
     return Sender(name.lower(), frozenset(host for host in hosts if host is not None))
 
 
-def subject_of(event: str, payload: Payload) -> Subject | None:
+def parse_subject(event: str, payload: Payload) -> Subject | None:
     """Return what the delivery is about; None if it is not relevant."""
     reader = _READERS.get(event)
     return None if reader is None else reader(payload)
@@ -145,22 +145,22 @@ def _issue_comment(payload: Payload) -> Subject | None:
 def _issue(payload: Payload) -> Subject | None:
     if _at(payload, "action") != "labeled":
         return None
-    found = labelled_issue(_at(payload, "issue"), text(_at(payload, "label", "name"), 100))
+    found = parse_labelled_issue(_at(payload, "issue"), as_text(_at(payload, "label", "name"), 100))
     return None if found is None else Subject(issue=found)
 
 
-def labelled_issue(said: Any, label: str) -> LabelledIssue | None:
+def parse_labelled_issue(said: Any, label: str) -> LabelledIssue | None:
     """Return an open issue; None for anything else, including pull requests."""
-    number = whole(_at(said, "number"))
+    number = as_number(_at(said, "number"))
     if number is None or not label or _at(said, "pull_request") is not None or _at(said, "state") == "closed":
         return None
     return LabelledIssue(
         number=number,
         label=label,
-        title=text(_at(said, "title"), 1000),
-        body=text(_at(said, "body"), MAX_ISSUE),
-        author=login(_at(said, "user")),
-        url=address(_at(said, "html_url")),
+        title=as_text(_at(said, "title"), 1000),
+        body=as_text(_at(said, "body"), MAX_ISSUE),
+        author=get_login(_at(said, "user")),
+        url=as_url(_at(said, "html_url")),
     )
 
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from sandyard.kit.text import storable
 from sandyard.kit.times import rfc3339
+from sandyard.platform.domain.forge.markdown import truncate
 from sandyard.platform.domain.forge.model import Checks, Pull, PullState, Remark, Review
-from sandyard.platform.domain.forge.quoting import cut
 
 TEXT, GLIMPSE, RUNS = 20_000, 1_000, 20
 """Maximum characters of a remark in the session and in an event; runs named in one event."""
@@ -35,7 +35,7 @@ class News:
     parts: list[dict[str, Any]] = field(default_factory=list)
 
 
-def news(told: Mapping[str, Any], state: str, review: str, pull: Pull) -> News:
+def find_news(told: Mapping[str, Any], state: str, review: str, pull: Pull) -> News:
     """Compare with what was reported. `state` and `review` are the previous values."""
     found = News(dict(told))
     known: list[str] = list(told.get("remarks", []))
@@ -46,34 +46,34 @@ def news(told: Mapping[str, Any], state: str, review: str, pull: Pull) -> News:
             seen.add(key)
             new.append((key, remark))
     found.told["remarks"] = [*known, *(key for key, _ in new)][-REMEMBERED:]
-    _words(found, [remark for _, remark in new if remark.kind in _SAID])
-    _verdict(found, review, pull)
-    _checks(found, [remark for _, remark in new if remark.kind == "check"], pull)
+    _add_remarks(found, [remark for _, remark in new if remark.kind in _SAID])
+    _add_verdict(found, review, pull)
+    _add_checks(found, [remark for _, remark in new if remark.kind == "check"], pull)
     if state not in (pull.state, PullState.MERGED) and pull.state in _BECAME:
         found.events.append((f"pull_request.{_BECAME[pull.state]}", {}))
     return found
 
 
-def _words(found: News, new: list[Remark]) -> None:
+def _add_remarks(found: News, new: list[Remark]) -> None:
     for remark in new:
-        said = _said(remark)
-        found.events.append((_SAID[remark.kind], _glimpse(said)))
+        said = _to_json(remark)
+        found.events.append((_SAID[remark.kind], _shorten(said)))
         found.parts.append({"type": "feedback", "source": "github", **said})
 
 
-def _verdict(found: News, before: str, pull: Pull) -> None:
+def _add_verdict(found: News, before: str, pull: Pull) -> None:
     """Add an event for an approval without a comment."""
     told = any(kind == "pull_request.reviewed" for kind, _ in found.events)
     if not told and pull.review != before and pull.review in (Review.APPROVED, Review.CHANGES_REQUESTED):
         found.events.append(("pull_request.reviewed", {}))
 
 
-def _checks(found: News, failed: list[Remark], pull: Pull) -> None:
+def _add_checks(found: News, failed: list[Remark], pull: Pull) -> None:
     commit = pull.head_commit
     if failed:
-        runs = [_said(remark) for remark in failed]
+        runs = [_to_json(remark) for remark in failed]
         found.events.append(
-            ("pull_request.checks_failed", {"commit": commit, "runs": [_glimpse(run) for run in runs[:RUNS]]})
+            ("pull_request.checks_failed", {"commit": commit, "runs": [_shorten(run) for run in runs[:RUNS]]})
         )
         found.parts += [{"type": "feedback", "source": "github", "commit": commit, **run} for run in runs]
     if pull.checks == Checks.PASSING and found.told.get("passed") != commit:
@@ -83,16 +83,16 @@ def _checks(found: News, failed: list[Remark], pull: Pull) -> None:
         found.told.pop("passed", None)
 
 
-def _glimpse(said: dict[str, Any]) -> dict[str, Any]:
-    return {**said, "text": cut(said["text"], GLIMPSE)}
+def _shorten(said: dict[str, Any]) -> dict[str, Any]:
+    return {**said, "text": truncate(said["text"], GLIMPSE)}
 
 
-def _said(remark: Remark) -> dict[str, Any]:
+def _to_json(remark: Remark) -> dict[str, Any]:
     said: dict[str, Any] = {
         "kind": remark.kind,
         "remarkId": remark.id,
         "author": storable(remark.author),
-        "text": cut(storable(remark.text), TEXT),
+        "text": truncate(storable(remark.text), TEXT),
         "at": rfc3339(remark.at),
         "state": remark.state,
         "path": remark.path and storable(remark.path),

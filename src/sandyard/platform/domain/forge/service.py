@@ -12,19 +12,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 from weakref import WeakValueDictionary
 
-from sandyard.kit.clock import Clock
+from sandyard.kit.clock import Clock, get_time
 from sandyard.kit.errors import ConflictError, NotFoundError, SandyardError
 from sandyard.kit.logging import get_logger
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import Project, PullRequest, Session
-from sandyard.platform.domain.forge import describe, plain
+from sandyard.platform.domain.forge import description, pushed_branch
 from sandyard.platform.domain.forge.access import INTERACTIVE_S, Access
 from sandyard.platform.domain.forge.errors import ForgeUnsupportedError
 from sandyard.platform.domain.forge.github import GitHubRepository
 from sandyard.platform.domain.forge.model import ForgeKind, MergeMethod, PullDraft, PullState
-from sandyard.platform.domain.forge.recording import Recorder
-from sandyard.platform.domain.forge.rows import PullRows
-from sandyard.platform.domain.forge.work import COMMITS, Work, gathered
+from sandyard.platform.domain.forge.pushed_branch import COMMITS, PushedBranch, load_pushed_branch
+from sandyard.platform.domain.forge.records import PullRequestReader, PullRequestRecorder
 from sandyard.platform.domain.git.branch_merge import BranchMerge
 from sandyard.platform.domain.git.service import GitService
 from sandyard.platform.domain.paging import Listing, PageRequest
@@ -34,7 +33,6 @@ from sandyard.platform.domain.repositories.errors import BranchCheckedOutError
 from sandyard.platform.domain.repositories.history import read_history
 from sandyard.platform.domain.repositories.mirror import Mirrors
 from sandyard.platform.domain.users.model import Principal
-from sandyard.platform.domain.users.tokens import instant
 from sandyard.platform.settings import PlatformSettings
 
 log = get_logger(__name__)
@@ -64,8 +62,8 @@ class PullRequests:
         self._projects = projects
         self._settings = settings
         self._clock = clock
-        self._rows = PullRows(database)
-        self._recorder = Recorder(database, clock)
+        self._reader = PullRequestReader(database)
+        self._recorder = PullRequestRecorder(database, clock)
         self._locks: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
 
     # reading -----------------------------------------------------------------------------------------------------------
@@ -74,24 +72,24 @@ class PullRequests:
         self, caller: Principal, project_id: str | None, number: int, *, refresh: bool = False
     ) -> PullRequest:
         """Return a pull request. Raises ConflictError if several projects have this number and `project_id` is None."""
-        row = await self._rows.numbered(caller, project_id, number)
+        row = await self._reader.get_by_number(caller, project_id, number)
         return await self.refresh(row) if refresh else row
 
     async def get_by_id(self, caller: Principal, pull_id: str) -> PullRequest:
-        return await self._rows.get_for(caller, pull_id)
+        return await self._reader.get_for(caller, pull_id)
 
     async def of_task(self, caller: Principal, task_id: str) -> PullRequest:
         """Return the newest. Raises NotFoundError if there is none."""
-        return await self._rows.newest_of(caller, PullRequest.task_id == task_id, f"Task {task_id[:60]}")
+        return await self._reader.get_newest(caller, PullRequest.task_id == task_id, f"Task {task_id[:60]}")
 
     async def of_session(self, caller: Principal, session_id: str) -> PullRequest:
         """Return the newest. Raises NotFoundError if there is none."""
-        return await self._rows.newest_of(caller, PullRequest.session_id == session_id, f"Session {session_id[:60]}")
+        return await self._reader.get_newest(caller, PullRequest.session_id == session_id, f"Session {session_id[:60]}")
 
     async def list(
         self, caller: Principal, page: PageRequest, project_id: str | None = None, state: PullState | None = None
     ) -> Listing[PullRequest]:
-        return await self._rows.page(caller, page, project_id, state)
+        return await self._reader.list_page(caller, page, project_id, state)
 
     # opening -----------------------------------------------------------------------------------------------------------
 
@@ -121,51 +119,51 @@ class PullRequests:
                 operation = await self._git.push(caller, sandbox_id)
                 self._git.operations.raise_failure(await self._git.operations.wait(operation.id))
                 checkout = await self._git.get_checkout(caller, sandbox_id)
-            work = await gathered(self._database, self._mirrors.get(checkout.project_id), checkout, base)
-            given = PullDraft(work.checkout.branch, work.base, title, body, draft, labels, reviewers, assignees)
-            if self._access.forge(work.project) == ForgeKind.PLAIN:
-                return await self._open_plain(work, given)
-            return await self._open_on_github(work, given)
+            pushed = await load_pushed_branch(self._database, self._mirrors.get(checkout.project_id), checkout, base)
+            given = PullDraft(pushed.checkout.branch, pushed.base, title, body, draft, labels, reviewers, assignees)
+            if self._access.forge(pushed.project) == ForgeKind.PLAIN:
+                return await self._open_plain(pushed, given)
+            return await self._open_on_github(pushed, given)
 
     async def _require_write(self, project: Project) -> None:
         """Check permissions before the push: a branch whose pull request cannot be opened would be left on the remote."""
         if self._access.forge(project) == ForgeKind.GITHUB:
             github = await self._access.github(project)
-            github.require_write(await github.permissions())
+            github.require_write(await github.get_permissions())
 
-    async def _open_plain(self, work: Work, given: PullDraft) -> tuple[PullRequest, bool]:
-        known = await self._rows.of_branch(work.project.id, work.checkout.branch)
-        pull = plain.pushed(
+    async def _open_plain(self, pushed: PushedBranch, given: PullDraft) -> tuple[PullRequest, bool]:
+        known = await self._reader.list_by_branch(pushed.project.id, pushed.checkout.branch)
+        pull = pushed_branch.make_pushed_pull(
             self._settings,
-            work.project.id,
-            title=work.title(given.title),
-            base=work.base,
-            head=work.checkout.branch,
-            head_commit=work.head_commit,
+            pushed.project.id,
+            title=pushed.generate_title(given.title),
+            base=pushed.base,
+            head=pushed.checkout.branch,
+            head_commit=pushed.head_commit,
         )
         for row in known:
-            if row.state == PullState.MERGED and row.head_commit == work.head_commit:
+            if row.state == PullState.MERGED and row.head_commit == pushed.head_commit:
                 raise ConflictError(f"{row.head_branch} was already merged, and nothing was added since.")
         made = not any(row.number is None and row.state != PullState.MERGED for row in known)
-        return await self._recorder.record(work.provenance(ForgeKind.PLAIN), pull, made=made), made
+        return await self._recorder.record(pushed.get_provenance(ForgeKind.PLAIN), pull, made=made), made
 
-    async def _open_on_github(self, work: Work, given: PullDraft) -> tuple[PullRequest, bool]:
-        known = await self._rows.of_branch(work.project.id, work.checkout.branch)
+    async def _open_on_github(self, pushed: PushedBranch, given: PullDraft) -> tuple[PullRequest, bool]:
+        known = await self._reader.list_by_branch(pushed.project.id, pushed.checkout.branch)
         for row in known:
-            if row.state == PullState.MERGED and row.head_commit == work.head_commit:
+            if row.state == PullState.MERGED and row.head_commit == pushed.head_commit:
                 if row.branch_deleted_at is not None:  # the push has restored it
-                    await self._delete_branch(work.project, row)
+                    await self._delete_branch(pushed.project, row)
                 raise ConflictError(
                     f"Pull request {row.number} has already merged this branch, and nothing was added since."
                 )
-        github = await self._access.github(work.project)
-        existing = await github.find(work.checkout.branch, work.base)
+        github = await self._access.github(pushed.project)
+        existing = await github.find(pushed.checkout.branch, pushed.base)
         mine = next((row for row in known if existing is not None and row.number == existing.number), None)
         if given.body is None and mine is not None:
             given = replace(given, body=mine.told.get("words"))  # keep the text from the first time
-        draft = work.draft(given, existing, recorded=mine is not None, web_url=self._settings.public_url)
+        draft = pushed.make_draft(given, existing, recorded=mine is not None, web_url=self._settings.public_url)
         pull, made = await github.open_or_update(draft)
-        row = await self._recorder.record(work.provenance(ForgeKind.GITHUB), pull, made=made, words=given.body)
+        row = await self._recorder.record(pushed.get_provenance(ForgeKind.GITHUB), pull, made=made, words=given.body)
         if not made:
             row = await self._look(row, github)
         return row, made
@@ -191,7 +189,7 @@ class PullRequests:
         async with self._lock(
             row.project_id, f"#{row.number}"
         ):  # otherwise an older response could be applied after a newer one
-            pull = await github.with_authors(await github.pull(row.number), row.told.get("remarks", ()))
+            pull = await github.check_authors(await github.get_pull(row.number), row.told.get("remarks", ()))
             row = await self._recorder.apply(row.id, pull)
         return await self.finish(row)
 
@@ -206,10 +204,10 @@ class PullRequests:
         project = await self._project(row.project_id)
         if not ProjectSettings.of(project).forge.delete_branch or row.head_branch == project.base_branch:
             return row
-        if await self._rows.goes_into(row.project_id, row.head_branch):
+        if await self._reader.is_merge_target(row.project_id, row.head_branch):
             return row
         gone = await self._delete_branch(project, row)
-        return row if gone is None else await self._recorder.branch_gone(row.id, deleted=gone)
+        return row if gone is None else await self._recorder.record_branch_end(row.id, deleted=gone)
 
     async def _delete_branch(self, project: Project, row: PullRequest) -> bool | None:
         """Delete the branch. Returns False if it has moved since the merge and was kept, None if the remote could not be reached."""
@@ -254,8 +252,8 @@ class PullRequests:
         title, message = await self._squash(row) if method == MergeMethod.SQUASH else (None, None)
         seen = head_commit or row.head_commit
         await github.merge(row.number, method, head_commit=seen, title=title, message=message)
-        now = instant(self._clock)
-        pull = await github.pull(row.number)
+        now = get_time(self._clock)
+        pull = await github.get_pull(row.number)
         if pull.state != PullState.MERGED:  # the forge has confirmed it; its reads may lag behind
             pull = replace(pull, state=PullState.MERGED, merged_at=now, closed_at=now, updated_at=None)
         return await self.finish(await self._recorder.apply(row.id, pull))
@@ -278,13 +276,15 @@ class PullRequests:
             except BranchCheckedOutError:
                 command = shlex.join(["git", "-C", project.repository or ".", "merge", row.head_branch])
                 raise BranchCheckedOutError(
-                    f"{row.base_branch} is checked out in {project.repository}, and work trees on the host are not changed "
+                    f"{row.base_branch} is checked out in {project.repository}, and pushed trees on the host are not changed "
                     f"from here. Merge it there, then refresh: {command}"
                 ) from None
             return await self._note_merged(row)
 
     async def _note_merged(self, row: PullRequest) -> PullRequest:
-        return await self.finish(await self._recorder.apply(row.id, plain.merged(row, instant(self._clock))))
+        return await self.finish(
+            await self._recorder.apply(row.id, pushed_branch.make_merged_pull(row, get_time(self._clock)))
+        )
 
     async def _squash(self, row: PullRequest) -> tuple[str, str | None]:
         """Return the message of the squashed commit, without the list of commits if the mirror does not have them."""
@@ -294,16 +294,16 @@ class PullRequests:
         if onto is None or row.head_commit is None or not await mirror.has(row.head_commit):
             return title, None
         commits = await read_history(mirror, f"{onto}..{row.head_commit}", limit=COMMITS)
-        return title, describe.squashed(commits)
+        return title, description.describe_squash(commits)
 
-    async def ready(self, caller: Principal, pull_id: str) -> PullRequest:
+    async def mark_ready(self, caller: Principal, pull_id: str) -> PullRequest:
         """Mark as ready for review. Idempotent."""
         row, project = await self._for_ending(caller, pull_id)
         _require_forge(row)
         github = await self._access.github(project)
         assert row.number is not None
         if row.draft:
-            await github.ready(row.number)
+            await github.mark_ready(row.number)
         return await self._look(row, github)
 
     async def close(self, caller: Principal, pull_id: str) -> PullRequest:
@@ -319,7 +319,7 @@ class PullRequests:
         return await self._look(row, github)
 
     async def _for_ending(self, caller: Principal, pull_id: str) -> tuple[PullRequest, Project]:
-        row = await self._rows.get_for(caller, pull_id)
+        row = await self._reader.get_for(caller, pull_id)
         project = await self._project(row.project_id)
         async with self._database.reading() as session:
             of = await session.get(Session, row.session_id) if row.session_id is not None else None

@@ -23,7 +23,7 @@ from typing import TypeVar
 from sqlalchemy import ColumnElement, delete, func, or_, select, update
 from sqlalchemy.exc import IntegrityError
 
-from sandyard.kit.clock import Clock
+from sandyard.kit.clock import Clock, get_time
 from sandyard.kit.errors import InvalidInputError, SandyardError
 from sandyard.kit.logging import get_logger
 from sandyard.kit.tasks import TaskSet
@@ -33,17 +33,16 @@ from sandyard.platform.domain.forge.deliveries import (
     LARGEST,
     LabelledIssue,
     Subject,
-    names_in,
-    payload_of,
-    repository_of,
-    slug_of,
-    subject_of,
+    find_repository_names,
+    get_slug,
+    parse_payload,
+    parse_sender,
+    parse_subject,
 )
 from sandyard.platform.domain.forge.model import ForgeKind
 from sandyard.platform.domain.forge.service import PullRequests
 from sandyard.platform.domain.projects.credentials import CredentialKind, Credentials
 from sandyard.platform.domain.repositories.errors import TooMuchError
-from sandyard.platform.domain.users.tokens import instant
 
 log = get_logger(__name__)
 KEPT = timedelta(days=30)
@@ -144,15 +143,15 @@ class Webhooks:
             raise WebhookSignatureError
         content_type = named.get("content-type", "")
         verified = await self._verified(content_type, signature, body)
-        payload = await self._worked(body, lambda: payload_of(content_type, body))
-        sender = repository_of(payload)
+        payload = await self._worked(body, lambda: parse_payload(content_type, body))
+        sender = parse_sender(payload)
         projects = [project for project in verified if sender.belongs_to(project)]
         if not projects:
             raise WebhookUnconfiguredError
         event, number = named.get("x-github-event", ""), named.get("x-github-delivery", "")
         if not (_EVENT.fullmatch(event) and _DELIVERY.fullmatch(number)):
             raise InvalidInputError("A delivery must have the headers X-GitHub-Event and X-GitHub-Delivery.")
-        subject = subject_of(event, payload)
+        subject = parse_subject(event, payload)
         if subject is not None and subject.issue is not None:
             projects = [project for project in projects if self._on_issue and subject.issue.is_for(project)]
         if subject is None or not projects:
@@ -169,7 +168,7 @@ class Webhooks:
 
     async def _verified(self, content_type: str, signature: str, body: bytes) -> list[Project]:
         """Return the projects of the named repositories whose secret matches the signature."""
-        names = await self._worked(body, lambda: names_in(content_type, body))
+        names = await self._worked(body, lambda: find_repository_names(content_type, body))
         if not names:
             raise InvalidInputError("The delivery names no repository.")
         secrets: dict[str, list[Project]] = {}
@@ -198,7 +197,7 @@ class Webhooks:
         query = select(Project).where(Project.archived_at.is_(None), Project.id.in_(having), or_(*named))
         async with self._database.reading() as session:
             rows = list(await session.scalars(query.order_by(Project.id)))
-        return list(islice((row for row in rows if slug_of(row) in names), MOST))
+        return list(islice((row for row in rows if get_slug(row) in names), MOST))
 
     async def _record(self, project: Project, keys: tuple[str, ...], event: str, subject: Subject) -> bool:
         """Record a delivery. Returns False if it was already received.
@@ -206,7 +205,7 @@ class Webhooks:
         `keys`: GitHub's number, which a redelivery keeps; a hash of the content, which a replay keeps; and the issue, which can be labelled
         twice.
         """
-        now = instant(self._clock)
+        now = get_time(self._clock)
         try:
             async with self._database.transaction() as tx:
                 before = select(Delivery.delivery).where(Delivery.project_id == project.id, Delivery.delivery.in_(keys))

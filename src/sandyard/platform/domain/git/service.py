@@ -39,7 +39,7 @@ from sandyard.platform.domain.git.sandbox_commits import (
     is_own_commit,
     list_own_refs,
 )
-from sandyard.platform.domain.paging import Listing, PageRequest, newest_first
+from sandyard.platform.domain.paging import Listing, PageRequest, list_newest_first
 from sandyard.platform.domain.projects import service as projects
 from sandyard.platform.domain.projects.model import ProjectSettings
 from sandyard.platform.domain.repositories.diff import read_diff
@@ -358,7 +358,7 @@ class GitService:
         """List the session's checkpoints. The caller must have been authorized to see the session."""
         async with self._database.reading() as session:
             query = select(Checkpoint).where(Checkpoint.session_id == session_id)
-            return await newest_first(session, query, Checkpoint.id, page)
+            return await list_newest_first(session, query, Checkpoint.id, page)
 
     async def get_operation(self, caller: Principal, operation_id: str) -> GitOperation:
         async with self._database.reading() as session:
@@ -385,7 +385,7 @@ class GitService:
         ):
             query = query if value is None else query.where(column == value)
         async with self._database.reading() as session:
-            return await newest_first(session, query, GitOperation.id, page)
+            return await list_newest_first(session, query, GitOperation.id, page)
 
     # hooks of the sandbox lifecycle -----------------------------------------------------------------------------------
 

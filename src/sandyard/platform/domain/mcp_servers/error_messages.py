@@ -9,7 +9,7 @@ from sandyard.kit.http_clients import describe_unreachable
 from sandyard.platform.domain.models.redaction import Redactor
 
 
-def refusal_of_answer(name: str, response: httpx.Response, *, keyed: bool, redactor: Redactor) -> str | None:
+def explain_response(name: str, response: httpx.Response, *, keyed: bool, redactor: Redactor) -> str | None:
     """Return why the response is an error, or None if it is not. `keyed`: the request had configured headers, which `redactor` removes
     from the message."""
     status = response.status_code
@@ -31,7 +31,7 @@ def refusal_of_answer(name: str, response: httpx.Response, *, keyed: bool, redac
     return f"The MCP server {name} returned an error ({status})."
 
 
-def refusal_of_error(name: str, url: str, error: Exception) -> str:
+def explain_error(name: str, url: str, error: Exception) -> str:
     """Return why a request got no response."""
     if isinstance(error, SandyardError):
         return f"Access to the MCP server {name} is not allowed: {error.message}"

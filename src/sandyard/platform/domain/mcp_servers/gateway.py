@@ -13,7 +13,7 @@ from sandyard.kit.pacing import take_turn
 from sandyard.kit.secret import Secret
 from sandyard.kit.tasks import TaskSet
 from sandyard.platform.db.models import McpServer
-from sandyard.platform.domain.mcp_servers.error_messages import refusal_of_answer, refusal_of_error
+from sandyard.platform.domain.mcp_servers.error_messages import explain_error, explain_response
 from sandyard.platform.domain.mcp_servers.model import SERVER_FAILED, ServerType
 from sandyard.platform.domain.mcp_servers.service import ID, McpServers
 from sandyard.platform.domain.models import apis
@@ -81,7 +81,7 @@ class McpGateway:
     async def _authorize(self, place: Place, asking: Asking) -> McpServer:
         target, _, query = asking.target.partition("?")
         capability = self._capabilities.of(place.sandbox_id)
-        if not any(capability.matches(shown) for shown in apis.shown(asking.headers, "")):
+        if not any(capability.matches(shown) for shown in apis.list_capabilities(asking.headers, "")):
             raise _Refused(403, "Invalid capability.")
         row = await self.servers.find(target.strip("/"), place.session_id)
         if row is None or row.type != ServerType.HTTP:
@@ -104,7 +104,7 @@ class McpGateway:
         try:
             response = await self._send(row, asking, secrets)
         except (httpx.HTTPError, httpx.InvalidURL, SandyardError) as error:
-            sentence = redactor.text(refusal_of_error(row.name, row.url or "", error))
+            sentence = redactor.text(explain_error(row.name, row.url or "", error))
             log.warning("mcp_server_unreachable", server=row.id, reason=type(error).__name__)
             self._note(place, row, sentence)
             raise _Refused(504 if isinstance(error, httpx.TimeoutException) else 502, sentence) from None
@@ -127,13 +127,15 @@ class McpGateway:
     ) -> bool:
         """Stream the response to the agent. Returns whether it is complete."""
         if response.status_code in (401, 403) or response.is_redirect:
-            sentence = redactor.text(refusal_of_answer(row.name, response, keyed=keyed, redactor=redactor) or "")
+            sentence = redactor.text(explain_response(row.name, response, keyed=keyed, redactor=redactor) or "")
             log.info("mcp_server_refused", server=row.id, status=response.status_code)
             self._note(place, row, sentence)
             raise _Refused(502 if response.is_redirect else 403, sentence)
         headers = [(name, redactor.text(value)) for name, value in response.headers.items()]
         kept = [header for header in headers if header[0].lower() not in _STRIPPED_RESPONSE_HEADERS]
-        await answer.head(response.status_code, apis.downward(kept, decoded="content-encoding" in response.headers))
+        await answer.head(
+            response.status_code, apis.filter_response_headers(kept, decoded="content-encoding" in response.headers)
+        )
         try:
             async for chunk in response.aiter_bytes():
                 await take_turn()

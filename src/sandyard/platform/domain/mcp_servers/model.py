@@ -89,7 +89,7 @@ class Probe:
     tools: tuple[str, ...] = ()
 
 
-def info(row: McpServer) -> McpServerInfo:
+def make_info(row: McpServer) -> McpServerInfo:
     return McpServerInfo(
         id=row.id,
         project_id=row.project_id,
@@ -172,7 +172,7 @@ def check_header(name: str, value: Secret) -> None:
         )
 
 
-def hint_of(value: Secret) -> str:
+def make_hint(value: Secret) -> str:
     """Return the end of the value. Four characters of a short one would reveal too much."""
     text = value.reveal()
     return f"…{text[-_SHOWN:]}" if len(text) >= 4 * _SHOWN else "…"
@@ -181,7 +181,7 @@ def hint_of(value: Secret) -> str:
 # configuration of agents ------------------------------------------------------------------------------------------------
 
 
-def entry_of(row: McpServer, gateway: str, capability: Secret | None) -> dict[str, Any]:
+def make_entry(row: McpServer, gateway: str, capability: Secret | None) -> dict[str, Any]:
     """Return the server's entry for ACP. `gateway`: the URL of the platform's gateway inside the sandbox."""
     if row.type == ServerType.STDIO:
         env = [{"name": name, "value": value} for name, value in row.env.items()]
@@ -190,7 +190,7 @@ def entry_of(row: McpServer, gateway: str, capability: Secret | None) -> dict[st
     return {"type": "http", "name": row.name, "url": f"{gateway}/{row.id}", "headers": headers}
 
 
-def fingerprint(rows: Sequence[McpServer]) -> str:
+def make_fingerprint(rows: Sequence[McpServer]) -> str:
     """Return a value that changes with what agents are told; empty without servers. What the gateway adds is read for each request."""
     if not rows:
         return ""

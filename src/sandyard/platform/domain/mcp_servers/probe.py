@@ -18,7 +18,7 @@ from sandyard.kit.event_stream import EventStream
 from sandyard.kit.pacing import take_turn
 from sandyard.kit.secret import Secret
 from sandyard.kit.text import storable
-from sandyard.platform.domain.mcp_servers.error_messages import refusal_of_answer, refusal_of_error
+from sandyard.platform.domain.mcp_servers.error_messages import explain_error, explain_response
 from sandyard.platform.domain.mcp_servers.model import Probe
 from sandyard.platform.domain.models.redaction import Redactor, redactor_of_headers
 
@@ -52,7 +52,7 @@ async def probe(client: httpx.AsyncClient, name: str, url: str, headers: Mapping
     except TimeoutError:
         ok, detail, server, tools = False, f"{name} did not respond within {WHOLE_S:.0f} s.", None, []
     except (httpx.HTTPError, httpx.InvalidURL, SandyardError) as error:
-        ok, detail, server, tools = False, refusal_of_error(name, url, error), None, []
+        ok, detail, server, tools = False, explain_error(name, url, error), None, []
     duration_ms = round((time.monotonic() - began) * 1000)
     await conversation.end()
     shown = [redactor.text(storable(tool))[:200] for tool in tools]
@@ -139,7 +139,7 @@ class _Conversation:
 
     async def _send(self, message: dict[str, Any], number: int | None = None) -> dict[str, Any] | None:
         async with self._client.stream("POST", self._url, json=message, headers=self._headers) as response:
-            refused = refusal_of_answer(self._name, response, keyed=self._keyed, redactor=self._redactor)
+            refused = explain_response(self._name, response, keyed=self._keyed, redactor=self._redactor)
             if refused is not None:
                 raise _Failed(refused)
             if session := response.headers.get(_SESSION):

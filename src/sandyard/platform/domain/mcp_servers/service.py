@@ -12,7 +12,7 @@ import httpx
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from sandyard.kit.clock import Clock
+from sandyard.kit.clock import Clock, get_time
 from sandyard.kit.destinations import PrivateAddressError
 from sandyard.kit.errors import ConflictError, ForbiddenError, InvalidInputError, NotFoundError
 from sandyard.kit.ids import ordered_id
@@ -21,7 +21,7 @@ from sandyard.kit.vault import Vault
 from sandyard.platform.db.database import Database, Transaction
 from sandyard.platform.db.models import McpServer, Project, Session
 from sandyard.platform.domain.mcp_servers import model
-from sandyard.platform.domain.mcp_servers.connections import Connections
+from sandyard.platform.domain.mcp_servers.clients import McpClients
 from sandyard.platform.domain.mcp_servers.model import (
     MAX_HEADERS,
     MAX_SERVERS,
@@ -31,10 +31,9 @@ from sandyard.platform.domain.mcp_servers.model import (
 )
 from sandyard.platform.domain.mcp_servers.model import ServerType as Type
 from sandyard.platform.domain.mcp_servers.probe import probe
-from sandyard.platform.domain.mcp_servers.rows import servers_of
+from sandyard.platform.domain.mcp_servers.records import list_servers
 from sandyard.platform.domain.projects.service import Projects, owner_is_in_project
 from sandyard.platform.domain.users.model import Principal
-from sandyard.platform.domain.users.tokens import instant
 
 ID = "mcp_"
 Headers = Mapping[str, Secret | None]
@@ -63,7 +62,7 @@ class McpServers:
         projects: Projects,
         vault: Vault,
         clock: Clock,
-        connections: Connections,
+        connections: McpClients,
     ) -> None:
         self._database = database
         self._projects = projects
@@ -78,11 +77,11 @@ class McpServers:
         """List the project's servers, oldest first."""
         await self._projects.get(caller, project_id)
         async with self._database.reading() as session:
-            return [model.info(row) for row in await servers_of(session, project_id)]
+            return [model.make_info(row) for row in await list_servers(session, project_id)]
 
     async def get(self, caller: Principal, project_id: str, server_id: str) -> McpServerInfo:
         await self._projects.get(caller, project_id)
-        return model.info(await self._row(project_id, server_id))
+        return model.make_info(await self._row(project_id, server_id))
 
     async def create(
         self, caller: Principal, project_id: str, draft: McpServerDraft, *, test: bool = False
@@ -92,7 +91,7 @@ class McpServers:
         With `test`, raises McpTestFailedError if a URL does not work. Commands are not tested.
         """
         owner = (await self._projects.require_change(caller, project_id)).owner_id
-        now = instant(self._clock)
+        now = get_time(self._clock)
         if draft.name is None:
             raise InvalidInputError("An MCP server needs a name.")
         row = McpServer(
@@ -119,7 +118,7 @@ class McpServers:
             await _require_room(tx.session, row)
             tx.add(row)
             _tell(tx, "mcp_server.created", row, owner)
-        return model.info(row)
+        return model.make_info(row)
 
     async def update(
         self, caller: Principal, project_id: str, server_id: str, draft: McpServerDraft, *, test: bool = False
@@ -146,9 +145,9 @@ class McpServers:
             await _require_free(tx.session, edited)
             for name in ("name", "command", "args", "env", "url", "headers", "hints", "named_by_admin"):
                 setattr(row, name, getattr(edited, name))
-            row.updated_at = instant(self._clock)
+            row.updated_at = get_time(self._clock)
             _tell(tx, "mcp_server.updated", row, owner)
-        return model.info(row)
+        return model.make_info(row)
 
     async def delete(self, caller: Principal, project_id: str, server_id: str) -> None:
         """Delete a server. Running agents that use it get an error."""
@@ -259,7 +258,7 @@ class McpServers:
                 raise _moved(moved_from)
             model.check_header(name, value)
             values[name] = value
-        row.hints = {name: model.hint_of(value) for name, value in values.items()}
+        row.hints = {name: model.make_hint(value) for name, value in values.items()}
         row.headers = None
         if values:
             told = json.dumps({name: value.reveal() for name, value in values.items()})

@@ -20,7 +20,7 @@ from sandyard.platform.domain.users.model import Principal
 LONGEST = 1000
 
 
-async def clean(caller: Principal, base_url: str) -> str:
+async def normalize(caller: Principal, base_url: str) -> str:
     """Return the address as it is stored. Raises InvalidInputError, and ForbiddenError for one that only an administrator may set."""
     parts = _parsed(base_url)
     stored = f"{parts.scheme}://{parts.netloc.lower()}{parts.path.rstrip('/')}"

@@ -94,7 +94,7 @@ class Asked:
         return self.path.rpartition("/")[2].partition(":")[0]
 
 
-def asked(kind: ModelApi, method: str, path: str, query: str) -> Asked | None:
+def parse_request(kind: ModelApi, method: str, path: str, query: str) -> Asked | None:
     """Return the request, or None for what no agent needs: files, batches, other responses, fine-tuning, the account."""
     wanted = "GET" if method == "HEAD" else method
     for verb, pattern, counted in _ROUTES[kind]:
@@ -104,7 +104,7 @@ def asked(kind: ModelApi, method: str, path: str, query: str) -> Asked | None:
     return None
 
 
-def shown(headers: Iterable[tuple[str, str]], query: str) -> list[str]:
+def list_capabilities(headers: Iterable[tuple[str, str]], query: str) -> list[str]:
     """Return what the agent sent in place of a key, wherever its protocol puts it."""
     found = [value for name, value in parse_qsl(query) if name == "key"]
     for name, value in headers:
@@ -115,7 +115,7 @@ def shown(headers: Iterable[tuple[str, str]], query: str) -> list[str]:
     return found
 
 
-def address(base_url: str, ask: Asked) -> str:
+def build_url(base_url: str, ask: Asked) -> str:
     """Return the URL. A base with its own version, such as `…/v4`, keeps it."""
     base, path = base_url.rstrip("/"), ask.path
     if _VERSION.search(base):
@@ -123,13 +123,13 @@ def address(base_url: str, ask: Asked) -> str:
     return base + path + (f"?{ask.query}" if ask.query else "")
 
 
-def upward(kind: ModelApi, headers: Iterable[tuple[str, str]], key: Secret | None) -> Headers:
+def filter_request_headers(kind: ModelApi, headers: Iterable[tuple[str, str]], key: Secret | None) -> Headers:
     """Return the agent's headers without hop-by-hop headers and the capability, with the real key."""
     kept = [(name, value) for name, value in headers if name not in _NOT_UP and not name.startswith("x-forwarded-")]
-    return [*kept, ("accept-encoding", "identity"), *key_headers(kind, key)]
+    return [*kept, ("accept-encoding", "identity"), *make_key_headers(kind, key)]
 
 
-def key_headers(kind: ModelApi, key: Secret | None) -> Headers:
+def make_key_headers(kind: ModelApi, key: Secret | None) -> Headers:
     if key is None:
         return []
     if kind is ModelApi.ANTHROPIC:
@@ -139,13 +139,13 @@ def key_headers(kind: ModelApi, key: Secret | None) -> Headers:
     return [("authorization", f"Bearer {key.reveal()}")]
 
 
-def downward(headers: Iterable[tuple[str, str]], *, decoded: bool) -> Headers:
+def filter_response_headers(headers: Iterable[tuple[str, str]], *, decoded: bool) -> Headers:
     """Return the provider's headers without hop-by-hop headers. `decoded`: its length is no longer correct."""
     dropped = _NOT_DOWN | {"content-length"} if decoded else _NOT_DOWN
     return [(name.lower(), value) for name, value in headers if name.lower() not in dropped]
 
 
-def refusal(kind: ModelApi, status: int, code: str, sentence: str) -> tuple[Headers, bytes]:
+def format_refusal(kind: ModelApi, status: int, code: str, sentence: str) -> tuple[Headers, bytes]:
     """Return an error in the format of this provider's clients. The SDKs of Anthropic and OpenAI check `x-should-retry` first."""
     said: dict[str, Any]
     if kind is ModelApi.ANTHROPIC:

@@ -6,13 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 
-from sandyard.kit.clock import Clock
+from sandyard.kit.clock import Clock, get_time
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import Project, Session, Task
-from sandyard.platform.domain.models.ledger import Ledger, calls_of
+from sandyard.platform.domain.models.ledger import Ledger, select_calls
 from sandyard.platform.domain.models.model import OverBudgetError, PriceMissingError, Spent
 from sandyard.platform.domain.projects.model import BudgetSettings, ProjectSettings
-from sandyard.platform.domain.users.tokens import instant
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +78,7 @@ class Budgets:
         if settings is not None and project is not None:
             monthly = settings.monthly_budget
             if monthly.usd or monthly.tokens:
-                now = instant(self._clock)
+                now = get_time(self._clock)
                 since = now.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
                 yield Limit(
                     "The project", " for this month", monthly.usd, monthly.tokens, project_id=project.id, since=since
@@ -87,7 +86,8 @@ class Budgets:
 
     async def _spent(self, limit: Limit) -> Spent:
         return await self._ledger.spent(
-            *calls_of(task_id=limit.task_id, project_id=limit.project_id, since=limit.since), *self._ledger.settled()
+            *select_calls(task_id=limit.task_id, project_id=limit.project_id, since=limit.since),
+            *self._ledger.settled(),
         )
 
 

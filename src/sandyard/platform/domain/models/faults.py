@@ -10,7 +10,7 @@ from typing import Any
 from sandyard.kit import bounded_json
 from sandyard.kit.errors import ConflictError
 from sandyard.kit.http_clients import describe_unreachable
-from sandyard.platform.domain.models.presets import all_presets, preset_at
+from sandyard.platform.domain.models.presets import find_preset, list_presets
 from sandyard.platform.domain.models.redaction import Redactor
 
 LONGEST_QUOTE = 300
@@ -73,21 +73,23 @@ class ProviderTestFailedError(ConflictError):
         return {"cause": self.cause, "findings": [{"what": self.cause, "ok": False, "detail": self.detail}]}
 
 
-def label_of(name: str, base_url: str) -> str:
+def make_label(name: str, base_url: str) -> str:
     """Return the display name of a provider: `Anthropic`, or `Anthropic (work)` for one with another name."""
-    preset = preset_at(base_url) or next((one for one in all_presets() if one.name == name), None)
+    preset = find_preset(base_url) or next((one for one in list_presets() if one.name == name), None)
     if preset is None:
         return name
     return preset.title if name.lower() in (preset.name, preset.title.lower()) else f"{preset.title} ({name})"
 
 
-def fault_of_answer(label: str, status: int, body: str, *, model: str | None, keyed: bool, redactor: Redactor) -> Fault:
+def classify_response(
+    label: str, status: int, body: str, *, model: str | None, keyed: bool, redactor: Redactor
+) -> Fault:
     """Return the fault of an error response or redirect. `keyed`: a key was sent. `redactor` removes it from the provider's message."""
     cause, final = _cause(status, body.lower(), model)
     return Fault(cause, _sentence(cause, label, status, _quote(body, redactor), model, keyed=keyed), final)
 
 
-def fault_of_error(label: str, base_url: str, error: Exception, *, late: bool) -> Fault:
+def classify_error(label: str, base_url: str, error: Exception, *, late: bool) -> Fault:
     """Return the fault of a request that got no response."""
     if late:
         return Fault(Cause.UNREACHABLE, f"{label} did not respond in time at {base_url}.")

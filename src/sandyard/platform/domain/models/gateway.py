@@ -26,14 +26,14 @@ from sandyard.platform.domain.models.apis import Asked
 from sandyard.platform.domain.models.budgets import Budgets
 from sandyard.platform.domain.models.capability import Capabilities
 from sandyard.platform.domain.models.clients import Clients
-from sandyard.platform.domain.models.counting import BYTES_OF_A_TOKEN, Counter
-from sandyard.platform.domain.models.faults import Fault, fault_of_answer, fault_of_error, label_of
-from sandyard.platform.domain.models.hosted import hosted_tools, refused_tools
+from sandyard.platform.domain.models.faults import Fault, classify_error, classify_response, make_label
+from sandyard.platform.domain.models.hosted_tools import list_hosted_tools, list_refused_tools
 from sandyard.platform.domain.models.ledger import Ledger
-from sandyard.platform.domain.models.model import MOST_TOKENS, ModelApi, OverBudgetError, Price, Tokens, cost_micros
-from sandyard.platform.domain.models.presets import price_at
+from sandyard.platform.domain.models.model import MOST_TOKENS, ModelApi, OverBudgetError, Price, Tokens, compute_cost
+from sandyard.platform.domain.models.presets import find_price
 from sandyard.platform.domain.models.providers import Providers
 from sandyard.platform.domain.models.redaction import Redactor
+from sandyard.platform.domain.models.token_counter import BYTES_OF_A_TOKEN, TokenCounter
 from sandyard.platform.domain.models.tunnel import BODY_LIMIT, Answering, Asking
 from sandyard.platform.domain.projects.model import ProjectSettings
 from sandyard.platform.domain.projects.service import owner_is_in_project
@@ -77,11 +77,11 @@ class _Call:
 
     @property
     def label(self) -> str:
-        return label_of(self.provider.name, self.provider.base_url)
+        return make_label(self.provider.name, self.provider.base_url)
 
     @property
     def price(self) -> Price | None:
-        return price_at(self.provider.base_url, self.provider.prices, self.model)
+        return find_price(self.provider.base_url, self.provider.prices, self.model)
 
 
 class _Refused(Exception):  # noqa: N818 - an answer, no error of ours
@@ -159,11 +159,11 @@ class Gateway:
         try:
             call = await self._authorize(place, asking)
             if call.asked.counted:
-                await self._counted(call, answer)
+                await self._proxy_and_count(call, answer)
             else:
-                await self._passed(call, answer, _Outcome())
+                await self._proxy(call, answer, _Outcome())
         except _Refused as refused:
-            headers, body = apis.refusal(refused.kind, refused.status, refused.code, refused.sentence)
+            headers, body = apis.format_refusal(refused.kind, refused.status, refused.code, refused.sentence)
             await answer.head(refused.status, headers)
             await answer.data(b"" if asking.method == "HEAD" else body)
             await answer.end()
@@ -174,7 +174,7 @@ class Gateway:
         target, _, query = asking.target.partition("?")
         provider_id, _, rest = target.lstrip("/").partition("/")
         capability = self._capabilities.of(place.sandbox_id)
-        if not any(capability.matches(shown) for shown in apis.shown(asking.headers, query)):
+        if not any(capability.matches(shown) for shown in apis.list_capabilities(asking.headers, query)):
             raise _Refused(ModelApi.OPENAI, 401, "unauthenticated", "Invalid capability.")
         async with self._database.reading() as reading:
             session = await reading.get(Session, place.session_id)
@@ -186,22 +186,22 @@ class Gateway:
                 ModelApi.OPENAI, 404, "no_provider", "This model provider is no longer available to this session."
             )
         kind = ModelApi(provider.kind)
-        asked = apis.asked(kind, asking.method, "/" + rest, query)
+        asked = apis.parse_request(kind, asking.method, "/" + rest, query)
         if asked is None:
             raise _Refused(kind, 404, "not_found", f"{asking.method[:10]} /{rest[:200]} is not available to agents.")
         if any(name == "content-encoding" and value != "identity" for name, value in asking.headers):
             raise _Refused(kind, 415, "unsupported", "Send the request uncompressed.")
         call = _Call(kind, provider, session, place.turn(), asked, asking)
-        return await self._read(call) if asked.counted or asking.method == "POST" else call
+        return await self._read_request(call) if asked.counted or asking.method == "POST" else call
 
-    async def _read(self, call: _Call) -> _Call:
+    async def _read_request(self, call: _Call) -> _Call:
         """Parse the request: set its model, make streams report usage, and reject provider-side tools that the project does not allow."""
         body = call.asking.body
         try:
             if len(body) > _APART:
-                parsed = await asyncio.to_thread(_parsed, body, call.asked, call.kind)
+                parsed = await asyncio.to_thread(_parse_body, body, call.asked, call.kind)
             else:
-                parsed = _parsed(body, call.asked, call.kind)
+                parsed = _parse_body(body, call.asked, call.kind)
         except bounded_json.TooManyValuesError:
             raise _Refused(
                 call.kind,
@@ -217,7 +217,9 @@ class Gateway:
                 "The request body is not a JSON object, or has duplicate keys.",
             )
         model, body, used = parsed
-        if used and (refused := refused_tools(used, call.provider.name, await self._allowed(call.session))):
+        if used and (
+            refused := list_refused_tools(used, call.provider.name, await self._list_allowed_tools(call.session))
+        ):
             log.info("hosted_tool_refused", session=call.session.id, provider=call.provider.id, tools=refused)
             raise _Refused(
                 call.kind,
@@ -229,30 +231,30 @@ class Gateway:
         call.asking.body = body
         return replace(call, model=model, size=len(body))
 
-    async def _allowed(self, session: Session) -> Sequence[str]:
+    async def _list_allowed_tools(self, session: Session) -> Sequence[str]:
         async with self._database.reading() as reading:
             project = await reading.get(Project, session.project_id) if session.project_id is not None else None
         return ProjectSettings.of(project).agent.hosted_tools if project is not None else ()
 
     # calls that cost something -----------------------------------------------------------------------------------------
 
-    async def _counted(self, call: _Call, answer: Answering) -> None:
+    async def _proxy_and_count(self, call: _Call, answer: Answering) -> None:
         outcome, settled = _Outcome(), False
-        refused = await self._over_limits(call, outcome)
-        least = _at_least(Tokens(), call, 0) if refused is None else Tokens()
+        refused = await self._check_limits(call, outcome)
+        least = _raise_to_minimum(Tokens(), call, 0) if refused is None else Tokens()
         call_id = await self._ledger.open(
             call.provider.id,
             call.session,
             call.turn_id,
             call.model,
             tokens=least,
-            cost_micros=_cost(call, least),
+            cost_micros=_get_cost(call, least),
             configured=call.model in call.provider.models,
         )
 
         async def note(tokens: Tokens) -> None:
             with contextlib.suppress(SandyardError):  # it is counted at the end
-                await self._ledger.note(call_id, tokens, _cost(call, tokens))
+                await self._ledger.note(call_id, tokens, _get_cost(call, tokens))
 
         async def settle() -> None:
             nonlocal settled
@@ -263,7 +265,7 @@ class Gateway:
         try:
             if refused is not None:
                 raise refused
-            await self._passed(call, answer, outcome, settle)
+            await self._proxy(call, answer, outcome, settle)
         except _Refused:
             await settle()
             raise
@@ -271,11 +273,11 @@ class Gateway:
             if not settled:
                 if outcome.sent and not outcome.reported:
                     output = outcome.duration_ms * TOKENS_PER_SECOND // 1000
-                    outcome.tokens = _at_least(outcome.tokens, call, min(output, MOST_TOKENS))
+                    outcome.tokens = _raise_to_minimum(outcome.tokens, call, min(output, MOST_TOKENS))
                 outcome.error = outcome.error or "The agent disconnected before the response was complete."
                 self._tasks.spawn(self._settle(call_id, call, outcome))
 
-    async def _over_limits(self, call: _Call, outcome: _Outcome) -> _Refused | None:
+    async def _check_limits(self, call: _Call, outcome: _Outcome) -> _Refused | None:
         """Return why the call may not be sent, or None."""
         try:
             await self._budgets.check(call.session)
@@ -298,7 +300,7 @@ class Gateway:
                 call_id,
                 status=outcome.status,
                 tokens=outcome.tokens,
-                cost_micros=_cost(call, outcome.tokens),
+                cost_micros=_get_cost(call, outcome.tokens),
                 error=outcome.error,
                 duration_ms=outcome.duration_ms,
             )
@@ -311,7 +313,7 @@ class Gateway:
 
     # proxying ----------------------------------------------------------------------------------------------------------
 
-    async def _passed(
+    async def _proxy(
         self,
         call: _Call,
         answer: Answering,
@@ -319,11 +321,13 @@ class Gateway:
         settle: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         """Proxy the call. `settle` is called before the agent sees the end, so that its next request finds this one counted."""
-        key = await self._key(call, outcome)
+        key = await self._reveal_key(call, outcome)
         redactor = Redactor(key)
         try:
             outcome.sent = True
-            outcome.tokens = _at_least(Tokens(), call, 0)  # in case the agent disconnects before the response starts
+            outcome.tokens = _raise_to_minimum(
+                Tokens(), call, 0
+            )  # in case the agent disconnects before the response starts
             response = await self._send_upstream(call, key)
             outcome.tokens = Tokens()
         except (httpx.HTTPError, PrivateAddressError) as error:
@@ -332,13 +336,13 @@ class Gateway:
                 outcome.sent, outcome.tokens = False, Tokens()
             outcome.error = redactor.text(f"The provider could not be reached: {type(error).__name__}: {error}")
             log.warning("model_provider_unreachable", provider=call.provider.id, reason=type(error).__name__)
-            fault = fault_of_error(call.label, call.provider.base_url, error, late=late)
+            fault = classify_error(call.label, call.provider.base_url, error, late=late)
             self._note(call, fault, outcome.began, redactor)
             raise _Refused(
                 call.kind,
                 504 if late else 502,
                 "provider_unreachable",
-                f"{call.label} {_reason(error)}.",
+                f"{call.label} {_describe_error(error)}.",
             ) from None
         try:
             complete = await self._stream_response(call, response, answer, outcome, redactor)
@@ -354,7 +358,7 @@ class Gateway:
     ) -> bool:
         """Stream the response to the agent. Returns whether it is complete."""
         outcome.status = response.status_code
-        counter = Counter(call.kind, response.headers.get("content-type", ""))
+        counter = TokenCounter(call.kind, response.headers.get("content-type", ""))
         said = None if response.is_success else _Beginning()
         complete, outcome.sent = False, response.is_success
         noted = time.monotonic()
@@ -365,7 +369,7 @@ class Gateway:
                 self._note(call, None, outcome.began, redactor)
             else:  # before the agent sees it and gives up
                 first = await _read_some(chunks)
-                fault = fault_of_answer(
+                fault = classify_response(
                     call.label,
                     response.status_code,
                     first.decode(errors="replace"),
@@ -376,7 +380,8 @@ class Gateway:
                 self._note(call, fault, outcome.began, redactor)
                 chunks = _continue_with(first, chunks)
             await answer.head(
-                response.status_code, apis.downward(headers, decoded="content-encoding" in response.headers)
+                response.status_code,
+                apis.filter_response_headers(headers, decoded="content-encoding" in response.headers),
             )
             async for chunk in chunks:
                 await take_turn()
@@ -387,7 +392,7 @@ class Gateway:
                 await answer.data(clean)
                 if outcome.note is not None and outcome.sent and time.monotonic() - noted > NOTE_S:
                     noted = time.monotonic()
-                    await outcome.note(_at_least(Tokens(), call, counter.at_least))
+                    await outcome.note(_raise_to_minimum(Tokens(), call, counter.at_least))
             await answer.data(redactor.rest())
             complete = True
             if said is None:
@@ -398,7 +403,7 @@ class Gateway:
         finally:
             outcome.tokens, outcome.reported = counter.result(), counter.reported
             if outcome.sent:
-                outcome.tokens = _at_least(
+                outcome.tokens = _raise_to_minimum(
                     outcome.tokens, call, 0 if complete and outcome.tokens.known else counter.at_least
                 )
         if said is not None:
@@ -417,12 +422,12 @@ class Gateway:
 
     async def _send_upstream(self, call: _Call, key: Secret | None) -> httpx.Response:
         client, asking = self.client_for(call.provider), call.asking
-        headers = apis.upward(call.kind, asking.headers, key)
+        headers = apis.filter_request_headers(call.kind, asking.headers, key)
         if asking.body:
             headers.append(("content-length", str(len(asking.body))))
         request = client.build_request(
             asking.method,
-            apis.address(call.provider.base_url, call.asked),
+            apis.build_url(call.provider.base_url, call.asked),
             headers=[
                 (name.encode("latin-1", "replace"), value.encode("latin-1", "replace")) for name, value in headers
             ],
@@ -432,7 +437,7 @@ class Gateway:
         asking.drop_body()  # also if the provider responds before the whole body was sent
         return response
 
-    async def _key(self, call: _Call, outcome: _Outcome) -> Secret | None:
+    async def _reveal_key(self, call: _Call, outcome: _Outcome) -> Secret | None:
         try:
             return await self._providers.reveal(call.provider)
         except SandyardError as error:
@@ -446,7 +451,7 @@ class Gateway:
             ) from None
 
 
-def _reason(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     """Return why there is no response, without the provider's address, which the agent does not know."""
     if isinstance(error, httpx.TimeoutException):
         return "did not respond in time"
@@ -487,13 +492,15 @@ class _Beginning:
         return self._data.decode(errors="replace") or "The provider returned an error without a message."
 
 
-def _parsed(body: bytes, asked: Asked, kind: ModelApi) -> tuple[str | None, bytes, list[str]] | None:
+def _parse_body(body: bytes, asked: Asked, kind: ModelApi) -> tuple[str | None, bytes, list[str]] | None:
     """Return the model, the body to send, and the provider-side tools; None if the body is not a JSON object.
 
     Raises TooManyValuesError.
     """
     try:
-        told: Any = bounded_json.parse(body, largest=BODY_LIMIT, values=MOST_VALUES, object_pairs_hook=_once)
+        told: Any = bounded_json.parse(
+            body, largest=BODY_LIMIT, values=MOST_VALUES, object_pairs_hook=_refuse_duplicates
+        )
     except bounded_json.TooManyValuesError:
         raise
     except ValueError:
@@ -510,10 +517,10 @@ def _parsed(body: bytes, asked: Asked, kind: ModelApi) -> tuple[str | None, byte
     if told.pop("background", None):  # its tokens would not be reported
         body = json.dumps(told).encode()
     model = model[:200] if isinstance(model, str) else None
-    return model, body, hosted_tools(kind, told, model)
+    return model, body, list_hosted_tools(kind, told, model)
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Reject duplicate keys, because the provider might use the value that was not checked here."""
     told = dict(pairs)
     if len(told) != len(pairs):
@@ -521,11 +528,11 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return told
 
 
-def _cost(call: _Call, tokens: Tokens) -> int | None:
-    return cost_micros(call.price, tokens)
+def _get_cost(call: _Call, tokens: Tokens) -> int | None:
+    return compute_cost(call.price, tokens)
 
 
-def _at_least(tokens: Tokens, call: _Call, output: int) -> Tokens:
+def _raise_to_minimum(tokens: Tokens, call: _Call, output: int) -> Tokens:
     """Estimate the usage of a response that broke off or did not report it, so that spending is always limited."""
     taken = tokens.input if tokens.input is not None else call.size // BYTES_OF_A_TOKEN
     return replace(tokens, input=taken, output=max(tokens.output or 0, output))

@@ -5,17 +5,21 @@ from __future__ import annotations
 from datetime import UTC, date, datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Double, and_, case, cast, extract, func, literal_column, select, update
+from sqlalchemy import ColumnElement, Double, and_, case, cast, extract, func, literal_column, or_, select, update
+from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import InstrumentedAttribute
 
-from sandyard.kit.clock import Clock
+from sandyard.kit.clock import Clock, get_time
+from sandyard.kit.errors import NotFoundError
 from sandyard.kit.ids import ordered_id
 from sandyard.kit.pacing import take_turn
 from sandyard.kit.text import storable
 from sandyard.platform.db.database import Database
-from sandyard.platform.db.models import ModelCall, Session
+from sandyard.platform.db.models import ModelCall, Project, Session, Task
 from sandyard.platform.domain.models.model import MICROS, MOST_TOKENS, DaySpent, Spent, Tokens
-from sandyard.platform.domain.users.tokens import instant
+from sandyard.platform.domain.projects.service import visible_to
+from sandyard.platform.domain.sandboxes.repository import sessions_visible_to
+from sandyard.platform.domain.users.model import Principal
 
 LONGEST_ERROR = 1000
 MODELS_SHOWN = 100
@@ -27,6 +31,10 @@ OTHER_MODELS = "other models"
 _ROWS = 100
 """Rows converted between two pauses for other tasks."""
 UNFINISHED = "The platform stopped before the response was complete."
+_SECONDS = extract("epoch", ModelCall.started_at)
+_DAY: ColumnElement[Any] = _SECONDS - _SECONDS % literal_column("86400")
+"""Midnight in UTC, on any database. SQLite rounds to milliseconds."""
+_UNPRICED = and_(ModelCall.cost_micros.is_(None), ModelCall.status >= 200, ModelCall.status < 300)
 
 
 class Ledger:
@@ -55,7 +63,7 @@ class Ledger:
         recorded; others only up to MODELS_PER_DAY.
         """
         least = tokens or Tokens()
-        now = instant(self._clock)
+        now = get_time(self._clock)
         name = None if model is None else storable(model[:200])
         if name is not None and not configured:
             name = await self._bounded_name(name, session, now)
@@ -156,7 +164,9 @@ class Ledger:
 
     async def by_model(self, *which: ColumnElement[bool]) -> list[tuple[str | None, Spent]]:
         """Return the totals by model, those with most tokens first."""
-        most = func.coalesce(total(ModelCall.input_tokens), 0) + func.coalesce(total(ModelCall.output_tokens), 0)
+        most = func.coalesce(sum_column(ModelCall.input_tokens), 0) + func.coalesce(
+            sum_column(ModelCall.output_tokens), 0
+        )
         query = select(ModelCall.model, *_SUMS).where(*which).group_by(ModelCall.model)
         async with self._database.reading() as session:
             rows = await session.execute(query.order_by(most.desc(), ModelCall.model).limit(MODELS_SHOWN))
@@ -175,7 +185,7 @@ class Ledger:
         return days[:limit], len(days) > limit
 
 
-def calls_of(
+def select_calls(
     *,
     turn_id: str | None = None,
     session_id: str | None = None,
@@ -194,22 +204,18 @@ def calls_of(
     return which if since is None else [*which, ModelCall.started_at >= since]
 
 
-def total(column: InstrumentedAttribute[int | None]) -> ColumnElement[float | None]:
+def sum_column(column: InstrumentedAttribute[int | None]) -> ColumnElement[float | None]:
     """Return the sum of a column, exact up to 2**53. Added as integers, the numbers of a provider could overflow."""
     return func.sum(cast(column, Double))
 
 
-_SECONDS = extract("epoch", ModelCall.started_at)
-_DAY: ColumnElement[Any] = _SECONDS - _SECONDS % literal_column("86400")
-"""Midnight in UTC, on any database. SQLite rounds to milliseconds."""
-_UNPRICED = and_(ModelCall.cost_micros.is_(None), ModelCall.status >= 200, ModelCall.status < 300)
 _SUMS: tuple[ColumnElement[Any], ...] = (
     func.count(ModelCall.id),
-    func.coalesce(total(ModelCall.input_tokens), 0),
-    func.coalesce(total(ModelCall.output_tokens), 0),
-    func.coalesce(total(ModelCall.cache_read_tokens), 0),
-    func.coalesce(total(ModelCall.cache_write_tokens), 0),
-    total(ModelCall.cost_micros),
+    func.coalesce(sum_column(ModelCall.input_tokens), 0),
+    func.coalesce(sum_column(ModelCall.output_tokens), 0),
+    func.coalesce(sum_column(ModelCall.cache_read_tokens), 0),
+    func.coalesce(sum_column(ModelCall.cache_write_tokens), 0),
+    sum_column(ModelCall.cost_micros),
     func.coalesce(func.sum(case((_UNPRICED, 1), else_=0)), 0),
 )
 
@@ -222,3 +228,30 @@ def _spent(*sums: Any) -> Spent:
     calls, taken, given, read, written, micros, unpriced = sums
     cost = None if micros is None and unpriced else int(micros or 0) / MICROS
     return Spent(int(calls), int(taken), int(given), int(read), int(written), cost, int(unpriced))
+
+
+def select_visible_calls(caller: Principal) -> list[ColumnElement[bool]]:
+    if caller.is_admin:
+        return []
+    projects = select(Project.id).where(visible_to(caller))
+    sessions = select(Session.id).where(sessions_visible_to(caller))
+    return [or_(ModelCall.project_id.in_(projects), ModelCall.session_id.in_(sessions))]
+
+
+async def require_visible(
+    reading: AsyncSession,
+    caller: Principal,
+    *,
+    session_id: str | None,
+    task_id: str | None,
+    project_id: str | None,
+) -> None:
+    """Raise NotFoundError for what does not exist or the caller may not see."""
+    projects = select(Project.id).where(visible_to(caller))
+    for what, given, query in (
+        ("session", session_id, select(Session.id).where(Session.id == session_id, sessions_visible_to(caller))),
+        ("task", task_id, select(Task.id).where(Task.id == task_id, Task.project_id.in_(projects))),
+        ("project", project_id, projects.where(Project.id == project_id)),
+    ):
+        if given is not None and await reading.scalar(query) is None:
+            raise NotFoundError(f"There is no {what} {given[:60]!r}.")

@@ -105,7 +105,7 @@ class Tokens:
         return self.input is not None or self.output is not None
 
 
-def price_of(prices: Mapping[str, Any], model: str | None) -> Price | None:
+def parse_price(prices: Mapping[str, Any], model: str | None) -> Price | None:
     """Return the model's own price, or else that of the longest matching prefix (`name*`). None means unknown."""
     fitting = [name for name in prices if name == model or (name.endswith("*") and (model or "").startswith(name[:-1]))]
     if not fitting:
@@ -113,7 +113,7 @@ def price_of(prices: Mapping[str, Any], model: str | None) -> Price | None:
     return Price.model_validate(prices[max(fitting, key=lambda name: (name == model, len(name)))])
 
 
-def cost_micros(price: Price | None, tokens: Tokens) -> int | None:
+def compute_cost(price: Price | None, tokens: Tokens) -> int | None:
     """Return the cost in millionths of a US dollar: the price of a million tokens in dollars is that of one token."""
     if price is None or not tokens.known:
         return None

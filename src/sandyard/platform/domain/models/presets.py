@@ -18,7 +18,7 @@ from pydantic.alias_generators import to_camel
 from sandyard.kit.errors import InvalidInputError
 from sandyard.platform.domain.models import addresses
 from sandyard.platform.domain.models.apis import SPEAKS
-from sandyard.platform.domain.models.model import ModelApi, ModelUser, Price, price_of
+from sandyard.platform.domain.models.model import ModelApi, ModelUser, Price, parse_price
 
 
 class Preset(BaseModel):
@@ -50,35 +50,35 @@ def _load() -> _File:
     return _File.model_validate_json((Path(__file__).parent / "presets.json").read_text())
 
 
-def all_presets() -> tuple[Preset, ...]:
+def list_presets() -> tuple[Preset, ...]:
     """Return the presets in display order."""
     return _load().presets
 
 
-def prices_taken() -> date:
+def get_price_date() -> date:
     return _load().taken
 
 
 def get_preset(name: str) -> Preset:
     """Return the preset. Raises InvalidInputError, which lists the available ones."""
-    for preset in all_presets():
+    for preset in list_presets():
         if preset.name == name:
             return preset
-    names = ", ".join(preset.name for preset in all_presets())
+    names = ", ".join(preset.name for preset in list_presets())
     raise InvalidInputError(f"There is no preset {name[:60]!r}. Available: {names}.")
 
 
-def preset_at(base_url: str) -> Preset | None:
+def find_preset(base_url: str) -> Preset | None:
     """Return the well-known provider at this address. None for one on this machine, whose port says little."""
     if addresses.is_local(base_url):
         return None
     server = addresses.server(base_url)
-    return next((preset for preset in all_presets() if addresses.server(preset.base_url) == server), None)
+    return next((preset for preset in list_presets() if addresses.server(preset.base_url) == server), None)
 
 
-def price_at(base_url: str, prices: Mapping[str, Any], model: str | None) -> Price | None:
+def find_price(base_url: str, prices: Mapping[str, Any], model: str | None) -> Price | None:
     """Return the price of a model at a provider: from `prices`, or else the known price at this address."""
-    price = price_of(prices, model)
-    if price is None and (preset := preset_at(base_url)) is not None:
-        price = price_of(preset.prices, model)
+    price = parse_price(prices, model)
+    if price is None and (preset := find_preset(base_url)) is not None:
+        price = parse_price(preset.prices, model)
     return price

@@ -9,7 +9,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, or_, select, true
 
-from sandyard.kit.clock import Clock
+from sandyard.kit.clock import Clock, get_time
 from sandyard.kit.errors import ConflictError, InvalidInputError, NotFoundError
 from sandyard.kit.ids import ordered_id
 from sandyard.kit.secret import Secret
@@ -20,10 +20,9 @@ from sandyard.platform.domain.models import addresses
 from sandyard.platform.domain.models.apis import DEFAULT_URLS
 from sandyard.platform.domain.models.model import ModelApi, Price, ProviderInfo
 from sandyard.platform.domain.models.presets import get_preset
-from sandyard.platform.domain.paging import Listing, PageRequest, newest_first
+from sandyard.platform.domain.paging import Listing, PageRequest, list_newest_first
 from sandyard.platform.domain.projects.service import Projects, visible_to
 from sandyard.platform.domain.users.model import Principal
-from sandyard.platform.domain.users.tokens import instant
 
 UNCHANGED: Any = object()
 Check = Callable[[ModelProvider, Secret | None], Awaitable[Sequence[str]]]
@@ -76,13 +75,13 @@ class Providers:
         where = base_url or DEFAULT_URLS.get(kind)
         if where is None:
             raise InvalidInputError(f"A provider of the kind {kind.value} needs an address.")
-        now = instant(self._clock)
+        now = get_time(self._clock)
         row = ModelProvider(
             id=ordered_id("prv_"),
             project_id=project_id,
             name=_name(name),
             kind=kind.value,
-            base_url=await addresses.clean(caller, where),
+            base_url=await addresses.normalize(caller, where),
             named_by_admin=caller.is_admin,
             key=None,
             hint="",
@@ -102,7 +101,7 @@ class Providers:
             await _require_free(tx, row)
             tx.add(row)
             _tell(tx, "model_provider.created", row, owner)
-        return info(row)
+        return make_info(row)
 
     async def update(
         self,
@@ -123,7 +122,7 @@ class Providers:
         """
         known = await self.get(caller, provider_id)
         owner = await self._allowed(caller, known.project_id)
-        where = None if base_url is None else await addresses.clean(caller, base_url)
+        where = None if base_url is None else await addresses.normalize(caller, base_url)
         sealed = ModelProvider(id=provider_id)
         if key is not UNCHANGED:
             await self._seal(sealed, key)
@@ -144,9 +143,9 @@ class Providers:
                 row.models = _models(models)
             if prices is not None:
                 row.prices = _prices(prices)
-            row.updated_at = instant(self._clock)
+            row.updated_at = get_time(self._clock)
             _tell(tx, "model_provider.updated", row, owner)
-        return info(row)
+        return make_info(row)
 
     async def _check_change(
         self,
@@ -188,7 +187,7 @@ class Providers:
             )
         if row is None:
             raise _unknown(provider_id)
-        return info(row)
+        return make_info(row)
 
     async def list(
         self, caller: Principal, page: PageRequest, *, project_id: str | None = None
@@ -199,8 +198,8 @@ class Providers:
             await self._projects.get(caller, project_id)
             rows = rows.where(_usable_in(project_id))
         async with self._database.reading() as session:
-            found = await newest_first(session, rows, ModelProvider.id, page)
-        return Listing([info(row) for row in found.items], found.next_cursor)
+            found = await list_newest_first(session, rows, ModelProvider.id, page)
+        return Listing([make_info(row) for row in found.items], found.next_cursor)
 
     async def scopes(self, caller: Principal) -> Sequence[tuple[str | None, ModelApi]]:
         """Return project (None means all users) and kind of all providers the caller sees."""
@@ -261,7 +260,7 @@ class Providers:
         return (await self._projects.require_change(caller, project_id)).owner_id
 
 
-def info(row: ModelProvider) -> ProviderInfo:
+def make_info(row: ModelProvider) -> ProviderInfo:
     return ProviderInfo(
         id=row.id,
         project_id=row.project_id,

@@ -22,10 +22,9 @@ from sandyard.platform.db.models import ModelProvider, Sandbox, Session, Turn
 from sandyard.platform.domain.models.apis import SPEAKS
 from sandyard.platform.domain.models.budgets import Budgets
 from sandyard.platform.domain.models.capability import Capabilities
-from sandyard.platform.domain.models.faults import Cause, Fault, ProviderTestFailedError, label_of
+from sandyard.platform.domain.models.faults import Cause, Fault, ProviderTestFailedError, make_label
 from sandyard.platform.domain.models.gateway import Gateway, Place
-from sandyard.platform.domain.models.keeping import Keeper
-from sandyard.platform.domain.models.ledger import Ledger, calls_of
+from sandyard.platform.domain.models.ledger import Ledger, require_visible, select_calls, select_visible_calls
 from sandyard.platform.domain.models.model import (
     DaySpent,
     ModelApi,
@@ -37,11 +36,11 @@ from sandyard.platform.domain.models.model import (
     Spent,
     Verdict,
 )
-from sandyard.platform.domain.models.presets import all_presets
+from sandyard.platform.domain.models.presets import list_presets
+from sandyard.platform.domain.models.provider_check import check_provider
 from sandyard.platform.domain.models.providers import Providers
-from sandyard.platform.domain.models.trying import tried
 from sandyard.platform.domain.models.tunnel import Answering, Asking, Room
-from sandyard.platform.domain.models.visibility import calls_visible_to, require_visible
+from sandyard.platform.domain.models.tunnel_keeper import TunnelKeeper
 from sandyard.platform.domain.projects.service import Projects
 from sandyard.platform.domain.sandboxes.lifecycle import Lifecycle
 from sandyard.platform.domain.users.model import Principal
@@ -106,7 +105,7 @@ class Models:
         )
         self._mcp = mcp
         self._room = Room(REQUESTS_HELD)
-        self._keepers: dict[str, Keeper] = {}
+        self._keepers: dict[str, TunnelKeeper] = {}
         self._turns: dict[str, list[str]] = {}  # by sandbox: turns in progress, the newest last
         self._faults: dict[str, Fault] = {}  # by turn
         self._answered: dict[str, float] = {}  # by turn: when one of its requests last succeeded
@@ -133,7 +132,7 @@ class Models:
         """
         if not profile.apis:
             return None
-        provider, api, chosen = chosen_from(await self.providers.usable(session.project_id), profile, model)
+        provider, api, chosen = choose_model(await self.providers.usable(session.project_id), profile, model)
         gateway, capability = await self.reach(session, sandbox)
         return ModelEndpoint(api, f"{gateway}/{provider.id}", capability, chosen)
 
@@ -146,7 +145,7 @@ class Models:
     async def require(self, project_id: str | None, profile: ModelUser, model: str | None) -> None:
         """Raise NoModelError if `endpoint` would have no model."""
         if profile.apis:
-            chosen_from(await self.providers.usable(project_id), profile, model)
+            choose_model(await self.providers.usable(project_id), profile, model)
 
     async def readiness(self, caller: Principal, profiles: Iterable[ModelUser]) -> dict[str, Readiness]:
         """Return readiness by agent name, based on the providers the caller may see."""
@@ -170,7 +169,7 @@ class Models:
         if keeper is None or keeper.over:
             place = Place(sandbox.id, session.id, functools.partial(self._turn_of, sandbox.id))
             serve = functools.partial(self._serve, place)
-            keeper = Keeper(self._lifecycle, sandbox.id, sandbox.owner_id, serve, self._room)
+            keeper = TunnelKeeper(self._lifecycle, sandbox.id, sandbox.owner_id, serve, self._room)
             self._keepers[sandbox.id] = keeper
             keeper.start()
         try:
@@ -228,7 +227,9 @@ class Models:
         since: datetime | None = None,
     ) -> Spent:
         """Return the totals of all matching requests."""
-        which = calls_of(turn_id=turn_id, session_id=session_id, task_id=task_id, project_id=project_id, since=since)
+        which = select_calls(
+            turn_id=turn_id, session_id=session_id, task_id=task_id, project_id=project_id, since=since
+        )
         return await self._ledger.spent(*which)
 
     async def report(
@@ -243,8 +244,8 @@ class Models:
         """Return the totals that the caller may see, overall and by model. Raises NotFoundError for what they may not see."""
         async with self._database.reading() as reading:
             await require_visible(reading, caller, session_id=session_id, task_id=task_id, project_id=project_id)
-        which = calls_of(session_id=session_id, task_id=task_id, project_id=project_id, since=since)
-        which += calls_visible_to(caller)
+        which = select_calls(session_id=session_id, task_id=task_id, project_id=project_id, since=since)
+        which += select_visible_calls(caller)
         return await self._ledger.spent(*which), await self._ledger.by_model(*which)
 
     async def days(
@@ -253,21 +254,21 @@ class Models:
         """Return the totals by day, project and model, and whether they are truncated. Raises NotFoundError like `report`."""
         async with self._database.reading() as reading:
             await require_visible(reading, caller, session_id=None, task_id=None, project_id=project_id)
-        which = calls_of(project_id=project_id, since=since) + calls_visible_to(caller)
+        which = select_calls(project_id=project_id, since=since) + select_visible_calls(caller)
         return await self._ledger.by_day(*which)
 
     async def test(self, caller: Principal, provider_id: str) -> Verdict:
         """Send the provider a tiny request with its real key. Requires permission to change it."""
         row = await self.providers.require_change(caller, provider_id)
-        return await tried(self._gateway.client_for(row), row, await self.providers.reveal(row))
+        return await check_provider(self._gateway.client_for(row), row, await self.providers.reveal(row))
 
     async def check_provider(self, row: ModelProvider, key: Secret | None) -> Sequence[str]:
         """Return the provider's models, if requested. Raises ProviderTestFailedError if it does not work."""
-        verdict = await tried(self._gateway.client_for(row), row, key)
+        verdict = await check_provider(self._gateway.client_for(row), row, key)
         if not verdict.ok:
             raise ProviderTestFailedError(Cause(verdict.cause or Cause.ERROR), verdict.detail)
         if verdict.model is None and not verdict.models and row.kind == ModelApi.OPENAI_CHAT:
-            label = label_of(row.name, row.base_url)
+            label = make_label(row.name, row.base_url)
             raise ProviderTestFailedError(
                 Cause.MODEL, f"{label} responds, but has no models. Load a model there, or enter a model name."
             )
@@ -299,7 +300,7 @@ class Models:
             await hook(turn_id, sentence)
 
 
-def chosen_from(
+def choose_model(
     providers: Sequence[ModelProvider], profile: ModelUser, model: str | None
 ) -> tuple[ModelProvider, ModelApi, str | None]:
     """Return the first matching provider, by the agent's preferred API, then a project's own before those for all users.
@@ -310,7 +311,7 @@ def chosen_from(
         (provider, api) for api in profile.apis for provider in providers if api in SPEAKS[ModelApi(provider.kind)]
     ]
     if not fitting:
-        titles = [preset.title for preset in all_presets() if preset.serves(profile)]
+        titles = [preset.title for preset in list_presets() if preset.serves(profile)]
         if len(titles) == 1:
             raise NoModelError(f"{profile.title} needs a model, but no {titles[0]} API key is set up.")
         which = f": {', '.join(titles[:-1])} or {titles[-1]}" if titles else ""

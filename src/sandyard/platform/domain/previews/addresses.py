@@ -86,7 +86,7 @@ class Addresses:
         return other is not None and other.sandbox_id == place.sandbox_id
 
 
-def frame_sources(settings: PlatformSettings) -> str:
+def list_frame_sources(settings: PlatformSettings) -> str:
     """Return the sources of a Content-Security-Policy's `frame-src` for pages that show previews in frames."""
     addresses = Addresses.of(settings)
     if addresses is None:

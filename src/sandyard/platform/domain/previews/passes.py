@@ -20,8 +20,8 @@ from sandyard.kit.vault import Vault, VaultError
 from sandyard.platform.db.database import Database
 from sandyard.platform.domain.previews.addresses import Place
 from sandyard.platform.domain.sandboxes.repository import SandboxRepository
+from sandyard.platform.domain.users.authentication import is_still_valid
 from sandyard.platform.domain.users.model import Issued, Principal
-from sandyard.platform.domain.users.standing import stands
 from sandyard.platform.settings import PlatformSettings
 
 LOOK_S = 5.0
@@ -83,7 +83,7 @@ class Passes:
         return holder
 
     async def _has_access(self, holder: Principal, place: Place) -> bool:
-        if not await stands(self._database, self._clock, holder):
+        if not await is_still_valid(self._database, self._clock, holder):
             return False
         try:
             await self._rows.get_for(holder, place.sandbox_id)

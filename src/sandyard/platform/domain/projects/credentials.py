@@ -13,16 +13,15 @@ from enum import StrEnum
 from sqlalchemy import select
 from sqlalchemy.exc import IntegrityError
 
-from sandyard.kit.clock import Clock
+from sandyard.kit.clock import Clock, get_time
 from sandyard.kit.errors import InvalidInputError, NotFoundError
 from sandyard.kit.secret import Secret
 from sandyard.kit.vault import Vault
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import Credential, Project
-from sandyard.platform.domain.projects.keys import app_key, ssh_key
+from sandyard.platform.domain.projects.keys import parse_app_key, parse_ssh_key
 from sandyard.platform.domain.projects.service import Projects
 from sandyard.platform.domain.users.model import Principal
-from sandyard.platform.domain.users.tokens import instant
 
 USERNAME = "x-access-token"
 """The username GitHub expects with a token. Most others accept any name."""
@@ -113,7 +112,7 @@ class Credentials:
             await self._write(project_id, drafts, sealed)
 
     async def _write(self, project_id: str, drafts: Sequence[Draft], sealed: dict[CredentialKind, bytes]) -> None:
-        now = instant(self._clock)
+        now = get_time(self._clock)
         async with self._database.transaction() as tx:
             project = await tx.session.get(Project, project_id)
             if project is None:
@@ -177,7 +176,7 @@ def checked(
     if token is not None:
         drafts.append(_token(token, username or USERNAME))
     if key is not None:
-        clean, hint = ssh_key(key)
+        clean, hint = parse_ssh_key(key)
         drafts.append(Draft(CredentialKind.SSH_KEY, clean, hint))
     if app is not None:
         drafts.append(_app(app))
@@ -206,7 +205,7 @@ def _app(app: AppKey) -> Draft:
         raise InvalidInputError("The app id must be the app's id or client id: letters, digits, dots and hyphens.")
     if not _INSTALLATION.fullmatch(app.installation_id):
         raise InvalidInputError("The installation id must be a number: the last part of the URL of its settings page.")
-    key, fingerprint = app_key(app.private_key)
+    key, fingerprint = parse_app_key(app.private_key)
     value = _json(appId=app.app_id, installationId=app.installation_id, privateKey=key.reveal())
     return Draft(CredentialKind.APP, value, f"{app.app_id} {fingerprint}")
 

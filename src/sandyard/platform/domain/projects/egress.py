@@ -54,7 +54,7 @@ def _may_be_reached(destinations: Destinations, entry: str) -> bool:
     return True
 
 
-def operator_default(mode: str, entries: Iterable[str]) -> Allowed:
+def parse_operator_default(mode: str, entries: Iterable[str]) -> Allowed:
     """Return the default from SANDYARD_NETWORK and SANDYARD_NETWORK_ALLOW, whose entries are presets and hosts. Raises ValueError."""
     words = [entry.strip() for entry in entries if entry.strip()]
     presets = [word for word in words if word in get_args(Preset)]

@@ -23,7 +23,7 @@ _OPENSSH = "OPENSSH PRIVATE KEY"
 SshKey = RSAPrivateKey | EllipticCurvePrivateKey | Ed25519PrivateKey
 
 
-def ssh_key(given: Secret) -> tuple[Secret, str]:
+def parse_ssh_key(given: Secret) -> tuple[Secret, str]:
     """Return the key in OpenSSH format, and its type and fingerprint as printed by `ssh-keygen -l`.
 
     Raises InvalidInputError, which quotes nothing of the key. Blocks for a few milliseconds.
@@ -41,7 +41,7 @@ def ssh_key(given: Secret) -> tuple[Secret, str]:
     return Secret(clean.decode()), f"{kind.decode()} SHA256:{_digest(base64.b64decode(blob)).rstrip('=')}"
 
 
-def app_key(given: Secret) -> tuple[Secret, str]:
+def parse_app_key(given: Secret) -> tuple[Secret, str]:
     """Return a GitHub App's key as PEM, and its fingerprint as shown by GitHub. Otherwise like `ssh_key`."""
     key = _loaded(given.reveal(), "The app's private key")
     if not isinstance(key, RSAPrivateKey):

@@ -87,7 +87,7 @@ async def run_in_thread(function: Callable[..., T], *args: object) -> T:
     return await asyncio.get_running_loop().run_in_executor(_threads, function, *args)
 
 
-def compiled(pattern: str) -> Pattern:
+def compile_pattern(pattern: str) -> Pattern:
     """Compile a pattern. Raises PatternError, which says what is wrong."""
     found = _compile(pattern)
     if isinstance(found, str):
@@ -110,7 +110,7 @@ def _compile(pattern: str) -> Pattern | str:
 def check_pattern(pattern: str) -> str:
     """Check one pattern. Raises PatternError, which names it, if it cannot be used."""
     try:
-        compiled(pattern)
+        compile_pattern(pattern)
     except PatternError as error:
         what = "cannot be used" if str(error) == _TOO_COMPLEX else "is not a valid regular expression"
         raise PatternError(f"The pattern {pattern[:60]!r} {what}: {error}.") from None
@@ -132,7 +132,7 @@ def check_patterns(patterns: Mapping[str, str]) -> None:
             raise InvalidPatternError(str(error), field) from None
 
 
-def search(patterns: Sequence[str], texts: Sequence[str]) -> SearchResult:
+def search_pattern(patterns: Sequence[str], texts: Sequence[str]) -> SearchResult:
     """Search the texts for the patterns and stop at the first match.
 
     The result is `unchecked` if the search would take too long, or if a pattern stored under older limits can no longer be used.
@@ -146,7 +146,7 @@ def search(patterns: Sequence[str], texts: Sequence[str]) -> SearchResult:
         try:
             if room < 0:
                 raise PatternError(_TOO_MANY)  # noqa: TRY301
-            regex = compiled(pattern)
+            regex = compile_pattern(pattern)
         except PatternError as error:
             unchecked = unchecked or Unchecked(pattern, str(error))
             continue

@@ -17,7 +17,7 @@ from sandyard.platform.domain.repositories.remote import Remote, parse
 from sandyard.platform.domain.users.model import Principal
 
 
-def clean(caller: Principal, repository: str, *, vouched: bool = False) -> str:
+def normalize(caller: Principal, repository: str, *, vouched: bool = False) -> str:
     """Return the URL as it is stored. Raises RepositoryInvalidError.
 
     Raises ForbiddenError for a path on this machine, because every member could read it: only administrators or the platform itself

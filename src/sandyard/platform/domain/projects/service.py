@@ -9,21 +9,20 @@ from sqlalchemy import ColumnElement, delete, or_, select, true
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from sandyard.kit.clock import Clock
+from sandyard.kit.clock import Clock, get_time
 from sandyard.kit.destinations import Destinations
 from sandyard.kit.errors import ForbiddenError, InvalidInputError, NotFoundError
 from sandyard.kit.ids import ordered_id
 from sandyard.kit.text import storable
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import Credential, Project, ProjectMember, Session, User
-from sandyard.platform.domain.paging import Listing, PageRequest, newest_first
+from sandyard.platform.domain.paging import Listing, PageRequest, list_newest_first
 from sandyard.platform.domain.projects import remotes
 from sandyard.platform.domain.projects.model import ProjectSettings
 from sandyard.platform.domain.projects.patterns import check_patterns, run_in_thread
 from sandyard.platform.domain.repositories import ref_names
 from sandyard.platform.domain.repositories.remote import Remote
 from sandyard.platform.domain.users.model import Principal
-from sandyard.platform.domain.users.tokens import instant
 
 UNCHANGED: Any = object()
 
@@ -70,13 +69,13 @@ class Projects:
         vouched: bool = False,
     ) -> Project:
         """Return a project that is not stored yet. Raises like `create`."""
-        now, settings = instant(self._clock), settings or ProjectSettings()
+        now, settings = get_time(self._clock), settings or ProjectSettings()
         await _check_patterns(settings)
         project = Project(
             id=ordered_id("prj_"),
             owner_id=caller.user_id,
             name=name,
-            repository=None if repository is None else remotes.clean(caller, repository, vouched=vouched),
+            repository=None if repository is None else remotes.normalize(caller, repository, vouched=vouched),
             base_branch=None if base_branch is None else ref_names.check(base_branch),
             template=settings.template,
             settings=settings.stored(),
@@ -102,7 +101,7 @@ class Projects:
         rows = select(Project).where(visible_to(caller))
         rows = rows.where(Project.archived_at.is_not(None) if archived else Project.archived_at.is_(None))
         async with self._database.reading() as session:
-            return await newest_first(session, rows, Project.id, page)
+            return await list_newest_first(session, rows, Project.id, page)
 
     async def get(self, caller: Principal, project_id: str) -> Project:
         async with self._database.reading() as session:
@@ -155,8 +154,8 @@ class Projects:
             project = await _load(tx.session, caller, project_id)
             await self._change(tx.session, caller, project, name, repository, base_branch, settings)
             if archived is not None and archived != (project.archived_at is not None):
-                project.archived_at = instant(self._clock) if archived else None
-            project.updated_at = instant(self._clock)
+                project.archived_at = get_time(self._clock) if archived else None
+            project.updated_at = get_time(self._clock)
             tx.emit("project.updated", owner_id=project.owner_id, project_id=project.id, name=project.name)
         for hook in self.changed:
             hook(project.id)
@@ -193,7 +192,7 @@ class Projects:
         if name is not None:
             project.name = name
         if repository is not UNCHANGED and repository != project.repository:
-            project.repository = None if repository is None else remotes.clean(caller, repository)
+            project.repository = None if repository is None else remotes.normalize(caller, repository)
             project.connection_error = None
         if base_branch is not UNCHANGED:
             project.base_branch = None if base_branch is None else ref_names.check(base_branch)
@@ -231,7 +230,7 @@ class Projects:
                 if user_id == project.owner_id:
                     raise InvalidInputError("The project's owner cannot be added as a member.")
                 if await tx.session.get(ProjectMember, (project_id, user_id)) is None:
-                    tx.add(ProjectMember(project_id=project_id, user_id=user_id, added_at=instant(self._clock)))
+                    tx.add(ProjectMember(project_id=project_id, user_id=user_id, added_at=get_time(self._clock)))
                     tx.emit("project.member_added", owner_id=project.owner_id, project_id=project_id, userId=user_id)
         except IntegrityError:
             return  # a concurrent request added the same user

@@ -14,7 +14,7 @@ from sandyard.kit.ids import ordered_id
 from sandyard.platform.db.database import Database, DatabaseBusyError, DatabaseUnavailableError
 from sandyard.platform.db.models import Command, Project, Sandbox
 from sandyard.platform.db.retry import retry_while_database_unavailable
-from sandyard.platform.domain.paging import Listing, PageRequest, newest_first
+from sandyard.platform.domain.paging import Listing, PageRequest, list_newest_first
 from sandyard.platform.domain.projects.patterns import run_in_thread
 from sandyard.platform.domain.sandboxes.command_output import STDERR, STDOUT, OutputFiles
 from sandyard.platform.domain.sandboxes.command_policy import CommandPolicy
@@ -136,7 +136,9 @@ class Commands:
     async def page(self, principal: Principal, sandbox_id: str, page: PageRequest) -> Listing[Command]:
         row = await self._lifecycle.repository.get_for(principal, sandbox_id)
         async with self._database.reading() as session:
-            return await newest_first(session, select(Command).where(Command.sandbox_id == row.id), Command.id, page)
+            return await list_newest_first(
+                session, select(Command).where(Command.sandbox_id == row.id), Command.id, page
+            )
 
     async def kill(self, principal: Principal, command_id: str) -> Command:
         """Kill the command. Idempotent: a finished command stays as it is."""

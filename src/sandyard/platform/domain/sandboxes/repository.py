@@ -13,7 +13,7 @@ from sandyard.kit.errors import ConflictError, NotFoundError
 from sandyard.kit.ids import ordered_id
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import Project, Sandbox, Session
-from sandyard.platform.domain.paging import Listing, PageRequest, newest_first
+from sandyard.platform.domain.paging import Listing, PageRequest, list_newest_first
 from sandyard.platform.domain.projects import service as projects
 from sandyard.platform.domain.sandboxes.model import Status, about, utc_now
 from sandyard.platform.domain.users.model import Principal
@@ -84,7 +84,7 @@ class SandboxRepository:
         if session_id is not None:
             query = query.where(Sandbox.session_id == session_id)
         async with self._database.reading() as session:
-            return await newest_first(session, query, Sandbox.id, page)
+            return await list_newest_first(session, query, Sandbox.id, page)
 
     async def change(
         self,

@@ -11,17 +11,16 @@ from sqlalchemy import delete, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from sandyard.kit.clock import Clock
+from sandyard.kit.clock import Clock, get_time
 from sandyard.kit.errors import InvalidInputError, NotFoundError
 from sandyard.kit.ids import ordered_id
 from sandyard.kit.secret import Secret
 from sandyard.kit.vault import Vault
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import StoredSecret
-from sandyard.platform.domain.paging import Listing, PageRequest, newest_first
+from sandyard.platform.domain.paging import Listing, PageRequest, list_newest_first
 from sandyard.platform.domain.projects.service import Projects
 from sandyard.platform.domain.users.model import Principal
-from sandyard.platform.domain.users.tokens import instant
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,199}")
 MAX_SIZE = 64 * 1024
@@ -62,7 +61,7 @@ class Secrets:
         return _to_info(row)
 
     async def _store(self, owner: str, project_id: str | None, name: str, sealed: bytes) -> StoredSecret:
-        now = instant(self._clock)
+        now = get_time(self._clock)
         async with self._database.transaction() as tx:
             row = await _find(tx.session, owner, project_id, name)
             if row is None:
@@ -86,7 +85,7 @@ class Secrets:
             StoredSecret.owner_id == owner, StoredSecret.project_key == (project_id or "")
         )
         async with self._database.reading() as session:
-            found = await newest_first(session, rows, StoredSecret.id, page)
+            found = await list_newest_first(session, rows, StoredSecret.id, page)
         return Listing([_to_info(row) for row in found.items], found.next_cursor)
 
     async def delete(self, caller: Principal, name: str, project_id: str | None = None) -> None:

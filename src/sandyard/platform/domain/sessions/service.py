@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import select, update
@@ -27,7 +27,7 @@ from sandyard.platform.db.models import (
 from sandyard.platform.domain.git.errors import NoCheckoutError, NotInProjectError
 from sandyard.platform.domain.git.model import Reason
 from sandyard.platform.domain.git.service import GitService
-from sandyard.platform.domain.paging import Listing, PageRequest, newest_first
+from sandyard.platform.domain.paging import Listing, PageRequest, list_newest_first
 from sandyard.platform.domain.projects.service import Projects
 from sandyard.platform.domain.sandboxes.commands import Commands
 from sandyard.platform.domain.sandboxes.lifecycle import Lifecycle
@@ -35,12 +35,19 @@ from sandyard.platform.domain.sandboxes.model import NewSandbox, Status, utc_now
 from sandyard.platform.domain.sandboxes.model import about as about_sandbox
 from sandyard.platform.domain.sandboxes.repository import sessions_visible_to
 from sandyard.platform.domain.sandboxes.service import check_envs, check_template
-from sandyard.platform.domain.sessions.origins import checkout_in, first_checkout_of, moved, newer, preparation_of
+from sandyard.platform.domain.sessions.origins import (
+    get_prepared_checkout,
+    is_newer,
+    move_checkout,
+    select_first_checkout,
+    select_preparation,
+)
 from sandyard.platform.domain.sessions.snapshots import Snapshots, about
 from sandyard.platform.domain.users.model import Principal
 from sandyard.platform.settings import PlatformSettings
 
 log = get_logger(__name__)
+FindAgentSnapshot = Callable[[str, str, str], Awaitable[str]]
 
 
 class Sessions:
@@ -53,7 +60,11 @@ class Sessions:
         projects: Projects,
         git: GitService,
         settings: PlatformSettings,
+        find_agent_snapshot: FindAgentSnapshot | None = None,
+        before_delete: Sequence[Callable[[str], Awaitable[None]]] = (),
     ) -> None:
+        """`find_agent_snapshot` is called with an owner's id, an agent and a template, and returns what to create the agent's sandbox from.
+        `before_delete` are called with the id of a session before it is deleted."""
         self._database = database
         self._commands = commands
         self._git = git
@@ -61,10 +72,8 @@ class Sessions:
         self._projects = projects
         self._settings = settings
         self._snapshots = Snapshots(database, lifecycle)
-        self.find_agent_snapshot: Callable[[str, str, str], Awaitable[str]] | None = None
-        """Called with an owner's id, an agent and a template. Returns what to create the agent's sandbox from."""
-        self.before_delete: list[Callable[[str], Awaitable[None]]] = []
-        """Called with the id of a session before it is deleted."""
+        self._find_agent_snapshot = find_agent_snapshot
+        self._before_delete = before_delete
         lifecycle.after_end.append(self._snapshots.distrust)
         if settings.checkpoint_on_pause:
             lifecycle.before_pause.append(self._snapshots.keep_before_pause)
@@ -119,7 +128,7 @@ class Sessions:
             if preparation.snapshot is None:
                 raise ConflictError("The preparation is not ready.")
             made_of, row.template = preparation.snapshot, preparation.template
-            prepared, base_branch = checkout_in(preparation), preparation.base_branch
+            prepared, base_branch = get_prepared_checkout(preparation), preparation.base_branch
             wished = {**preparation.detail.get("envs", {}), **wished}
         else:
             made_of = await self._with_agent(row)
@@ -148,9 +157,9 @@ class Sessions:
 
     async def _with_agent(self, row: Session) -> str:
         """Return the session's template, or a snapshot of it with its agent installed."""
-        if row.agent is None or self.find_agent_snapshot is None:
+        if row.agent is None or self._find_agent_snapshot is None:
             return row.template
-        return await self.find_agent_snapshot(row.owner_id, row.agent, row.template)
+        return await self._find_agent_snapshot(row.owner_id, row.agent, row.template)
 
     async def _again(self, principal: Principal, session_id: str) -> tuple[Session, Sandbox] | None:
         """Return the existing session; None if there is none. Raises ConflictError if it is another user's or has no sandbox."""
@@ -224,7 +233,7 @@ class Sessions:
         if project_id is not None:
             query = query.where(Session.project_id == project_id)
         async with self._database.reading() as session:
-            return await newest_first(session, query, Session.id, page)
+            return await list_newest_first(session, query, Session.id, page)
 
     async def rename(self, principal: Principal, session_id: str, title: str) -> Session:
         return await self._change(principal, session_id, "session.renamed", title=title)
@@ -246,7 +255,7 @@ class Sessions:
     async def delete(self, principal: Principal, session_id: str) -> None:
         """Delete the session with its sandboxes, messages and checkpoint."""
         row = await self.get(principal, session_id)
-        for hook in self.before_delete:
+        for hook in self._before_delete:
             await hook(row.id)
         async with self._database.reading() as session:
             query = select(Sandbox).where(Sandbox.session_id == row.id, Sandbox.status != Status.DESTROYED)
@@ -327,8 +336,8 @@ class Sessions:
             source = project if kept is None else await session.get(Project, kept.project_id)
             prepared = None
             if fresh and snapshot is None and source is not None and source.repository is not None:
-                prepared = await session.scalar(preparation_of(row, source))
-            base = await session.scalar(first_checkout_of(row)) or {}
+                prepared = await session.scalar(select_preparation(row, source))
+            base = await session.scalar(select_first_checkout(row)) or {}
         idle = (project.settings if project else {}).get("idleSeconds")
         made_of = snapshot or (prepared and prepared.snapshot) or await self._with_agent(row)
         sandbox = self._lifecycle.draft(row.owner_id, self._wanted(row, made_of, {}, idle))
@@ -355,8 +364,8 @@ class Sessions:
                 worked = await tx.session.get(Checkout, old.id) if old is not None else None
                 inside = snapshot is not None and worked is not None
                 if inside and worked is not None:
-                    tx.add(moved(worked, sandbox.id))
-                if (kept is not None or fresh) and (not inside or newer(kept, known)):
+                    tx.add(move_checkout(worked, sandbox.id))
+                if (kept is not None or fresh) and (not inside or is_newer(kept, known)):
                     checkout = self._git.draft_checkout(
                         tx,
                         sandbox,
@@ -364,7 +373,7 @@ class Sessions:
                         row.owner_id,
                         kept,
                         base_branch=base.get("baseBranch"),
-                        prepared=None if prepared is None else checkout_in(prepared),
+                        prepared=None if prepared is None else get_prepared_checkout(prepared),
                     )
         self._lifecycle.provision(sandbox.id)
         if checkout is not None:
@@ -400,7 +409,9 @@ class Sessions:
     async def messages(self, principal: Principal, session_id: str, page: PageRequest) -> Listing[Message]:
         row = await self.get(principal, session_id)
         async with self._database.reading() as session:
-            return await newest_first(session, select(Message).where(Message.session_id == row.id), Message.id, page)
+            return await list_newest_first(
+                session, select(Message).where(Message.session_id == row.id), Message.id, page
+            )
 
     async def _change(self, principal: Principal, session_id: str, event: str, **changes: Any) -> Session:
         await self.get(principal, session_id)

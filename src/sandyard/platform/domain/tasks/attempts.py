@@ -8,12 +8,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVarTuple
 
 from sqlalchemy import Select, func, select
 
+from sandyard.kit.clock import Clock
 from sandyard.kit.errors import ConflictError, NotFoundError, SandyardError
 from sandyard.kit.ids import ordered_id
 from sandyard.kit.logging import get_logger
@@ -26,10 +27,10 @@ from sandyard.platform.domain.projects.model import AgentSettings, ProjectSettin
 from sandyard.platform.domain.projects.service import Projects, visible_to
 from sandyard.platform.domain.sandboxes.lifecycle import Lifecycle
 from sandyard.platform.domain.sandboxes.model import utc_now
-from sandyard.platform.domain.tasks.leaving import Leaving
+from sandyard.platform.domain.tasks.attempt_records import emit_attempt_event, lock_attempt, set_attempt_status
 from sandyard.platform.domain.tasks.model import OPEN_ATTEMPTS, AttemptStatus, Column, RoundKind
-from sandyard.platform.domain.tasks.moving import AT_WORK
-from sandyard.platform.domain.tasks.rows import emit, locked, settle
+from sandyard.platform.domain.tasks.moves import AT_WORK, advance
+from sandyard.platform.domain.tasks.sandbox_release import SandboxRelease
 from sandyard.platform.domain.users.model import Principal
 from sandyard.platform.settings import PlatformSettings
 
@@ -67,28 +68,25 @@ class _Limit:
     parallel: int
 
 
-Advance = Callable[[Transaction, Task, Column], Awaitable[None]]
-
-
 class Attempts:
-    def __init__(
+    def __init__(  # noqa: PLR0917 - the parts it stands on
         self,
         database: Database,
         projects: Projects,
         lifecycle: Lifecycle,
         turns: Turns,
         settings: PlatformSettings,
+        clock: Clock,
     ) -> None:
         self._database = database
         self._projects = projects
-        self._leaving = Leaving(database, lifecycle, turns)
+        self._sandbox_release = SandboxRelease(database, lifecycle, turns)
         self._turns = turns
         self._settings = settings
         self._tasks = TaskSet("attempts")
         self._news = asyncio.Event()
         self._executor: Executor | None = None
-        self.advance: Advance | None = None
-        """Moves a task on the board."""
+        self._clock = clock
 
     # used by the board -----------------------------------------------------------------------------------------------------
 
@@ -116,7 +114,7 @@ class Attempts:
                 updated_at=now,
             )
             tx.add(attempt)
-            emit(tx, attempt, "attempt.queued", agent=attempt.agent, model=attempt.model)
+            emit_attempt_event(tx, attempt, "attempt.queued", agent=attempt.agent, model=attempt.model)
             made.append(attempt)
         return made
 
@@ -164,7 +162,7 @@ class Attempts:
         attempt.status, attempt.step, attempt.queued_at = AttemptStatus.QUEUED, None, utc_now()
         attempt.error = attempt.error_code = attempt.cancel_at = attempt.finished_at = None
         attempt.updated_at = attempt.queued_at
-        emit(tx, attempt, "attempt.queued", round=attempt.round, work=kind)
+        emit_attempt_event(tx, attempt, "attempt.queued", round=attempt.round, work=kind)
 
     def nudge(self) -> None:
         """Signal a change, so that the queue is checked."""
@@ -182,7 +180,7 @@ class Attempts:
                     continue
                 row.cancel_at = row.cancel_at or utc_now()
                 if row.status != AttemptStatus.RUNNING:
-                    settle(tx, row, AttemptStatus.CANCELLED)
+                    set_attempt_status(tx, row, AttemptStatus.CANCELLED)
         for row in rows:
             await self._turns.cancel_all(row.session_id)
             if row.status != AttemptStatus.RUNNING:
@@ -239,7 +237,7 @@ class Attempts:
                 raise ConflictError(f"Attempt {numbers} is still running. Wait for it or stop the task.")
             others = [row for row in rows if row is not picked and row.status != AttemptStatus.ARCHIVED]
             for row in others:
-                settle(tx, row, AttemptStatus.ARCHIVED)
+                set_attempt_status(tx, row, AttemptStatus.ARCHIVED)
             self._next(tx, picked, RoundKind.PUBLISH, solo=True)  # later rounds of it are published too
         for row in others:
             self.leave(row.session_id, row.project_id, archive=True)
@@ -302,7 +300,7 @@ class Attempts:
 
     async def _dispatch(self) -> None:
         due, loop = 0.0, asyncio.get_running_loop()
-        self._tasks.spawn(self._leaving.recover())
+        self._tasks.spawn(self._sandbox_release.recover())
         while True:
             self._news.clear()
             try:
@@ -349,7 +347,7 @@ class Attempts:
                     continue
                 known.status, known.updated_at = AttemptStatus.RUNNING, utc_now()
                 known.started_at = known.started_at or known.updated_at
-                emit(tx, known, "attempt.started", round=known.round)
+                emit_attempt_event(tx, known, "attempt.started", round=known.round)
             counts.update(("machine", known.project_id, known.owner_id))
             await self._executor.begin(known.id, known.round)
 
@@ -392,15 +390,15 @@ class Attempts:
         If none of its other attempts is at work, the task also fails; if other attempts can be picked, it goes to review.
         """
         async with self._database.transaction() as tx:
-            found = await locked(tx, attempt_id)
+            found = await lock_attempt(tx, attempt_id)
             if found is None or found[1].status != AttemptStatus.RUNNING or number not in (None, found[1].round):
                 return
             task, row = found
             cancelled = row.cancel_at is not None
             if cancelled:
-                settle(tx, row, AttemptStatus.CANCELLED)
+                set_attempt_status(tx, row, AttemptStatus.CANCELLED)
             else:
-                settle(tx, row, AttemptStatus.FAILED, error=storable(sentence)[:WORDS], error_code=code)
+                set_attempt_status(tx, row, AttemptStatus.FAILED, error=storable(sentence)[:WORDS], error_code=code)
             if not cancelled and task.status == Column.IN_PROGRESS:
                 await self._without(tx, task, row)
         if cancelled:
@@ -415,14 +413,16 @@ class Attempts:
         others = set(await tx.session.scalars(query))
         if not others:
             task.error, task.updated_at = row.error, utc_now()
-            emit(tx, row, "task.updated", title=task.title, status=task.status, error=(task.error or "")[:1000])
-        elif not others & set(AT_WORK) and self.advance is not None:
-            await self.advance(tx, task, Column.IN_REVIEW)
+            emit_attempt_event(
+                tx, row, "task.updated", title=task.title, status=task.status, error=(task.error or "")[:1000]
+            )
+        elif not others & set(AT_WORK):
+            await advance(tx, self._clock, task, Column.IN_REVIEW)
 
     async def rest(self, tx: Transaction, task: Task, row: Attempt, status: AttemptStatus) -> bool:
         """Finish the round as ready or in review. Returns True if messages that arrived meanwhile have started the next round."""
         pending = row.detail.get("pending", [])
-        settle(tx, row, status)
+        set_attempt_status(tx, row, status)
         if pending:
             row.detail = {name: value for name, value in row.detail.items() if name != "pending"}
             await self._hand_over(tx, task, [row])
@@ -431,7 +431,7 @@ class Attempts:
 
     def leave(self, session_id: str, project_id: str, *, archive: bool = False) -> None:
         """Delete or pause the attempt's sandbox in the background, per the project's settings. Branch and transcript are kept."""
-        self._tasks.spawn(self._leaving.leave(session_id, project_id, archive=archive))
+        self._tasks.spawn(self._sandbox_release.release(session_id, project_id, archive=archive))
 
 
 def _newest(said: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

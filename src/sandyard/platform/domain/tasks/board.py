@@ -15,7 +15,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Select, and_, case, func, or_, select
 
-from sandyard.kit.clock import Clock
+from sandyard.kit.clock import Clock, get_time
 from sandyard.kit.errors import ConflictError, ForbiddenError, InvalidInputError, NotFoundError
 from sandyard.kit.ids import ordered_id
 from sandyard.kit.tasks import TaskSet
@@ -25,17 +25,15 @@ from sandyard.platform.domain.agents.runner.turns import write_allowance
 from sandyard.platform.domain.paging import Listing, PageRequest, read_rows
 from sandyard.platform.domain.projects.service import Projects, visible_to
 from sandyard.platform.domain.sandboxes.repository import sessions_visible_to
-from sandyard.platform.domain.tasks import moving
+from sandyard.platform.domain.tasks import moves
 from sandyard.platform.domain.tasks.cards import Cards
 from sandyard.platform.domain.tasks.columns import BoardFilter, BoardPage, has_words, read_board
+from sandyard.platform.domain.tasks.dependencies import replace_needs
 from sandyard.platform.domain.tasks.fields import TaskFields
 from sandyard.platform.domain.tasks.model import AttemptStatus, Column
-from sandyard.platform.domain.tasks.moving import Agents, Attempts, held
-from sandyard.platform.domain.tasks.needs import replace_needs
-from sandyard.platform.domain.tasks.placing import index_of, is_failed, place
-from sandyard.platform.domain.tasks.releasing import Releases
+from sandyard.platform.domain.tasks.moves import Agents, Attempts, Releases, lock_board
+from sandyard.platform.domain.tasks.positions import choose_position, get_index, is_failed
 from sandyard.platform.domain.users.model import Principal
-from sandyard.platform.domain.users.tokens import instant
 
 _AT_WORK = (Column.IN_PROGRESS, Column.IN_REVIEW)
 _column_order: ColumnElement[int] = case(
@@ -56,7 +54,7 @@ class Tasks:
         self._agents = agents
         self._clock = clock
         self._tasks = TaskSet("tasks")
-        self._moves = moving.Moves(attempts, clock)
+        self._moves = moves.Moves(attempts, clock)
         self.cards = Cards(database, attempts, clock)
         self._releases = Releases(database, self._moves, self._tasks, attempts)
 
@@ -79,7 +77,7 @@ class Tasks:
         await self._projects.get(caller, project_id)
         await self.check_agents(caller.user_id, fields)
         async with self._database.transaction() as tx:
-            project = await held(tx, project_id)
+            project = await lock_board(tx, project_id)
             await self._moves.require_room(tx, project, Column.BACKLOG)
             return await self.add(
                 tx,
@@ -113,7 +111,7 @@ class Tasks:
                 return known
         if project.archived_at is not None:
             raise ConflictError(f"Project {project.id} is archived, so no tasks can be added.")
-        now = instant(self._clock)
+        now = get_time(self._clock)
         task = Task(
             id=ordered_id("tsk_"),
             project_id=project.id,
@@ -125,17 +123,17 @@ class Tasks:
             updated_at=now,
             **fields.stored(),
         )
-        task.position = await place(tx.session, task, Column.BACKLOG)
+        task.position = await choose_position(tx.session, task, Column.BACKLOG)
         tx.add(task)
         await tx.session.flush()
         if needs:
             await replace_needs(tx.session, task, needs)
         tx.emit(
             "task.created",
-            **moving.about(task, project),
+            **moves.about(task, project),
             title=task.title,
             to=task.status,
-            position=await index_of(tx.session, task),
+            position=await get_index(tx.session, task),
             priority=task.priority,
             source=source.get("kind"),
         )
@@ -244,11 +242,11 @@ class Tasks:
                 setattr(task, name, value)
             if needs is not None:
                 await replace_needs(tx.session, task, needs)
-            task.updated_at = instant(self._clock)
+            task.updated_at = get_time(self._clock)
             changed = sorted([*changes, *(["needs"] if needs is not None else [])])
-            tx.emit("task.updated", **moving.about(task, project), title=task.title, changed=changed)
+            tx.emit("task.updated", **moves.about(task, project), title=task.title, changed=changed)
             if start is not None and task.status == Column.BACKLOG:
-                moving.starts_for(task, None)
+                moves.starts_for(task, None)
                 if start:
                     await self._moves.start_when_ready(tx, project, task, caller.user_id)
         return task
@@ -266,9 +264,9 @@ class Tasks:
             await self.move(caller, task_id, Column.CANCELLED)
         async with self._database.transaction() as tx:
             project, task = await self._hold(tx, caller, task_id)
-            await moving.require_still(tx, task)
+            await moves.require_still(tx, task)
             await tx.session.delete(task)
-            tx.emit("task.deleted", **moving.about(task, project), title=task.title, **{"from": task.status})
+            tx.emit("task.deleted", **moves.about(task, project), title=task.title, **{"from": task.status})
 
     # moving ------------------------------------------------------------------------------------------------------------
 
@@ -296,7 +294,7 @@ class Tasks:
                 await self._moves.move(
                     tx, project, task, status, by=caller.user_id, position=position, feedback=feedback
                 )
-        if before in _AT_WORK and status in moving.STOPS:
+        if before in _AT_WORK and status in moves.STOPS:
             await self._tasks.finish(self._attempts.cancel(task_id))
         return task
 
@@ -305,9 +303,7 @@ class Tasks:
 
         `data` is added to the event. Does nothing if the task is already in the column.
         """
-        project = await tx.session.get(Project, task.project_id)
-        if project is not None and task.status != status:
-            await self._moves.put(tx, project, task, status, **data)
+        await moves.advance(tx, self._clock, task, status, **data)
 
     async def stop(self, caller: Principal, task_id: str) -> Task:
         """Cancel the task and stop its attempts. Idempotent."""
@@ -338,7 +334,7 @@ class Tasks:
                         "No attempt at this task has failed or was stopped, so there is nothing to continue."
                     )
                 if task.status != Column.BACKLOG:
-                    await self._moves.put(tx, project, task, Column.BACKLOG)
+                    await moves.put_in_column(tx, self._clock, project, task, Column.BACKLOG)
                 await self._moves.start(tx, project, task, caller.user_id)
         self._attempts.nudge()
         return task
@@ -367,7 +363,7 @@ class Tasks:
         self, tx: Transaction, project: Project, task: Task, attempt_id: str | None, said: dict[str, Any] | None
     ) -> None:
         """Continue attempts that failed or were stopped. Raises like `move`."""
-        moving.require_unarchived(project)
+        moves.require_unarchived(project)
         if task.status == Column.CANCELLED:
             await self._moves.require_startable(tx, project, task)
         elif task.status == Column.IN_PROGRESS and task.error is not None:
@@ -381,7 +377,7 @@ class Tasks:
         project_id = await tx.session.scalar(seen)
         if project_id is None:
             raise _unknown(task_id)
-        project = await held(tx, project_id)
+        project = await lock_board(tx, project_id)
         task = await tx.session.scalar(select(Task).where(Task.id == task_id).with_for_update())
         if task is None:
             raise _unknown(task_id)

@@ -13,15 +13,14 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import defer
 from sqlalchemy.orm.attributes import set_committed_value
 
-from sandyard.kit.clock import Clock
+from sandyard.kit.clock import Clock, get_time
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import Attempt, ModelCall, PullRequest, Session, Step, Task
-from sandyard.platform.domain.models.ledger import total
+from sandyard.platform.domain.models.ledger import sum_column
 from sandyard.platform.domain.models.model import MICROS, Spent
+from sandyard.platform.domain.tasks.dependencies import list_needs
 from sandyard.platform.domain.tasks.model import AttemptStatus, Column
-from sandyard.platform.domain.tasks.needs import needs_of
-from sandyard.platform.domain.tasks.placing import index_in_column
-from sandyard.platform.domain.users.tokens import instant
+from sandyard.platform.domain.tasks.positions import select_index
 
 
 class Queue(Protocol):
@@ -80,7 +79,7 @@ class Cards:
         """
         ids = [task.id for task in tasks]
         async with self._database.reading() as session:
-            needs = await needs_of(session, ids)
+            needs = await list_needs(session, ids)
             rows = (await session.execute(_tasks_and_attempts(), {"tasks": ids})).all()
             now = {task.id: task for task, _, _ in rows}
             for task in tasks:
@@ -127,7 +126,7 @@ class Cards:
         worked = await _rounds(session, [row.id for row in rows])
         waits = any(row.status == AttemptStatus.QUEUED for row in rows)
         queue = await self._queue.positions() if waits else {}
-        now = instant(self._clock)
+        now = get_time(self._clock)
         times = [_worked(row, worked.get(row.id, ()), now) for row in rows]
         return [
             AttemptCard(
@@ -180,11 +179,11 @@ _SPENT = (
     select(
         ModelCall.session_id,
         func.count(),
-        func.coalesce(total(ModelCall.input_tokens), 0),
-        func.coalesce(total(ModelCall.output_tokens), 0),
-        func.coalesce(total(ModelCall.cache_read_tokens), 0),
-        func.coalesce(total(ModelCall.cache_write_tokens), 0),
-        total(ModelCall.cost_micros),
+        func.coalesce(sum_column(ModelCall.input_tokens), 0),
+        func.coalesce(sum_column(ModelCall.output_tokens), 0),
+        func.coalesce(sum_column(ModelCall.cache_read_tokens), 0),
+        func.coalesce(sum_column(ModelCall.cache_write_tokens), 0),
+        sum_column(ModelCall.cost_micros),
         func.sum(_UNPRICED),
     )
     .where(ModelCall.session_id.in_(_SESSION_IDS))
@@ -195,7 +194,7 @@ _SPENT = (
 @functools.cache
 def _tasks_and_attempts() -> Select[Task, Attempt, int]:
     """Include the position of each task in its column. Long texts are left out, because a task appears once per attempt."""
-    both = select(Task, Attempt, index_in_column()).outerjoin(Attempt, Attempt.task_id == Task.id)
+    both = select(Task, Attempt, select_index()).outerjoin(Attempt, Attempt.task_id == Task.id)
     both = both.options(defer(Task.description), defer(Attempt.work))
     return both.where(Task.id.in_(_TASK_IDS)).order_by(Attempt.task_id, Attempt.number)
 

@@ -20,7 +20,7 @@ from sandyard.platform.db.models import Ask, Attempt, Project, PullRequest, Sess
 from sandyard.platform.domain.agents.model import AskStatus
 from sandyard.platform.domain.tasks.cards import Card, Cards
 from sandyard.platform.domain.tasks.model import AttemptStatus, Column
-from sandyard.platform.domain.tasks.placing import is_failed
+from sandyard.platform.domain.tasks.positions import is_failed
 
 _AT_WORK = (AttemptStatus.RUNNING, AttemptStatus.QUEUED)
 _TELLING = (

@@ -14,7 +14,7 @@ MAX_CRON, MAX_ZONE = 100, 60
 _ZONE = re.compile(r"[A-Za-z][A-Za-z0-9_+-]*(/[A-Za-z0-9_+-]+){0,2}")
 
 
-def zone(name: str) -> tzinfo:
+def parse_zone(name: str) -> tzinfo:
     """Return the time zone. Raises InvalidInputError. `UTC` works even without time zone data."""
     if name == "UTC":
         return UTC
@@ -26,13 +26,13 @@ def zone(name: str) -> tzinfo:
     raise InvalidInputError(f"Unknown time zone {name[:60]!r}. Use a name like UTC or Europe/Berlin.")
 
 
-def next_time(cron: str, timezone: str, after: datetime) -> datetime:
+def get_next_time(cron: str, timezone: str, after: datetime) -> datetime:
     """Return the first time after `after`, in UTC. Raises InvalidInputError, which says what is wrong.
 
     When clocks are set back, a time in the repeated hour occurs once. When they are set forward, a time in the skipped hour occurs right
     after it.
     """
-    where = zone(timezone)
+    where = parse_zone(timezone)
     if len(cron.split()) != 5 or len(cron) > MAX_CRON:
         raise _wrong(cron, "it must have five fields: minute, hour, day of month, month, day of week")
     try:

@@ -20,16 +20,16 @@ HANDED_OVER = (
 Part = dict[str, Any]
 
 
-def of_person(text: str) -> Part:
+def format_message(text: str) -> Part:
     return {"type": "text", "text": text}
 
 
-def of_platform(text: str, about: Literal["task", "failure"] = "task") -> Part:
+def format_notice(text: str, about: Literal["task", "failure"] = "task") -> Part:
     """Return text that no person wrote. Agents that follow instructions literally are told so; see `agents/acp/client.py`."""
     return {"type": "text", "text": text, "source": PLATFORM, "about": about}
 
 
-def of_task(task: Task, project: Project, branch: str, *, agents_md: bool) -> list[Part]:
+def format_task(task: Task, project: Project, branch: str, *, agents_md: bool) -> list[Part]:
     """Return the task in its author's words, and a description of the agent's environment."""
     settings = ProjectSettings.of(project)
     words = task.title if not task.description.strip() else f"{task.title}\n\n{task.description}"
@@ -46,33 +46,33 @@ def of_task(task: Task, project: Project, branch: str, *, agents_md: bool) -> li
         lines.append("AGENTS.md in the checkout says how to work on this project.")
     if settings.verify.command:
         lines.append(f"Before your work is accepted, this command must succeed: {settings.verify.command}")
-    return [of_person(words), of_platform("\n".join(lines))]
+    return [format_message(words), format_notice("\n".join(lines))]
 
 
-def of_feedback(said: Sequence[Mapping[str, Any]]) -> list[Part]:
+def format_feedback(said: Sequence[Mapping[str, Any]]) -> list[Part]:
     """Return people's messages and failures reported by the forge."""
     return [
-        of_platform(str(one["words"]), "failure") if one.get("automatic") else of_person(str(one["words"]))
+        format_notice(str(one["words"]), "failure") if one.get("automatic") else format_message(str(one["words"]))
         for one in said
     ]
 
 
-def of_failure(command: str, exit_code: int | None, output: str) -> str:
+def format_failure(command: str, exit_code: int | None, output: str) -> str:
     how = "timed out" if exit_code is None else f"ended with exit code {exit_code}"
-    return f"The check `{command}` {how}. Please fix the failures. The end of its output:\n\n{fenced(output[-OUTPUT:])}"
+    return f"The check `{command}` {how}. Please fix the failures. The end of its output:\n\n{fence(output[-OUTPUT:])}"
 
 
-def fenced(text: str) -> str:
+def fence(text: str) -> str:
     """Return the text as a fenced code block, whatever it contains."""
     longest = max((len(run) for run in re.findall("`{3,}", text)), default=2)
-    fence = "`" * (longest + 1)
-    return f"{fence}\n{text.rstrip()}\n{fence}"
+    mark = "`" * (longest + 1)
+    return f"{mark}\n{text.rstrip()}\n{mark}"
 
 
-def of_refusal(sentence: str) -> str:
+def format_refusal(sentence: str) -> str:
     return f"Your commits could not be published. {sentence} Please fix that in this checkout."
 
 
-def of_retry(ended: str | None) -> str:
+def format_retry(ended: str | None) -> str:
     why = f" It ended with: {ended.rstrip().rstrip('.')}." if ended else ""
     return f"The work on this task was interrupted.{why} Look at the existing work, and finish the task."

@@ -28,14 +28,14 @@ from sandyard.platform.domain.agents.questions.asks import (
 )
 from sandyard.platform.domain.events.feed import Feed
 from sandyard.platform.domain.events.model import EventView
+from sandyard.platform.domain.forge.markdown import remove_invisible, truncate
 from sandyard.platform.domain.forge.model import Review
-from sandyard.platform.domain.forge.quoting import cut, seen
 from sandyard.platform.domain.projects.model import ProjectSettings
 from sandyard.platform.domain.sandboxes.model import utc_now
+from sandyard.platform.domain.tasks.attempt_records import lock_attempt, set_attempt_status
 from sandyard.platform.domain.tasks.attempts import WORDS, Attempts
 from sandyard.platform.domain.tasks.board import Tasks
 from sandyard.platform.domain.tasks.model import OPEN_ATTEMPTS, AttemptStatus, Column
-from sandyard.platform.domain.tasks.rows import locked, settle
 from sandyard.platform.domain.users.model import Principal
 
 log = get_logger(__name__)
@@ -130,7 +130,7 @@ class Reviews:
             elif event.session_id is not None:
                 query = select(Attempt.id).where(Attempt.session_id == event.session_id)
                 attempt_id = await tx.session.scalar(query)
-                found = await locked(tx, attempt_id) if attempt_id is not None else None
+                found = await lock_attempt(tx, attempt_id) if attempt_id is not None else None
                 if found is not None:
                     left = await self._heard(tx, event, *found)
         for row in left:
@@ -157,7 +157,7 @@ class Reviews:
             if row.status == AttemptStatus.RUNNING:
                 row.cancel_at = row.cancel_at or utc_now()  # its round notices this and ends by itself
             elif row.status != AttemptStatus.FAILED:
-                settle(tx, row, AttemptStatus.ARCHIVED)
+                set_attempt_status(tx, row, AttemptStatus.ARCHIVED)
         return [row for row in rows if row.status != AttemptStatus.RUNNING]
 
     async def _heard(self, tx: Transaction, event: EventView, task: Task, attempt: Attempt) -> list[Attempt]:
@@ -173,7 +173,7 @@ class Reviews:
         return []
 
     async def _merged(self, tx: Transaction, task: Task, attempt: Attempt) -> list[Attempt]:
-        settle(tx, attempt, AttemptStatus.MERGED)
+        set_attempt_status(tx, attempt, AttemptStatus.MERGED)
         await _withdraw(tx, attempt.session_id)
         task.error = None
         await self._board.advance(tx, task, Column.DONE)
@@ -184,7 +184,7 @@ class Reviews:
         if AttemptStatus(attempt.status).over:
             return []
         await _withdraw(tx, attempt.session_id)
-        settle(tx, attempt, AttemptStatus.ARCHIVED, error="The pull request was closed without merging.")
+        set_attempt_status(tx, attempt, AttemptStatus.ARCHIVED, error="The pull request was closed without merging.")
         others = select(Attempt.id).where(Attempt.task_id == task.id, Attempt.status.in_((*_LISTENING, *_RESTING)))
         if (await tx.session.scalars(others.limit(1))).first() is None:
             await self._board.advance(tx, task, Column.CANCELLED, reason="The pull request was closed.")
@@ -248,7 +248,7 @@ class Reviews:
             if part.get("type") == "feedback" and part.get("remarkId") in wanted and part.get("kind") == kind
         ]
         if kind == "check":
-            parts = [{**part, "text": cut(str(part.get("text") or ""), _CHECK_TEXT)} for part in parts[:_CHECKS]]
+            parts = [{**part, "text": truncate(str(part.get("text") or ""), _CHECK_TEXT)} for part in parts[:_CHECKS]]
         said = [_quoted(part) for part in parts] or [_quoted(event.data)]
         return "\n\n".join([_HEADS[event.kind].format(number=event.data.get("number")), *said])
 
@@ -297,7 +297,7 @@ async def _ask(tx: Transaction, event: EventView, attempt: Attempt, why: _Why, w
     verb = "requested changes on" if event.kind == "pull_request.reviewed" else "commented on"
     number = event.data.get("number")
     head = _TITLES[why].format(author=author, verb=verb, number=number, round=attempt.round)
-    title = cut(f"{head}\n\n{seen(str(event.data.get('text') or '')).strip()}".strip(), _LONGEST_TITLE)
+    title = truncate(f"{head}\n\n{remove_invisible(str(event.data.get('text') or '')).strip()}".strip(), _LONGEST_TITLE)
     feedback: Feedback = {"words": words[:WORDS], "author": author, "reason": why, "number": number}
     open_feedback_question(tx, session, title, feedback)
 
@@ -324,6 +324,6 @@ def _names(text: str, mention: str, agent: str) -> bool:
 
 def _quoted(said: Mapping[str, Any]) -> str:
     where = f" on {said['path']}" + (f", line {said['line']}" if said.get("line") else "") if said.get("path") else ""
-    text = seen(str(said.get("text") or "")).strip() or "(without words)"
+    text = remove_invisible(str(said.get("text") or "")).strip() or "(without words)"
     quoted = "\n".join(f"> {line}" for line in text.splitlines())
     return f"{said.get('author') or 'A check'}{where}:\n{quoted}"

@@ -23,11 +23,11 @@ from sandyard.platform.domain.projects.model import ProjectSettings
 from sandyard.platform.domain.sandboxes.commands import StoppingError
 from sandyard.platform.domain.sandboxes.model import utc_now
 from sandyard.platform.domain.tasks import prompts
+from sandyard.platform.domain.tasks.attempt_records import emit_attempt_event, lock_attempt
 from sandyard.platform.domain.tasks.attempts import Attempts
 from sandyard.platform.domain.tasks.board import Tasks
 from sandyard.platform.domain.tasks.durable import StepOf
 from sandyard.platform.domain.tasks.model import AttemptStatus, Column, RoundKind, StepName
-from sandyard.platform.domain.tasks.rows import emit, locked
 from sandyard.platform.domain.tasks.steps import CancelledStep, Place, Result, Steps, Work
 from sandyard.platform.domain.users.model import Principal
 
@@ -106,7 +106,10 @@ class Rounds:
             if fix == plan["fixes"]:
                 raise _Stop({"code": "commit_message", "message": pushed["message"]})
             await do(
-                StepName.AGENT, self._steps.agent, turn=f"reword-{fix + 1}", words=prompts.of_refusal(pushed["message"])
+                StepName.AGENT,
+                self._steps.agent,
+                turn=f"reword-{fix + 1}",
+                words=prompts.format_refusal(pushed["message"]),
             )
         await do(StepName.PULL_REQUEST, self._steps.pull_request)
 
@@ -155,7 +158,9 @@ class Rounds:
                 await tx.session.refresh(row, with_for_update=True)
                 row.tries, row.status = row.tries + 1, "running"
             attempt.step, attempt.updated_at = name, utc_now()
-            emit(tx, attempt, "attempt.step", round=place[1], step=name, status="running", tries=row.tries)
+            emit_attempt_event(
+                tx, attempt, "attempt.step", round=place[1], step=name, status="running", tries=row.tries
+            )
         return work, dict(row.detail)
 
     async def _note_over(self, place: Place, result: Result) -> None:
@@ -168,7 +173,7 @@ class Rounds:
             row.status, row.finished_at = "failed" if failure else "completed", utc_now()
             row.error = failure["message"] if failure else None
             row.detail = {**row.detail, **result.get("shown", {})}
-            emit(
+            emit_attempt_event(
                 tx, attempt, "attempt.step", round=place[1], step=row.name, status=row.status, tries=row.tries,
                 error=None if row.error is None else row.error[:1000], detail=result.get("shown", {}),
             )  # fmt: skip
@@ -204,7 +209,7 @@ class Rounds:
     async def _rest(self, attempt_id: str, number: int, status: AttemptStatus) -> Result:
         """Finish the round in review with a pull request, or ready to be picked. A round stopped in its last step is cancelled."""
         async with self._database.transaction() as tx:
-            found = await locked(tx, attempt_id)
+            found = await lock_attempt(tx, attempt_id)
             if found is None or found[1].status != AttemptStatus.RUNNING or found[1].round != number:
                 return {}
             task, row = found

@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import Field, ValidationError
 from sqlalchemy import func, select, update
 
-from sandyard.kit.clock import Clock
+from sandyard.kit.clock import Clock, get_time
 from sandyard.kit.errors import ForbiddenError, InvalidInputError, NotFoundError, SandyardError
 from sandyard.kit.ids import ordered_id
 from sandyard.kit.logging import get_logger
@@ -21,14 +21,13 @@ from sandyard.kit.tasks import TaskSet
 from sandyard.kit.times import rfc3339
 from sandyard.platform.db.database import Database, Transaction
 from sandyard.platform.db.models import Event, Project, Schedule, Task, User
-from sandyard.platform.domain.paging import Listing, PageRequest, newest_first
+from sandyard.platform.domain.paging import Listing, PageRequest, list_newest_first
 from sandyard.platform.domain.projects.service import Projects, visible_to
 from sandyard.platform.domain.tasks.board import Tasks
-from sandyard.platform.domain.tasks.cron import next_time
+from sandyard.platform.domain.tasks.cron import get_next_time
 from sandyard.platform.domain.tasks.fields import TaskFields
-from sandyard.platform.domain.tasks.moving import held
+from sandyard.platform.domain.tasks.moves import lock_board
 from sandyard.platform.domain.users.model import Principal
-from sandyard.platform.domain.users.tokens import instant
 
 log = get_logger(__name__)
 LOOK_S = 5.0
@@ -86,7 +85,7 @@ class Schedules:
         """Create a schedule. Raises InvalidInputError for times that never match and for unknown agents."""
         project = await self._projects.get(caller, project_id)
         await self._board.check_agents(caller.user_id, task)
-        now = instant(self._clock)
+        now = get_time(self._clock)
         row = Schedule(
             id=ordered_id("sch_"),
             project_id=project.id,
@@ -96,7 +95,7 @@ class Schedules:
             timezone=timezone,
             task=task.kept(),
             enabled=enabled,
-            next_at=next_time(cron, timezone, now),
+            next_at=get_next_time(cron, timezone, now),
             created_at=now,
             updated_at=now,
         )
@@ -120,7 +119,7 @@ class Schedules:
         if project_id is not None:
             query = query.where(Schedule.project_id == project_id)
         async with self._database.reading() as session:
-            return await newest_first(session, query, Schedule.id, page)
+            return await list_newest_first(session, query, Schedule.id, page)
 
     async def failures(self, rows: Sequence[Schedule]) -> dict[str, str]:
         """Return why the last run of each failed, by id, as far as events are stored. Successful ones are left out."""
@@ -138,15 +137,15 @@ class Schedules:
         if "task" in changes:
             await self._board.check_agents(row.owner_id, changes["task"])
         async with self._database.transaction() as tx:
-            project = await held(tx, row.project_id)
+            project = await lock_board(tx, row.project_id)
             known = await tx.session.get(Schedule, schedule_id, with_for_update=True)
             if known is None:
                 raise NotFoundError(f"There is no schedule {schedule_id[:60]!r}.")
             for name, value in changes.items():
                 setattr(known, name, value.kept() if isinstance(value, ScheduledTask) else value)
-            now = instant(self._clock)
+            now = get_time(self._clock)
             if changes.keys() & {"cron", "timezone", "enabled"}:
-                coming = next_time(known.cron, known.timezone, now)
+                coming = get_next_time(known.cron, known.timezone, now)
                 known.next_at = coming if known.enabled else None
             known.updated_at = now
             _emit(tx, "schedule.updated", known, project, enabled=known.enabled)
@@ -191,7 +190,7 @@ class Schedules:
 
     async def tick(self) -> None:
         """Create the tasks of all schedules that are due."""
-        now = instant(self._clock)
+        now = get_time(self._clock)
         async with self._database.reading() as session:
             query = select(Schedule).where(Schedule.enabled, Schedule.next_at <= now).order_by(Schedule.next_at)
             due = list(await session.scalars(query))
@@ -207,10 +206,10 @@ class Schedules:
         assert row.next_at is not None
         coming = now + AGAIN
         try:
-            coming = next_time(row.cron, row.timezone, now)
+            coming = get_next_time(row.cron, row.timezone, now)
             wanted = await self._checked(row)
             async with self._database.transaction() as tx:
-                await held(tx, row.project_id)
+                await lock_board(tx, row.project_id)
                 if await self._claim(tx, row, coming, now):
                     await self._make(tx, row, wanted, row.owner_id, row.next_at)
         except SandyardError as error:
@@ -242,7 +241,7 @@ class Schedules:
     async def _make(
         self, tx: Transaction, row: Schedule, wanted: ScheduledTask, for_whom: str, at: datetime | None
     ) -> Task:
-        project = await held(tx, row.project_id)
+        project = await lock_board(tx, row.project_id)
         task = await self._board.add(
             tx,
             project,

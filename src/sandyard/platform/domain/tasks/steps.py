@@ -21,7 +21,18 @@ from sandyard.kit.tasks import end_tasks
 from sandyard.kit.text import storable_json
 from sandyard.kit.times import rfc3339
 from sandyard.platform.db.database import Database
-from sandyard.platform.db.models import AgentRun, Ask, Attempt, Command, Preparation, Project, Step, Task, Turn
+from sandyard.platform.db.models import (
+    AgentRun,
+    Ask,
+    Attempt,
+    Command,
+    Preparation,
+    PreparationStatus,
+    Project,
+    Step,
+    Task,
+    Turn,
+)
 from sandyard.platform.domain.agents.catalogue import AgentCatalogue
 from sandyard.platform.domain.agents.errors import PermissionRefusedError, SandboxRestartedError
 from sandyard.platform.domain.agents.model import Origin, TurnStatus
@@ -36,8 +47,8 @@ from sandyard.platform.domain.git.operations.runner import OPEN_STATUSES
 from sandyard.platform.domain.git.service import GitService
 from sandyard.platform.domain.models.service import Models
 from sandyard.platform.domain.paging import PageRequest
-from sandyard.platform.domain.preparing.model import PreparationStatus, Progress
-from sandyard.platform.domain.preparing.service import Preparing
+from sandyard.platform.domain.preparations.model import Progress
+from sandyard.platform.domain.preparations.service import Preparations
 from sandyard.platform.domain.projects.model import ProjectSettings
 from sandyard.platform.domain.sandboxes.commands import Commands
 from sandyard.platform.domain.sandboxes.e2b import EngineError, EngineQuotaError
@@ -46,8 +57,8 @@ from sandyard.platform.domain.sandboxes.model import CommandStatus, NewCommand, 
 from sandyard.platform.domain.sessions.service import Sessions
 from sandyard.platform.domain.sessions.snapshots import NO_TEMPLATE
 from sandyard.platform.domain.tasks import prompts
+from sandyard.platform.domain.tasks.attempt_records import emit_attempt_event
 from sandyard.platform.domain.tasks.model import AttemptStatus, RoundKind
-from sandyard.platform.domain.tasks.rows import emit
 from sandyard.platform.domain.users.model import Principal
 
 log = get_logger(__name__)
@@ -102,7 +113,7 @@ class Steps:
         turns: AgentTurns,
         agents: AgentCatalogue,
         models: Models,
-        preparing: Preparing,
+        preparations: Preparations,
         git: GitService,
         pull_requests: PullRequests,
     ) -> None:
@@ -113,7 +124,7 @@ class Steps:
         self._turns = turns
         self._agents = agents
         self._models = models
-        self._preparing = preparing
+        self._preparations = preparations
         self._git = git
         self._pulls = pull_requests
 
@@ -133,13 +144,15 @@ class Steps:
 
     async def _prepare(self, work: Work, profile: Profile) -> Preparation:
         """Prepare the project and report progress."""
-        row = await self._preparing.begin(work.caller, work.project, base_branch=work.task.base_branch, profile=profile)
+        row = await self._preparations.begin(
+            work.caller, work.project, base_branch=work.task.base_branch, profile=profile
+        )
         if row.status == PreparationStatus.READY:
             return row
-        task, told = asyncio.ensure_future(self._preparing.wait(row.id)), None
+        task, told = asyncio.ensure_future(self._preparations.wait(row.id)), None
         try:
             while not (await asyncio.wait((task,), timeout=LOOK_S))[0]:
-                progress = self._preparing.progress(row.id)
+                progress = self._preparations.progress(row.id)
                 if progress is not None and progress != told:
                     told = progress
                     await self._tell_progress(work.attempt, progress)
@@ -153,7 +166,9 @@ class Steps:
             row = await tx.session.get(Attempt, attempt.id, with_for_update=True)
             if row is not None:
                 row.detail = {**row.detail, "doing": doing}
-                emit(tx, row, "attempt.progress", round=row.round, step=row.step, what=progress.step[:200])
+                emit_attempt_event(
+                    tx, row, "attempt.progress", round=row.round, step=row.step, what=progress.step[:200]
+                )
 
     async def provision(self, work: Work, place: Place, before: Result, *, preparation: str | None) -> Result:
         """Return a session with a usable sandbox: a new one, its existing one, or a replacement for a lost one."""
@@ -216,7 +231,7 @@ class Steps:
             if row.error_code != SandboxRestartedError.code:
                 break
             await self._not_cancelled(work.attempt.id)
-            again = [prompts.of_platform(prompts.of_retry(row.error))]
+            again = [prompts.format_notice(prompts.format_retry(row.error))]
             row = await self._turn(work, place, f"{turn}/restart-{number}", origin, again)
         row = await self._follow_refusals(work, place, row)
         ended = await self._turns.end_leftovers(
@@ -271,16 +286,16 @@ class Steps:
     async def _prompt(self, work: Work, words: str | None) -> tuple[Origin, list[prompts.Part]]:
         attempt = work.attempt
         if words is not None:
-            return Origin.VERIFY, [prompts.of_platform(words, "failure")]
+            return Origin.VERIFY, [prompts.format_notice(words, "failure")]
         kind, origin = attempt.work["kind"], Origin.TASK
-        said = prompts.of_feedback(attempt.work.get("said", ()))
+        said = prompts.format_feedback(attempt.work.get("said", ()))
         if kind == RoundKind.FEEDBACK:
             origin = Origin.FEEDBACK
             if await self._has_worked(attempt.session_id, attempt.agent):
                 return origin, said
-            said = [prompts.of_platform(prompts.HANDED_OVER), *said]
+            said = [prompts.format_notice(prompts.HANDED_OVER), *said]
         elif kind == RoundKind.RETRY and await self._has_worked(attempt.session_id):
-            said = [prompts.of_platform(prompts.of_retry(attempt.work.get("ended"))), *said]
+            said = [prompts.format_notice(prompts.format_retry(attempt.work.get("ended"))), *said]
             if await self._has_worked(attempt.session_id, attempt.agent):
                 return origin, said
         profile = await self._agents.profile(attempt.owner_id, attempt.agent)
@@ -291,7 +306,7 @@ class Steps:
                 Preparation.project_id == work.project.id, Preparation.base_commit == row.base_commit
             )
             detail = (await session.scalars(query.limit(1))).first() or {}
-        parts = prompts.of_task(work.task, work.project, row.branch, agents_md=bool(detail.get("agentsMd")))
+        parts = prompts.format_task(work.task, work.project, row.branch, agents_md=bool(detail.get("agentsMd")))
         return origin, [*(parts[:1] if profile.demo else parts), *said]
 
     async def _has_worked(self, session_id: str, agent: str | None = None) -> bool:
@@ -351,7 +366,7 @@ class Steps:
         if command.status in (CommandStatus.LOST, CommandStatus.NOT_STARTED):
             raise ConflictError(f"Could not run the check `{verify.command}`. {command.error or ''}".strip())
         output = await self._tail(command.id, command.stdout_bytes, command.stderr_bytes)
-        words = prompts.of_failure(verify.command, command.exit_code, output)
+        words = prompts.format_failure(verify.command, command.exit_code, output)
         tried = {0: "", 1: " after one attempt to fix it"}.get(
             verify.fixes, f" after {verify.fixes} attempts to fix it"
         )

@@ -1,4 +1,4 @@
-"""Create, change and disable users and tokens. Authentication is in `doors.py`, which this class includes."""
+"""Create, change and disable users and tokens. Authentication is in `authentication.py`, which this class includes."""
 
 from __future__ import annotations
 
@@ -12,23 +12,24 @@ from sqlalchemy import delete, func, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from sandyard.kit.clock import get_time
 from sandyard.kit.errors import InvalidInputError, NotFoundError
 from sandyard.kit.ids import ordered_id
 from sandyard.kit.logging import get_logger
 from sandyard.platform.db.database import Transaction
 from sandyard.platform.db.models import ApiToken, Login, Ticket, User
-from sandyard.platform.domain.paging import Listing, PageRequest, newest_first
-from sandyard.platform.domain.users.doors import Doors
+from sandyard.platform.domain.paging import Listing, PageRequest, list_newest_first
+from sandyard.platform.domain.users.authentication import Authentication
 from sandyard.platform.domain.users.model import Issued, LastAdminError, NameTakenError, Principal, WrongPasswordError
 from sandyard.platform.domain.users.passwords import hash_password
-from sandyard.platform.domain.users.tokens import HINT_LENGTH, digest, instant, new_token
+from sandyard.platform.domain.users.tokens import HINT_LENGTH, digest, new_token
 
 log = get_logger(__name__)
 ROLES = ("admin", "member")
 KEEP: Any = object()
 
 
-class Users(Doors):
+class Users(Authentication):
     """Operations on users. Each takes the Principal of the caller. Events contain ids, names and roles, never secrets."""
 
     async def bootstrap(self) -> Issued | None:
@@ -71,7 +72,7 @@ class Users(Doors):
     async def list(self, caller: Principal, page: PageRequest) -> Listing[User]:
         caller.require_admin()
         async with self._database.reading() as session:
-            return await newest_first(session, select(User), User.id, page)
+            return await list_newest_first(session, select(User), User.id, page)
 
     async def get(self, caller: Principal, user_id: str) -> User:
         """Return a user. Users may see themselves; administrators may see everyone."""
@@ -119,7 +120,7 @@ class Users(Doors):
         """
         async with self._database.reading() as session:
             stored = (await _load(session, caller.user_id)).password
-        if stored is not None and not await self._is_right(current or "", stored):
+        if stored is not None and not await self._check_password(current or "", stored):
             raise WrongPasswordError
         hashed = await _hashed(new)
         kind, _, shown = caller.means.partition(":")
@@ -139,7 +140,7 @@ class Users(Doors):
 
     async def create_token(self, caller: Principal, name: str, expires_at: datetime | None = None) -> Issued:
         """Create a token for the caller. The value is shown only once."""
-        if expires_at is not None and expires_at <= instant(self._clock):
+        if expires_at is not None and expires_at <= get_time(self._clock):
             raise InvalidInputError("expiresAt is in the past.")
         async with self._database.transaction() as tx:
             return self._new_token(tx, caller.user_id, name, expires_at)
@@ -148,7 +149,7 @@ class Users(Doors):
         """List the caller's valid and expired tokens, without revoked ones."""
         rows = select(ApiToken).where(ApiToken.user_id == caller.user_id, ApiToken.revoked_at.is_(None))
         async with self._database.reading() as session:
-            return await newest_first(session, rows, ApiToken.id, page)
+            return await list_newest_first(session, rows, ApiToken.id, page)
 
     async def get_token(self, caller: Principal, token_id: str) -> ApiToken:
         async with self._database.reading() as session:
@@ -158,7 +159,7 @@ class Users(Doors):
         """Revoke a token. Administrators may revoke anyone's. Raises NotFoundError if it is already revoked."""
         async with self._database.transaction() as tx:
             token = await _own_token(tx.session, caller, token_id)
-            token.revoked_at = instant(self._clock)
+            token.revoked_at = get_time(self._clock)
             tx.emit("token.revoked", owner_id=token.user_id, tokenId=token.id, name=token.name)
 
     async def _count(self) -> int:
@@ -166,7 +167,7 @@ class Users(Doors):
             return int(await session.scalar(select(func.count()).select_from(User)) or 0)
 
     def _new_user(self, tx: Transaction, name: str, role: str, hashed: str | None) -> User:
-        user = User(id=ordered_id("usr_"), name=name, role=role, password=hashed, created_at=instant(self._clock))
+        user = User(id=ordered_id("usr_"), name=name, role=role, password=hashed, created_at=get_time(self._clock))
         tx.add(user)
         tx.emit("user.created", owner_id=user.id, userId=user.id, name=name, role=role)
         return user
@@ -179,7 +180,7 @@ class Users(Doors):
             name=name,
             hash=digest(value.reveal()),
             hint=value.reveal()[:HINT_LENGTH],
-            created_at=instant(self._clock),
+            created_at=get_time(self._clock),
             expires_at=expires_at,
         )
         tx.add(token)
@@ -197,7 +198,7 @@ class Users(Doors):
             user.role = role
             changed.append("role")
         if disabled is not None and disabled != (user.disabled_at is not None):
-            user.disabled_at = instant(self._clock) if disabled else None
+            user.disabled_at = get_time(self._clock) if disabled else None
             changed.append("disabled")
         if hashed is not KEEP:
             user.password = hashed

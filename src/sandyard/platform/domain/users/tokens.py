@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from datetime import UTC, datetime
 
-from sandyard.kit.clock import Clock
 from sandyard.kit.ids import random_id
 from sandyard.kit.secret import Secret
 
@@ -27,7 +25,3 @@ def new_value() -> Secret:
 def digest(value: str) -> str:
     """Return the hash. Lookups by it are safe against timing attacks, because an attacker cannot choose the hash."""
     return hashlib.sha256(value.encode(errors="surrogatepass")).hexdigest()
-
-
-def instant(clock: Clock) -> datetime:
-    return datetime.fromtimestamp(clock.now(), UTC)

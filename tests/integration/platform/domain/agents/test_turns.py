@@ -190,7 +190,7 @@ async def test_one_that_ends_while_somebody_looks_is_not_followed_again(
 
 
 async def left(harness: AgentHarness) -> bool:
-    return not harness.turns._conductors
+    return not harness.turns._runners
 
 
 async def test_a_prompt_whose_author_leaves_when_it_is_written_down_is_worked_on(

@@ -17,6 +17,7 @@ from sandyard.kit.errors import NotFoundError
 from sandyard.kit.secret import Secret
 from sandyard.platform.db.models import Project
 from sandyard.platform.domain.forge.access import Access
+from sandyard.platform.domain.forge.connection_test import ConnectionTests
 from sandyard.platform.domain.forge.errors import (
     ForgeNotFoundError,
     ForgeRateLimitedError,
@@ -38,6 +39,7 @@ class Office:
     world: World
     credentials: Credentials
     access: Access
+    tests: ConnectionTests
     ada: Person
 
     async def project(self, repository: str | None, *, base_branch: str | None = None, **forge: object) -> Project:
@@ -50,12 +52,12 @@ class Office:
         await self.credentials.put(self.ada.principal, project.id, **given)  # type: ignore[arg-type]
 
     async def findings(self, project: Project) -> dict[str, tuple[bool, str]]:
-        found = await self.access.check(self.ada.principal, project.id)
+        found = await self.tests.check(self.ada.principal, project.id)
         assert len({finding.what for finding in found}) == len(found)
         return {finding.what: (finding.ok, finding.detail) for finding in found}
 
     async def wrong_fields(self, project: Project) -> dict[str, str | None]:
-        found = await self.access.check(self.ada.principal, project.id)
+        found = await self.tests.check(self.ada.principal, project.id)
         return {finding.what: finding.field for finding in found if not finding.ok}
 
 
@@ -65,7 +67,8 @@ async def office(tmp_path: Path) -> AsyncIterator[Office]:
         credentials = Credentials(world.database, world.projects, world.vault, world.clock)
         mirrors = Mirrors(Git(world.settings.git_dir, timeout_s=60), world.settings)
         access = Access(credentials, world.projects, mirrors, SystemClock())
-        yield Office(world, credentials, access, await world.person("ada", "admin"))
+        tests = ConnectionTests(access, credentials, world.projects, mirrors)
+        yield Office(world, credentials, access, tests, await world.person("ada", "admin"))
         await access.close()
 
 
@@ -80,7 +83,7 @@ async def test_a_plain_remote_has_no_pull_requests(office: Office) -> None:
     project = await office.project("https://git.example.org/acme/site.git")
     with pytest.raises(ForgeUnsupportedError, match="plain Git remote"):
         await office.access.github(project)
-    assert await office.access.budget(project) is None
+    assert await office.access.get_budget(project) is None
 
 
 class TestCredential:
@@ -141,12 +144,12 @@ async def test_a_new_token_counts_at_once(office: Office, double: GitHub, site: 
     old, new = double.tokens.make("bot"), double.tokens.make("bot")
     project = await office.project(site.url, apiUrl=double.api_url)
     await office.put(project, token=Secret(old.text))
-    await (await office.access.github(project)).permissions()
+    await (await office.access.github(project)).get_permissions()
     old.revoke()
     with pytest.raises(ForgeUnauthorizedError):
-        await (await office.access.github(project)).permissions()
+        await (await office.access.github(project)).get_permissions()
     await office.put(project, token=Secret(new.text))
-    await (await office.access.github(project)).permissions()
+    await (await office.access.github(project)).get_permissions()
 
 
 async def test_the_budget_is_the_tokens_and_not_the_projects(office: Office, double: GitHub, site: Repository) -> None:
@@ -154,8 +157,8 @@ async def test_the_budget_is_the_tokens_and_not_the_projects(office: Office, dou
     token, other = double.tokens.make("bot").text, double.tokens.make("bot").text
     for project, text in zip(projects, (token, token, other), strict=True):
         await office.put(project, token=Secret(text))
-    await (await office.access.github(projects[0])).permissions()
-    first, same, none = [await office.access.budget(project) for project in projects]
+    await (await office.access.github(projects[0])).get_permissions()
+    first, same, none = [await office.access.get_budget(project) for project in projects]
     assert first is not None
     assert first == same
     assert none is None
@@ -167,9 +170,9 @@ async def test_lines_that_nobody_uses_are_closed(office: Office, double: GitHub,
     for text in (first, *(f"ghp_{number:020}" for number in range(70))):
         await office.put(project, token=Secret(text))
         await office.access.github(project)
-    assert len(office.access._lines) == 64
+    assert len(office.access._connections) == 64
     await office.put(project, token=Secret(first))
-    await (await office.access.github(project)).permissions()  # it is opened again
+    await (await office.access.github(project)).get_permissions()  # it is opened again
 
 
 class TestCheck:
@@ -228,7 +231,7 @@ class TestCheck:
             async with asyncio.timeout(20):
                 found = await office.findings(project)
             with pytest.raises(ForgeRateLimitedError):
-                await (await office.access.github(project)).permissions()
+                await (await office.access.github(project)).get_permissions()
         finally:
             double.limit.exhaust(reset_in_s=-1)
         assert (found["api"][0], found["repository"][0]) == (False, True)
@@ -275,4 +278,4 @@ class TestCheck:
         project = await office.project(site.url)
         eve = await office.world.person("eve")
         with pytest.raises(NotFoundError):
-            await office.access.check(eve.principal, project.id)
+            await office.tests.check(eve.principal, project.id)

@@ -12,7 +12,7 @@ from sqlalchemy import text
 
 from sandyard.kit.errors import ConflictError, ForbiddenError, InvalidInputError, NotFoundError
 from sandyard.platform.db.models import Delivery, PullRequest, Session
-from sandyard.platform.domain.forge import describe, plain
+from sandyard.platform.domain.forge import description, pushed_branch
 from sandyard.platform.domain.forge.errors import (
     ForgeForbiddenError,
     ForgeRefusedError,
@@ -20,7 +20,7 @@ from sandyard.platform.domain.forge.errors import (
     ForgeUnsupportedError,
 )
 from sandyard.platform.domain.forge.model import Checks, ForgeKind, MergeMethod, PullState, Remark, Review
-from sandyard.platform.domain.forge.recording import Provenance, Recorder
+from sandyard.platform.domain.forge.records import Provenance, PullRequestRecorder
 from sandyard.platform.domain.paging import PageRequest
 from sandyard.platform.domain.repositories.errors import (
     BranchCheckedOutError,
@@ -93,7 +93,7 @@ async def test_opening_again_finds_the_same_and_changes_only_what_is_given(desk:
     assert (again.title, again.draft, again.head_commit) == ("A better title", True, head)
     draft = desk.hub.drafts[-1]
     assert (draft.title, draft.draft, draft.labels) == (None, None, ["urgent"])
-    assert draft.body is not None and "- fix: two" in draft.body and draft.body.count(describe.BEGIN) == 1
+    assert draft.body is not None and "- fix: two" in draft.body and draft.body.count(description.BEGIN) == 1
     assert set((await desk.kinds())[1:]) == {"updated"}
     third, made = await desk.open(title="Given", draft=False)
     assert (third.title, third.draft, made) == ("Given", False, False)
@@ -171,11 +171,15 @@ async def test_recorded_while_somebody_holds_its_session_and_needs_its_project(d
         pytest.skip("one writes after the other there")
     origin = Provenance(desk.project.id, ForgeKind.PLAIN, "task-1", desk.sandbox_id, desk.session_id, desk.task_id)
     commit = desk.commit("feat: one")
-    pull = plain.pushed(desk.world.settings, desk.project.id, title="x", base="main", head="task-1", head_commit=commit)
+    pull = pushed_branch.make_pushed_pull(
+        desk.world.settings, desk.project.id, title="x", base="main", head="task-1", head_commit=commit
+    )
     async with asyncio.timeout(60):
         async with database.transaction() as tx:
             await tx.session.get(Session, desk.session_id, with_for_update=True)
-            recording = asyncio.create_task(Recorder(database, desk.world.clock).record(origin, pull, made=True))
+            recording = asyncio.create_task(
+                PullRequestRecorder(database, desk.world.clock).record(origin, pull, made=True)
+            )
             async with database.reading() as session:
                 while not await session.scalar(text("SELECT count(*) FROM pg_locks WHERE NOT granted")):
                     await asyncio.sleep(0.02)
@@ -193,7 +197,7 @@ async def test_one_that_somebody_opened_by_hand_is_taken_up(desk: Desk) -> None:
     row, made = await desk.open()
     assert not made and row.title == "By hand"
     body = desk.hub.pulls[1].body
-    assert body is not None and body.startswith("By hand.\n\n" + describe.BEGIN)
+    assert body is not None and body.startswith("By hand.\n\n" + description.BEGIN)
     assert [message.parts[0]["text"] for message in await desk.messages()] == ["Why?"]
 
 
@@ -247,7 +251,7 @@ async def test_a_plain_remote_ends_at_the_pushed_branch(desk: Desk) -> None:
     head = desk.commit("fix: two")
     again, made = await desk.open()
     assert (again.id, again.head_commit, made) == (row.id, head, False) and len(await desk.rows()) == 1
-    for verb in (desk.pulls.close, desk.pulls.ready):
+    for verb in (desk.pulls.close, desk.pulls.mark_ready):
         with pytest.raises(ForgeUnsupportedError, match="no pull requests"):
             await verb(desk.worker, row.id)
     assert await desk.kinds() == ["opened", "updated"] and desk.hub.asked == 0
@@ -394,7 +398,7 @@ async def test_a_crash_before_it_was_told_loses_nothing_and_doubles_nothing(
         raise CrashError
 
     with monkeypatch.context() as patch, pytest.raises(CrashError):
-        patch.setattr("sandyard.platform.domain.forge.recording._tell_session", die)
+        patch.setattr("sandyard.platform.domain.forge.records._add_message", die)
         await desk.pulls.refresh(row)
     assert (await desk.kinds())[1:] == [] and await desk.messages() == []
     await asyncio.gather(*(desk.pulls.refresh(row) for _ in range(4)))
@@ -495,7 +499,7 @@ async def test_a_draft_is_made_ready_first(desk: Desk) -> None:
     row, _ = await desk.open(draft=True)
     with pytest.raises(ConflictError, match="draft"):
         await desk.pulls.merge(desk.worker, row.id)
-    assert (await desk.pulls.ready(desk.worker, row.id)).draft is False
+    assert (await desk.pulls.mark_ready(desk.worker, row.id)).draft is False
     assert (await desk.pulls.merge(desk.worker, row.id)).state == "merged"
 
 
@@ -596,7 +600,7 @@ async def test_who_may_do_what(desk: Desk) -> None:
     with pytest.raises(NotFoundError):
         await desk.open(eve)
     row, _ = await desk.open(member)
-    for verb in (desk.pulls.merge, desk.pulls.close, desk.pulls.ready):
+    for verb in (desk.pulls.merge, desk.pulls.close, desk.pulls.mark_ready):
         with pytest.raises(ForbiddenError):
             await verb(member, row.id)
         with pytest.raises(NotFoundError):

@@ -16,11 +16,12 @@ from urllib.parse import urlencode
 import pytest
 from sqlalchemy import select
 
+from sandyard.kit.clock import get_time
 from sandyard.kit.errors import InvalidInputError
 from sandyard.kit.secret import Secret
 from sandyard.platform.db.models import Delivery, Project, PullRequest
 from sandyard.platform.domain.forge import webhooks
-from sandyard.platform.domain.forge.deliveries import LARGEST, NAMES, Payload, names_in, payload_of
+from sandyard.platform.domain.forge.deliveries import LARGEST, NAMES, Payload, find_repository_names, parse_payload
 from sandyard.platform.domain.forge.errors import ForgeUnreachableError
 from sandyard.platform.domain.forge.model import PullState
 from sandyard.platform.domain.forge.webhooks import (
@@ -34,7 +35,6 @@ from sandyard.platform.domain.forge.webhooks import (
     WebhookUnconfiguredError,
 )
 from sandyard.platform.domain.repositories.errors import TooMuchError
-from sandyard.platform.domain.users.tokens import instant
 from tests.unit.platform.domain.forge.desk import Desk
 
 SECRET = "a-secret-that-nobody-guesses"
@@ -326,9 +326,9 @@ async def test_nothing_is_built_of_what_is_not_signed(gate: Gate, monkeypatch: p
 
     def counted(content_type: str, body: bytes) -> Payload:
         read.append(len(body))
-        return payload_of(content_type, body)
+        return parse_payload(content_type, body)
 
-    monkeypatch.setattr(webhooks, "payload_of", counted)
+    monkeypatch.setattr(webhooks, "parse_payload", counted)
     body = json.dumps({"repository": REPOSITORY, "pad": [[]] * 90_000}).encode()
     assert LARGE < len(body) < LARGEST
     unknown = body.replace(b"Acme/Website", b"Nobody/Knows")
@@ -352,9 +352,9 @@ async def test_large_ones_are_worked_on_two_at_a_time(gate: Gate, monkeypatch: p
         time.sleep(0.02)  # for one more that should not be here
         with lock:
             running -= 1
-        return names_in(content_type, body)
+        return find_repository_names(content_type, body)
 
-    monkeypatch.setattr(webhooks, "names_in", slow)
+    monkeypatch.setattr(webhooks, "find_repository_names", slow)
     bodies = [json.dumps({"repository": REPOSITORY, "pad": f"{n}" * LARGE}).encode() for n in range(6)]
     assert set(await asyncio.gather(*(gate.raw("ping", body) for body in bodies))) == {Taken.TAKEN}
     assert most == LARGE_AT_ONCE
@@ -369,11 +369,11 @@ def test_names_are_found_without_reading_it() -> None:
         }
     )
     found = {"acme/website", "other/one"}
-    assert names_in("application/json", body.encode()) == found
-    assert names_in("application/json", body.replace(": ", ":").encode()) == found
-    assert names_in("application/x-www-form-urlencoded", urlencode({"payload": body}).encode()) == found
+    assert find_repository_names("application/json", body.encode()) == found
+    assert find_repository_names("application/json", body.replace(": ", ":").encode()) == found
+    assert find_repository_names("application/x-www-form-urlencoded", urlencode({"payload": body}).encode()) == found
     many = ",".join(f'{{"full_name":"a/{n}"}}' for n in range(100_000)).encode()
-    assert len(names_in("application/json", many)) == NAMES
+    assert len(find_repository_names("application/json", many)) == NAMES
 
 
 async def test_too_large(gate: Gate) -> None:
@@ -384,7 +384,7 @@ async def test_too_large(gate: Gate) -> None:
 
 async def test_old_deliveries_are_forgotten(gate: Gate) -> None:
     database = gate.desk.world.database
-    old = instant(gate.desk.world.clock) - KEPT - timedelta(seconds=1)
+    old = get_time(gate.desk.world.clock) - KEPT - timedelta(seconds=1)
     async with database.transaction() as tx:
         tx.add(Delivery(project_id=gate.project.id, delivery="old", event="ping", received_at=old))
     await gate.send("ping", delivery="new")

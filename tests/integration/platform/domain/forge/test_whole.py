@@ -10,7 +10,7 @@ from sandyard.kit.clock import SystemClock
 from sandyard.kit.errors import ConflictError
 from sandyard.kit.secret import Secret
 from sandyard.platform.db.models import Checkout, GitOperation, PullRequest
-from sandyard.platform.domain.forge import describe
+from sandyard.platform.domain.forge import description
 from sandyard.platform.domain.forge.access import Access
 from sandyard.platform.domain.forge.errors import ForgeRefusedError
 from sandyard.platform.domain.forge.model import MergeMethod
@@ -79,7 +79,7 @@ async def test_from_a_branch_to_a_merge(desk: Desk, pulls: PullRequests, double:
     assert made and row.number is not None
     there = grace.pull(site.slug, row.number)
     assert (there["title"], there["head"]["ref"], there["base"]["ref"]) == ("feat: add a", "task-1", "main")
-    assert there["body"].startswith(describe.BEGIN) and "`a.txt` (new, +1 -0)" in there["body"]
+    assert there["body"].startswith(description.BEGIN) and "`a.txt` (new, +1 -0)" in there["body"]
     assert [label["name"] for label in there["labels"]] == ["agent"]
 
     grace.request_changes(site.slug, row.number, "Not yet, please.")
@@ -101,7 +101,7 @@ async def test_from_a_branch_to_a_merge(desk: Desk, pulls: PullRequests, double:
     again, made = await pulls.open(desk.worker, desk.sandbox_id)
     assert (again.id, made, again.head_commit) == (row.id, False, head) and len(grace.pulls(site.slug)) == 1
     body = grace.pull(site.slug, row.number)["body"]
-    assert body.startswith("Read me first.\n\n") and "- test: check a" in body and body.count(describe.BEGIN) == 1
+    assert body.startswith("Read me first.\n\n") and "- test: check a" in body and body.count(description.BEGIN) == 1
 
     grace.approve(site.slug, row.number)
     grace.check(site.slug, head, "success", name="unit")
@@ -130,7 +130,7 @@ async def test_drafts_and_a_branch_that_moved(
     row, _ = await pulls.open(desk.worker, desk.sandbox_id, draft=True)
     with pytest.raises(ConflictError, match="draft"):
         await pulls.merge(desk.worker, row.id)
-    row = await pulls.ready(desk.worker, row.id)
+    row = await pulls.mark_ready(desk.worker, row.id)
     assert row.draft is False
     site.commit({"b.txt": "b\n"}, "feat: unseen", branch="task-1")
     with pytest.raises(ForgeRefusedError):

@@ -15,12 +15,12 @@ from sandyard.platform.db.models import ModelCall, Sandbox
 from sandyard.platform.domain.models import gateway
 from sandyard.platform.domain.models.apis import Asked
 from sandyard.platform.domain.models.faults import Cause, Fault
-from sandyard.platform.domain.models.gateway import _parsed
-from sandyard.platform.domain.models.keeping import UP_S, Keeper
+from sandyard.platform.domain.models.gateway import _parse_body
 from sandyard.platform.domain.models.ledger import UNFINISHED
 from sandyard.platform.domain.models.model import ModelApi
 from sandyard.platform.domain.models.service import Models
 from sandyard.platform.domain.models.tunnel import Answering, Asking, Room, TunnelError
+from sandyard.platform.domain.models.tunnel_keeper import UP_S, TunnelKeeper
 from sandyard.platform.domain.sandboxes.e2b import SandboxNotRunningError
 from tests.integration.platform.domain.sandboxes.yard import DEADLINE, Yard, until
 from tests.unit.platform.domain.models.people import KEY, Scene, Speaker, played
@@ -201,7 +201,7 @@ async def test_what_a_provider_might_read_otherwise_is_refused(yard: Yard, upstr
     said = await scene.run(f"print(ask(body={ {**HELLO, 'background': True}!r})[0])")
     assert said.strip() == "200"
     assert upstream.seen[0].json == HELLO
-    assert _parsed(twice.encode(), Asked("/v1/chat/completions", "", counted=True), ModelApi.OPENAI_CHAT) is None
+    assert _parse_body(twice.encode(), Asked("/v1/chat/completions", "", counted=True), ModelApi.OPENAI_CHAT) is None
 
 
 async def test_what_the_provider_would_do_itself_is_refused(yard: Yard, upstream: Upstream) -> None:
@@ -347,7 +347,7 @@ async def test_whoever_waits_for_one_that_is_ended_before_it_begins_is_told(yard
     async def nobody(asking: Asking, answer: Answering) -> None:
         raise AssertionError
 
-    keeper = Keeper(yard.services.lifecycle, "sbx_none", "usr_none", nobody, Room(1))
+    keeper = TunnelKeeper(yard.services.lifecycle, "sbx_none", "usr_none", nobody, Room(1))
     stopping = asyncio.create_task(stopped(keeper))  # begins before the keeper's own
     keeper.start()
     with pytest.raises(TunnelError):
@@ -356,7 +356,7 @@ async def test_whoever_waits_for_one_that_is_ended_before_it_begins_is_told(yard
     await stopping
 
 
-async def stopped(keeper: Keeper) -> None:
+async def stopped(keeper: TunnelKeeper) -> None:
     await keeper.stop()
 
 

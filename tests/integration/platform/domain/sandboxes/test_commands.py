@@ -259,7 +259,7 @@ async def test_nobody_waits_for_one_that_has_ended_to_wake(yard: Yard) -> None:
     row = await yard.sandbox()
     await yard.services.lifecycle.mark_lost(row.id)
     async with asyncio.timeout(10):  # else it is looked at again after 30 s
-        await yard.services.commands._runner._until_awake(row.id)
+        await yard.services.commands._runner._wait_until_running(row.id)
 
 
 # reading along ---------------------------------------------------------------------------------------------------------

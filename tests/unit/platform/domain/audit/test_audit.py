@@ -8,10 +8,10 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
+from sandyard.kit.clock import get_time
 from sandyard.kit.errors import ForbiddenError, InvalidInputError
 from sandyard.platform.domain.audit.service import AuditQuery
 from sandyard.platform.domain.paging import PageRequest
-from sandyard.platform.domain.users.tokens import instant
 from tests.unit.platform.world import ROOT, World
 
 
@@ -40,7 +40,7 @@ async def test_failure_reaches_the_caller(world: World) -> None:
 
 async def test_filters(world: World) -> None:
     maria = (await world.person("maria")).principal
-    start = instant(world.clock)
+    start = get_time(world.clock)
     await world.audit.record(maria, action="sandbox.execute", target="sbx_1", detail={"a": 1})
     await world.clock.advance(10)
     await world.audit.record(ROOT, action="sandbox.execute", target="sbx_2", outcome="not_found")

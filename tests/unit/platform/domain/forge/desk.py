@@ -20,6 +20,7 @@ from typing import Any
 
 from sqlalchemy import select
 
+from sandyard.kit.clock import get_time
 from sandyard.kit.errors import SandyardError
 from sandyard.kit.ids import ordered_id
 from sandyard.platform.db.models import (
@@ -55,7 +56,6 @@ from sandyard.platform.domain.repositories.mirror import Mirrors
 from sandyard.platform.domain.repositories.remote import parse
 from sandyard.platform.domain.sandboxes.repository import SandboxRepository, build_sandbox_row
 from sandyard.platform.domain.users.model import Principal
-from sandyard.platform.domain.users.tokens import instant
 from tests.unit.platform.world import ROOT, World
 
 BASE_URL = "https://github.com/acme/website/pull"
@@ -87,7 +87,7 @@ class Hub:
     def now(self) -> datetime:
         return START + timedelta(minutes=self._minutes)
 
-    async def permissions(self) -> Permissions:
+    async def get_permissions(self) -> Permissions:
         return Permissions(push=self.writable, pull_requests=True, archived=False, default_branch="main")
 
     def require_write(self, allowed: Permissions) -> None:
@@ -123,7 +123,7 @@ class Hub:
         self.fault("opened")
         return self.pulls[number], True
 
-    async def pull(self, number: int) -> Pull:
+    async def get_pull(self, number: int) -> Pull:
         self.asked += 1
         self.fault("pull")
         if number not in self.pulls:
@@ -131,7 +131,7 @@ class Hub:
         self._follow(number)
         return self.pulls[number]
 
-    async def with_authors(self, pull: Pull, told: Collection[str]) -> Pull:
+    async def check_authors(self, pull: Pull, told: Collection[str]) -> Pull:
         remarks = (replace(one, may_write=one.author in self.writers) for one in pull.remarks)
         return replace(pull, remarks=tuple(remarks))
 
@@ -151,7 +151,7 @@ class Hub:
         self.fault("merged")
         return "m" * 40
 
-    async def ready(self, number: int) -> None:
+    async def mark_ready(self, number: int) -> None:
         self.say(number, draft=False)
 
     async def close(self, number: int) -> None:
@@ -179,7 +179,7 @@ class Doors:
     async def credential(self, project: Project) -> None:
         return None
 
-    async def budget(self, project: Project) -> Budget | None:
+    async def get_budget(self, project: Project) -> Budget | None:
         return self.hub.left
 
 
@@ -346,7 +346,7 @@ def git(folder: Path, *arguments: str) -> str:
 
 
 async def _task(world: World, project_id: str) -> Task:
-    now = instant(world.clock)
+    now = get_time(world.clock)
     task = Task(
         id=ordered_id("tsk_"),
         project_id=project_id,
@@ -364,7 +364,7 @@ async def _task(world: World, project_id: str) -> Task:
 
 
 async def _session(world: World, who: Principal, project_id: str, task_id: str) -> str:
-    now = instant(world.clock)
+    now = get_time(world.clock)
     row = Session(
         id=ordered_id("ses_"),
         owner_id=who.user_id,
@@ -383,7 +383,7 @@ async def _session(world: World, who: Principal, project_id: str, task_id: str) 
 async def _checkout(
     world: World, who: Principal, project_id: str, session_id: str | None, branch: str, base: str
 ) -> str:
-    now = instant(world.clock)
+    now = get_time(world.clock)
     sandbox: Sandbox = build_sandbox_row(
         who.user_id, project_id=project_id, session_id=session_id, template="base", idle_seconds=300
     )

@@ -31,7 +31,7 @@ def project(repository: str | None, **forge: str) -> Project:
     ],
 )
 def test_auto_detects_github(repository: str, forge: dict[str, str], kind: ForgeKind) -> None:
-    assert addresses.forge_of(project(repository, **forge)) is kind
+    assert addresses.get_forge(project(repository, **forge)) is kind
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_explains_unknown_forge(repository: str | None, forge: dict[str, str], h
     ],
 )
 def test_api_address(repository: str, forge: dict[str, str], api: str) -> None:
-    assert addresses.api_of(project(repository, **forge)) == api
+    assert addresses.get_api_url(project(repository, **forge)) == api
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_api_address(repository: str, forge: dict[str, str], api: str) -> None:
 )
 def test_token_is_not_sent_to_other_host(repository: str) -> None:
     with pytest.raises(ForgeUnsupportedError, match=r"not on github\.com, so the project's token is not sent there"):
-        addresses.api_of(project(repository, kind="github"))
+        addresses.get_api_url(project(repository, kind="github"))
 
 
 @pytest.mark.parametrize(
@@ -82,12 +82,12 @@ def test_token_is_not_sent_to_other_host(repository: str) -> None:
 )
 def test_token_is_not_sent_unencrypted(url: str) -> None:
     with pytest.raises(ForgeUnsupportedError, match="Use https://"):
-        addresses.api_of(project("https://ghe.example.org/acme/site", apiUrl=url))
+        addresses.get_api_url(project("https://ghe.example.org/acme/site", apiUrl=url))
 
 
 def test_rejects_missing_repository_or_owner() -> None:
     with pytest.raises(RepositoryInvalidError, match="has no repository"):
-        addresses.forge_of(project(None))
+        addresses.get_forge(project(None))
     with pytest.raises(ForgeUnsupportedError, match="OWNER/NAME"):
-        addresses.slug_of(project("https://github.com/site"))
-    assert addresses.slug_of(project("https://github.com/acme/site.git")) == "acme/site"
+        addresses.get_slug(project("https://github.com/site"))
+    assert addresses.get_slug(project("https://github.com/acme/site.git")) == "acme/site"

@@ -7,7 +7,7 @@ import pytest
 
 from sandyard.kit.destinations import Destinations
 from sandyard.kit.names import Address
-from sandyard.platform.domain.mcp_servers.connections import Connections
+from sandyard.platform.domain.mcp_servers.clients import McpClients
 from sandyard.platform.domain.mcp_servers.service import McpServers
 from tests.unit.platform.domain.models.conftest import upstream
 from tests.unit.platform.world import World
@@ -17,7 +17,7 @@ __all__ = ["upstream"]
 
 @pytest.fixture
 async def servers(world: World) -> AsyncIterator[McpServers]:
-    connections = Connections(Destinations(), timeout_s=5)
+    connections = McpClients(Destinations(), timeout_s=5)
     made = McpServers(world.database, world.projects, world.vault, world.clock, connections)
     yield made
     await made.close()

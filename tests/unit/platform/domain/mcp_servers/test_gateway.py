@@ -17,7 +17,7 @@ import pytest
 from sandyard.kit.errors import NotFoundError
 from sandyard.kit.secret import Secret
 from sandyard.platform.db.models import Session
-from sandyard.platform.domain.mcp_servers.error_messages import refusal_of_answer
+from sandyard.platform.domain.mcp_servers.error_messages import explain_response
 from sandyard.platform.domain.mcp_servers.gateway import McpGateway
 from sandyard.platform.domain.mcp_servers.model import SERVER_FAILED, McpServerInfo, McpTestFailedError
 from sandyard.platform.domain.mcp_servers.service import ID, McpServerDraft, McpServers
@@ -496,7 +496,7 @@ def test_key_is_redacted_before_url_is_cut() -> None:
     redactor = redactor_of_headers([Secret(f"Bearer {KEY}")])
     for start in range(200 - len(KEY) - 5, 201):
         response = httpx.Response(302, headers={"location": "p" * start + KEY})
-        assert "mcp-planted" not in (refusal_of_answer("issues", response, keyed=True, redactor=redactor) or "")
+        assert "mcp-planted" not in (explain_response("issues", response, keyed=True, redactor=redactor) or "")
 
 
 async def test_key_is_redacted_before_error_message_is_cut(desk: Desk) -> None:

@@ -13,7 +13,7 @@ from sandyard.kit.errors import ConflictError, ForbiddenError, InvalidInputError
 from sandyard.kit.secret import Secret
 from sandyard.platform.db.models import McpServer
 from sandyard.platform.domain.mcp_servers import model
-from sandyard.platform.domain.mcp_servers.model import MAX_SERVERS, ServerType, entry_of, fingerprint
+from sandyard.platform.domain.mcp_servers.model import MAX_SERVERS, ServerType, make_entry, make_fingerprint
 from sandyard.platform.domain.mcp_servers.service import McpServerDraft, McpServers
 from tests.unit.platform.world import ROOT, World
 
@@ -203,27 +203,29 @@ def _row(**fields: Any) -> McpServer:
 
 def test_entry_for_agent() -> None:
     command = _row(name="inside", command="python3", args=["-m", "notes"], env={"LEVEL": "info"})
-    assert entry_of(command, "", None) == {
+    assert make_entry(command, "", None) == {
         "name": "inside",
         "command": "python3",
         "args": ["-m", "notes"],
         "env": [{"name": "LEVEL", "value": "info"}],
     }
     url = _row(name="outside", type="http", url=URL)
-    assert entry_of(url, "http://127.0.0.1:4100", Secret("syc_1")) == {
+    assert make_entry(url, "http://127.0.0.1:4100", Secret("syc_1")) == {
         "type": "http",
         "name": "outside",
         "url": "http://127.0.0.1:4100/mcp_1",
         "headers": [{"name": "Authorization", "value": "Bearer syc_1"}],
     }
-    assert fingerprint([]) == ""
-    assert fingerprint([command]) != fingerprint([command, url])
-    assert fingerprint([url]) == fingerprint([_row(name="outside", type="http", url="https://elsewhere")]), (
+    assert make_fingerprint([]) == ""
+    assert make_fingerprint([command]) != make_fingerprint([command, url])
+    assert make_fingerprint([url]) == make_fingerprint([_row(name="outside", type="http", url="https://elsewhere")]), (
         "the gateway knows where it is"
     )
-    assert fingerprint([command]) != fingerprint([_row(name="inside", command="python3", args=["-m", "notes"])])
+    assert make_fingerprint([command]) != make_fingerprint(
+        [_row(name="inside", command="python3", args=["-m", "notes"])]
+    )
 
 
 def test_short_values_have_no_hint() -> None:
-    assert model.hint_of(Secret("short")) == "…"
-    assert model.hint_of(Secret("long-enough-to-be-known")) == "…nown"
+    assert model.make_hint(Secret("short")) == "…"
+    assert model.make_hint(Secret("long-enough-to-be-known")) == "…nown"

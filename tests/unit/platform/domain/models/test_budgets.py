@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
+from sandyard.kit.clock import get_time
 from sandyard.kit.ids import ordered_id
 from sandyard.platform.db.models import ModelCall, Session, Task
 from sandyard.platform.domain.models.budgets import Budgets
 from sandyard.platform.domain.models.ledger import Ledger
 from sandyard.platform.domain.models.model import OverBudgetError, PriceMissingError
 from sandyard.platform.domain.projects.model import ProjectSettings
-from sandyard.platform.domain.users.tokens import instant
 from tests.unit.platform.world import World
 
 
@@ -35,14 +35,14 @@ class Purse:
                     input_tokens=tokens,
                     output_tokens=0,
                     cost_micros=micros,
-                    started_at=instant(self.world.clock),
+                    started_at=get_time(self.world.clock),
                     duration_ms=1,
                 )
             )
 
 
 async def purse(world: World, settings: dict[str, Any], budget: dict[str, Any] | None) -> Purse:
-    owner, now = (await world.person("owner")).principal, instant(world.clock)
+    owner, now = (await world.person("owner")).principal, get_time(world.clock)
     project = await world.projects.create(owner, "p", settings=ProjectSettings.model_validate({"tasks": settings}))
     card = {"description": "", "status": "in_progress", "position": 0, "priority": 0}
     task = Task(

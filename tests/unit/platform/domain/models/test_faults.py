@@ -14,9 +14,9 @@ from sandyard.platform.domain.models.faults import (
     LONGEST_QUOTE,
     Cause,
     ProviderTestFailedError,
-    fault_of_answer,
-    fault_of_error,
-    label_of,
+    classify_error,
+    classify_response,
+    make_label,
 )
 from sandyard.platform.domain.models.redaction import Redactor
 
@@ -73,7 +73,7 @@ NOTHING = {"error": {"message": "no"}}
     ],
 )
 def test_cause_of_fault(status: int, body: dict[str, Any], cause: Cause, *, final: bool) -> None:
-    fault = fault_of_answer("Anthropic", status, json.dumps(body), model="m", keyed=True, redactor=Redactor())
+    fault = classify_response("Anthropic", status, json.dumps(body), model="m", keyed=True, redactor=Redactor())
     assert (fault.cause, fault.final) == (cause, final)
     if cause is Cause.QUOTA:
         assert fault.sentence.startswith("Your Anthropic account has no quota left. Add credit with the provider, ")
@@ -105,7 +105,7 @@ def test_cause_of_fault(status: int, body: dict[str, Any], cause: Cause, *, fina
 )
 def test_missing_answer_is_explained_without_library_names(error: Exception, sentence: str) -> None:
     url = "http://127.0.0.1:9"
-    fault = fault_of_error("house", url, error, late=False)
+    fault = classify_error("house", url, error, late=False)
     assert fault.sentence == sentence.replace("URL", url)
     assert str(ProviderTestFailedError(fault.cause, fault.sentence)) == f"{fault.sentence} Nothing was saved."
 
@@ -115,15 +115,15 @@ def test_key_is_redacted_before_message_is_cut() -> None:
     key = "sk-planted-0123456789abcdef"
     for start in range(LONGEST_QUOTE - len(key) - 5, LONGEST_QUOTE + 1):
         body = json.dumps({"error": {"message": "m" * start + key}})
-        fault = fault_of_answer("P", 400, body, model="m", keyed=True, redactor=Redactor(Secret(key)))
+        fault = classify_response("P", 400, body, model="m", keyed=True, redactor=Redactor(Secret(key)))
         assert "sk-" not in fault.sentence
 
 
 def test_message_of_fault() -> None:
-    fault = fault_of_answer("Anthropic", 401, json.dumps(ANTHROPIC), model=None, keyed=True, redactor=Redactor())
+    fault = classify_response("Anthropic", 401, json.dumps(ANTHROPIC), model=None, keyed=True, redactor=Redactor())
     assert fault.sentence == "Anthropic rejected the API key (401). It said: invalid x-api-key"
-    keyless = fault_of_answer("Anthropic", 401, "", model=None, keyed=False, redactor=Redactor())
+    keyless = classify_response("Anthropic", 401, "", model=None, keyed=False, redactor=Redactor())
     assert keyless.sentence == "Anthropic requires an API key (401)."
-    assert label_of("anthropic", "https://api.anthropic.com") == "Anthropic"
-    assert label_of("work", "https://api.anthropic.com") == "Anthropic (work)"
-    assert label_of("house", "http://127.0.0.1:11434") == "house"
+    assert make_label("anthropic", "https://api.anthropic.com") == "Anthropic"
+    assert make_label("work", "https://api.anthropic.com") == "Anthropic (work)"
+    assert make_label("house", "http://127.0.0.1:11434") == "house"

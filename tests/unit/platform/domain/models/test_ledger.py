@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
+from sandyard.kit.clock import get_time
 from sandyard.kit.ids import ordered_id
 from sandyard.platform.db.models import ModelCall, ModelProvider, Session
 from sandyard.platform.domain.models import ledger as ledgers
-from sandyard.platform.domain.models.ledger import OTHER_MODELS, Ledger, calls_of
-from sandyard.platform.domain.users.tokens import instant
+from sandyard.platform.domain.models.ledger import OTHER_MODELS, Ledger, select_calls
 from tests.unit.platform.world import World
 
 pytestmark = pytest.mark.both_databases
@@ -56,7 +56,7 @@ async def test_separates_days_models_and_projects(world: World) -> None:
     assert (both.calls, both.input_tokens, both.output_tokens, both.cost_usd) == (2, 20, 2, 1.5)
     assert found[date(2026, 2, 28), None, "sonnet"].cost_usd is None
 
-    of_project, _ = await ledger.by_day(*calls_of(project_id=project.id, since=last))
+    of_project, _ = await ledger.by_day(*select_calls(project_id=project.id, since=last))
     assert {(one.model, one.spent.calls) for one in of_project} == {("sonnet", 1), ("opus", 1)}
     newest, truncated = await ledger.by_day(limit=1)
     assert ([one.day for one in newest], truncated) == ([date(2026, 3, 1)], True)
@@ -84,7 +84,7 @@ async def test_adds_up_rows_with_huge_numbers(world: World) -> None:
 async def test_bounds_model_names_of_a_day(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ledgers, "MODELS_PER_DAY", 3)
     owner, other = (await world.person("owner")).principal, (await world.person("other")).principal
-    project, now = await world.projects.create(owner, "website"), instant(world.clock)
+    project, now = await world.projects.create(owner, "website"), get_time(world.clock)
     rows = {"title": "s", "template": "base", "created_at": now, "updated_at": now}
     provider = {"name": "p", "kind": "openai", "base_url": "https://models.example", "hint": ""}
     inside = Session(id="ses_1", owner_id=owner.user_id, project_id=project.id, **rows)

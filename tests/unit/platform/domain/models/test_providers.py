@@ -13,12 +13,12 @@ from sandyard.kit.errors import ConflictError, ForbiddenError, InvalidInputError
 from sandyard.kit.names import Address
 from sandyard.kit.secret import Secret
 from sandyard.platform.db.models import ModelProvider
-from sandyard.platform.domain.models.apis import Asked, address, asked, upward
+from sandyard.platform.domain.models.apis import Asked, build_url, filter_request_headers, parse_request
 from sandyard.platform.domain.models.clients import Clients
 from sandyard.platform.domain.models.model import ModelApi, NoModelError, Price
+from sandyard.platform.domain.models.provider_check import check_provider
 from sandyard.platform.domain.models.providers import Providers
-from sandyard.platform.domain.models.service import chosen_from
-from sandyard.platform.domain.models.trying import tried
+from sandyard.platform.domain.models.service import choose_model
 from sandyard.platform.domain.paging import PageRequest
 from tests.unit.platform.domain.models.people import KEY, Speaker
 from tests.unit.platform.world import ROOT, World
@@ -142,7 +142,7 @@ def test_selects_provider_for_agent() -> None:
     both = Speaker(apis=(ModelApi.ANTHROPIC, ModelApi.OPENAI_CHAT))
 
     def chosen(model: str | None, *rows: ModelProvider) -> tuple[str, ModelApi, str | None]:
-        provider, api, name = chosen_from(rows, both, model)
+        provider, api, name = choose_model(rows, both, model)
         return provider.name, api, name
 
     assert chosen(None, plain, claude) == ("claude", ModelApi.ANTHROPIC, "sonnet")
@@ -152,18 +152,18 @@ def test_selects_provider_for_agent() -> None:
     with pytest.raises(NoModelError, match="large, small, sonnet"):
         chosen("other", plain, claude)
     with pytest.raises(NoModelError, match="no OpenAI API key is set up"):
-        chosen_from([claude], Speaker(apis=(ModelApi.OPENAI,)), None)
+        choose_model([claude], Speaker(apis=(ModelApi.OPENAI,)), None)
 
 
 def test_paths() -> None:
-    chat = asked(ModelApi.OPENAI, "POST", "/v1/chat/completions", "key=x&a=b")
+    chat = parse_request(ModelApi.OPENAI, "POST", "/v1/chat/completions", "key=x&a=b")
     assert chat == Asked("/v1/chat/completions", "a=b", counted=True)
-    assert address("https://a.example/api/", chat) == "https://a.example/api/v1/chat/completions?a=b"
-    assert address("https://a.example/api/paas/v4", chat) == "https://a.example/api/paas/v4/chat/completions?a=b"
-    gemini = asked(ModelApi.GEMINI, "POST", "/v1beta/models/gemini-2.5-pro:streamGenerateContent", "alt=sse")
+    assert build_url("https://a.example/api/", chat) == "https://a.example/api/v1/chat/completions?a=b"
+    assert build_url("https://a.example/api/paas/v4", chat) == "https://a.example/api/paas/v4/chat/completions?a=b"
+    gemini = parse_request(ModelApi.GEMINI, "POST", "/v1beta/models/gemini-2.5-pro:streamGenerateContent", "alt=sse")
     assert gemini is not None and gemini.gemini_model == "gemini-2.5-pro"
-    assert address("https://g.example/v1beta", gemini).startswith("https://g.example/v1beta/models/gemini-2.5-pro:")
-    count = asked(ModelApi.ANTHROPIC, "POST", "/v1/messages/count_tokens", "")
+    assert build_url("https://g.example/v1beta", gemini).startswith("https://g.example/v1beta/models/gemini-2.5-pro:")
+    count = parse_request(ModelApi.ANTHROPIC, "POST", "/v1/messages/count_tokens", "")
     assert count is not None and not count.counted
     for kind, method, path in (
         (ModelApi.OPENAI_CHAT, "POST", "/v1/responses"),
@@ -172,19 +172,21 @@ def test_paths() -> None:
         (ModelApi.GEMINI, "POST", "/v1beta/models/a/../b:generateContent"),
         (ModelApi.GEMINI, "GET", "/v1beta/files"),
     ):
-        assert asked(kind, method, path, "") is None, path
+        assert parse_request(kind, method, path, "") is None, path
 
 
 def test_drops_query_parameters_that_change_answer() -> None:
-    found = asked(ModelApi.GEMINI, "POST", "/v1beta/models/g:generateContent", "alt=sse&fields=a&%24fields=b&key=k")
+    found = parse_request(
+        ModelApi.GEMINI, "POST", "/v1beta/models/g:generateContent", "alt=sse&fields=a&%24fields=b&key=k"
+    )
     assert found is not None
     assert found.query == "alt=sse"
     for kind, path in ((ModelApi.OPENAI, "/v1/models/.."), (ModelApi.GEMINI, "/v1/models/..")):
-        assert asked(kind, "GET", path, "") is None
-    assert asked(ModelApi.GEMINI, "POST", "/v1/models/..:generateContent", "") is None
-    assert asked(ModelApi.GEMINI, "GET", "/v1/models/gemini-2.5-pro", "") is not None
+        assert parse_request(kind, "GET", path, "") is None
+    assert parse_request(ModelApi.GEMINI, "POST", "/v1/models/..:generateContent", "") is None
+    assert parse_request(ModelApi.GEMINI, "GET", "/v1/models/gemini-2.5-pro", "") is not None
     headers = [("x-goog-fieldmask", "a"), ("x-http-method-override", "DELETE"), ("x-mine", "1")]
-    assert [name for name, _ in upward(ModelApi.GEMINI, headers, None)] == ["x-mine", "accept-encoding"]
+    assert [name for name, _ in filter_request_headers(ModelApi.GEMINI, headers, None)] == ["x-mine", "accept-encoding"]
 
 
 async def test_address_set_by_member_is_checked_at_every_request(
@@ -209,7 +211,7 @@ async def test_address_set_by_member_is_checked_at_every_request(
         await (await client_for_own()).get(url)
     row = await providers.find(own.id, project.id)
     assert row is not None
-    verdict = await tried(await client_for_own(), row, None)
+    verdict = await check_provider(await client_for_own(), row, None)
     assert not verdict.ok
     assert "private network" in verdict.detail
     await providers.update(ROOT, own.id, base_url=url)  # an administrator approves the address

@@ -12,7 +12,7 @@ from sandyard.platform.domain.previews.addresses import (
     Place,
     check_path,
     check_port,
-    frame_sources,
+    list_frame_sources,
     required,
 )
 from sandyard.platform.settings import PlatformSettings
@@ -52,7 +52,7 @@ def settings(**given: Any) -> PlatformSettings:
 def test_addresses_and_frame_sources(given: dict[str, Any], url: str, frames: str) -> None:
     addresses = required(Addresses.of(settings(**given)))
     assert addresses.url(PLACE) == url
-    assert frame_sources(settings(**given)) == frames
+    assert list_frame_sources(settings(**given)) == frames
     name = addresses.host(PLACE).partition(":")[0]
     for spelled in (name, f"{name}."):
         assert addresses.below(spelled)
@@ -62,7 +62,7 @@ def test_addresses_and_frame_sources(given: dict[str, Any], url: str, frames: st
 def test_public_url_without_preview_domain() -> None:
     public = settings(public_url="https://yard.example.com")
     assert Addresses.of(public) is None
-    assert frame_sources(public) == "'none'"
+    assert list_frame_sources(public) == "'none'"
     with pytest.raises(UnsupportedError, match="SANDYARD_PREVIEW_DOMAIN"):
         required(Addresses.of(public))
 

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from sandyard.kit.destinations import Destinations
 from sandyard.platform.db.models import Project
-from sandyard.platform.domain.projects.egress import GITHUB, PRESETS, allowed_of, operator_default
+from sandyard.platform.domain.projects.egress import GITHUB, PRESETS, allowed_of, parse_operator_default
 from sandyard.platform.domain.projects.model import NetworkSettings, check_host
 
 
@@ -46,11 +46,11 @@ def test_forge_of_project(repository: str | None, hosts: list[str]) -> None:
 
 
 def test_operator_default() -> None:
-    assert operator_default("all", [""]) is None
-    assert operator_default("none", [""]) == []
-    assert operator_default("listed", "crates, a.test".split(",")) == [*PRESETS["crates"], "a.test"]
+    assert parse_operator_default("all", [""]) is None
+    assert parse_operator_default("none", [""]) == []
+    assert parse_operator_default("listed", "crates, a.test".split(",")) == [*PRESETS["crates"], "a.test"]
     with pytest.raises(ValidationError):
-        operator_default("listed", ["not a host"])
+        parse_operator_default("listed", ["not a host"])
 
 
 def test_presets_are_valid_hosts() -> None:

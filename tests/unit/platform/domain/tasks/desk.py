@@ -10,6 +10,7 @@ from typing import Any
 
 from sqlalchemy import func, select, update
 
+from sandyard.kit.clock import get_time
 from sandyard.kit.errors import InvalidInputError
 from sandyard.kit.ids import ordered_id
 from sandyard.platform.db.database import Transaction
@@ -21,7 +22,6 @@ from sandyard.platform.domain.tasks.board import Tasks
 from sandyard.platform.domain.tasks.fields import TaskFields
 from sandyard.platform.domain.tasks.model import OPEN_ATTEMPTS, AttemptStatus, Column
 from sandyard.platform.domain.users.model import Principal
-from sandyard.platform.domain.users.tokens import instant
 from tests.unit.platform.world import Person, World, opened
 
 
@@ -34,7 +34,7 @@ class StillAttempts:
         self.said: list[tuple[str, str, str]] = []
 
     async def draft(self, tx: Transaction, task: Task, owner_id: str) -> list[Attempt]:
-        now = instant(self._world.clock)
+        now = get_time(self._world.clock)
         after = await tx.session.scalar(select(func.max(Attempt.number)).where(Attempt.task_id == task.id)) or 0
         wanted: list[dict[str, Any]] = task.attempts or [{"agent": task.agent, "model": task.model}]
         made = [

@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 from sqlalchemy import event, inspect
 
+from sandyard.kit.clock import get_time
 from sandyard.kit.errors import ConflictError, ForbiddenError, InvalidInputError, NotFoundError
 from sandyard.platform.db.database import DatabaseUnavailableError, Transaction
 from sandyard.platform.db.models import Project, Task
 from sandyard.platform.domain import paging
 from sandyard.platform.domain.paging import PageRequest
-from sandyard.platform.domain.tasks import columns, placing, releasing
+from sandyard.platform.domain.tasks import columns, moves, positions
 from sandyard.platform.domain.tasks.columns import MAX_WORDS, SEARCHED_CHARACTERS, BoardFilter, has_words
 from sandyard.platform.domain.tasks.errors import (
     ColumnFullError,
@@ -25,7 +26,6 @@ from sandyard.platform.domain.tasks.errors import (
 )
 from sandyard.platform.domain.tasks.fields import TaskFields
 from sandyard.platform.domain.tasks.model import AttemptStatus, Column
-from sandyard.platform.domain.users.tokens import instant
 from tests.unit.platform.domain.tasks.desk import Desk
 
 pytestmark = pytest.mark.both_databases
@@ -68,7 +68,7 @@ async def test_validates_agents_and_stores_attempts(desk: Desk) -> None:
 
 
 async def test_order_in_column(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(placing, "GAP", 4)  # so that the gaps run out
+    monkeypatch.setattr(positions, "GAP", 4)  # so that the gaps run out
     cards = [await desk.card(name) for name in "abcde"]
     expected = list("abcde")
     for name, index in (("e", 0), ("d", 1), ("c", 1), ("b", 1), ("a", 1), ("e", 4), ("c", 99), ("d", 2), ("a", 2)):
@@ -159,7 +159,7 @@ async def test_board_reads_only_what_it_shows(desk_anywhere: Desk, monkeypatch: 
     desk, read = desk_anywhere, list[int]()
     monkeypatch.setattr(columns, "RANGES_AT_ONCE", 2)
     projects = [desk.project, *[await desk.world.projects.create(desk.me, name) for name in "abc"]]
-    now = instant(desk.world.clock)
+    now = get_time(desk.world.clock)
     card = {"description": "", "title": "x", "priority": 0, "created_at": now, "updated_at": now}
     rows = [
         Task(id=f"tsk_{at}{n:03}", project_id=project.id, status=column, position=n // 3, **card)
@@ -355,13 +355,13 @@ async def test_starts_after_database_outage(desk: Desk, monkeypatch: pytest.Monk
     first = await desk.card()
     second = await desk.card(needs=[first], start=True)
     await desk.settle()
-    held = releasing.held
+    lock_board = moves.lock_board
 
     async def away(tx: Transaction, project_id: str) -> Project:
-        monkeypatch.setattr(releasing, "held", held)
+        monkeypatch.setattr(moves, "lock_board", lock_board)
         raise DatabaseUnavailableError
 
-    monkeypatch.setattr(releasing, "held", away)
+    monkeypatch.setattr(moves, "lock_board", away)
     await desk.tasks.move(desk.me, first.id, DONE)
     await desk.settle()
     assert await desk.status(second) == IN_PROGRESS

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from sandyard.platform.db.models import Step
-from sandyard.platform.domain.tasks.outcomes import outcomes_of
+from sandyard.platform.domain.tasks.model import list_outcomes
 
 
 def step(name: str, status: str = "completed", round_: int = 1, **detail: Any) -> Step:
@@ -29,13 +29,13 @@ def step(name: str, status: str = "completed", round_: int = 1, **detail: Any) -
     ],
 )
 def test_outcome_of_one_step(one: Step, outcome: str) -> None:
-    assert outcomes_of([one]) == [outcome]
+    assert list_outcomes([one]) == [outcome]
 
 
 def test_step_fixed_by_later_attempt_in_same_round() -> None:
     first = [step("verify", ok=False), step("agent"), step("verify", ok=False), step("verify", ok=True)]
     second = [step("verify", ok=False, round_=2), step("verify", "failed", round_=2), step("push", round_=2, ok=False)]
-    assert outcomes_of(first + second) == [
+    assert list_outcomes(first + second) == [
         *("fixed", "succeeded", "fixed", "succeeded"),
         *("failed", "failed", "failed"),
     ]

@@ -10,9 +10,9 @@ import pytest
 from sandyard.kit.errors import SandyardError
 from sandyard.platform.db.database import DatabaseUnavailableError
 from sandyard.platform.db.models import Attempt, Task
+from sandyard.platform.domain.tasks.attempt_records import lock_attempt, set_attempt_status
 from sandyard.platform.domain.tasks.model import AttemptStatus, Column, StepName
 from sandyard.platform.domain.tasks.rounds import Rounds
-from sandyard.platform.domain.tasks.rows import locked, settle
 from sandyard.platform.domain.tasks.steps import Place, Work
 from tests.unit.platform.domain.tasks.yard import Board
 
@@ -90,9 +90,9 @@ async def test_merged_when_step_starts(board: Board, monkeypatch: pytest.MonkeyP
     async def overtaken(self: Rounds, place: Place, name: StepName) -> tuple[Work, dict[str, Any]] | None:
         monkeypatch.setattr(Rounds, "_note_begun", note_begun)
         async with board.database.transaction() as tx:
-            found = await locked(tx, place[0])
+            found = await lock_attempt(tx, place[0])
             assert found is not None
-            settle(tx, found[1], AttemptStatus.MERGED)
+            set_attempt_status(tx, found[1], AttemptStatus.MERGED)
         return await note_begun(self, place, name)
 
     monkeypatch.setattr(Rounds, "_note_begun", overtaken)
@@ -121,7 +121,7 @@ async def test_stopped_in_last_step(board: Board, words: str | None) -> None:
     async def stopped() -> None:
         if words is not None:
             async with board.database.transaction() as tx:
-                found = await locked(tx, attempt.id)
+                found = await lock_attempt(tx, attempt.id)
                 assert found is not None
                 await board.attempts.send_back(tx, *found, words, "somebody")
         await board.tasks.stop(board.owner, task.id)

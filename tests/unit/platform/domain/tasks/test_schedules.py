@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from sqlalchemy import update
 
+from sandyard.kit.clock import get_time
 from sandyard.kit.errors import ForbiddenError, InvalidInputError, NotFoundError
 from sandyard.platform.db.models import Schedule
 from sandyard.platform.domain.paging import PageRequest
-from sandyard.platform.domain.tasks.cron import next_time
+from sandyard.platform.domain.tasks.cron import get_next_time
 from sandyard.platform.domain.tasks.model import Column
 from sandyard.platform.domain.tasks.schedules import ScheduledTask, Schedules
-from sandyard.platform.domain.users.tokens import instant
 from tests.unit.platform.domain.tasks.desk import Desk
 
 
@@ -67,7 +67,7 @@ async def test_creates_one_task_per_time_with_several_platforms(times_anywhere: 
     task = await times.desk.tasks.get(times.desk.me, row.last_task_id or "")
     assert task.status == Column.IN_PROGRESS
     assert task.source == {"kind": "schedule", "scheduleId": row.id, "name": "hourly"}
-    assert row.last_at == instant(times.desk.world.clock)
+    assert row.last_at == get_time(times.desk.world.clock)
     assert len(await times.desk.told("schedule.fired")) == 2
 
 
@@ -77,7 +77,7 @@ async def test_missed_times_create_one_task(times: Times) -> None:
     await times.schedules.tick()
     await times.schedules.tick()
     assert await times.made() == 1
-    assert (await times.again(row)).next_at == next_time("0 * * * *", "UTC", instant(times.desk.world.clock))
+    assert (await times.again(row)).next_at == get_next_time("0 * * * *", "UTC", get_time(times.desk.world.clock))
 
 
 async def test_crash_before_commit_loses_nothing(times: Times, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,7 +103,7 @@ async def test_reports_failure_and_continues(times: Times) -> None:
     row = await times.again(row)
     assert row.enabled
     assert row.next_at is not None
-    assert row.next_at > instant(times.desk.world.clock)
+    assert row.next_at > get_time(times.desk.world.clock)
     failures = await times.schedules.failures([row])
     assert "no agent 'gone'" in failures[row.id]
     changed = await times.schedules.update(times.desk.me, row.id, {"task": ScheduledTask(title="Tidy up")})
@@ -165,7 +165,7 @@ async def test_disable_and_enable(times: Times) -> None:
 )
 def test_next_time(cron: str, zone: str, after: str, expected: str) -> None:
     moment, wanted = (datetime.fromisoformat(one).replace(tzinfo=UTC) for one in (after, expected))
-    assert next_time(cron, zone, moment) == wanted
+    assert get_next_time(cron, zone, moment) == wanted
 
 
 @pytest.mark.parametrize(
@@ -187,4 +187,4 @@ def test_next_time(cron: str, zone: str, after: str, expected: str) -> None:
 )
 def test_rejects_invalid_cron(cron: str, zone: str) -> None:
     with pytest.raises(InvalidInputError):
-        next_time(cron, zone, datetime(2026, 1, 1, tzinfo=UTC))
+        get_next_time(cron, zone, datetime(2026, 1, 1, tzinfo=UTC))

@@ -61,9 +61,8 @@ class Board:
         self.owner = await self.person("owner")
         clock = SystemClock()
         self.projects = Projects(self.database, clock)
-        self.attempts = Attempts(self.database, self.projects, None, self.turns, self.settings)  # type: ignore[arg-type]
+        self.attempts = Attempts(self.database, self.projects, None, self.turns, self.settings, clock)  # type: ignore[arg-type]
         self.tasks = Tasks(self.database, self.projects, self.attempts, None, clock)
-        self.attempts.advance = self.tasks.advance
         self.project = await self.make(**settings)
         return self
 

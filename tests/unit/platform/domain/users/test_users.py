@@ -13,14 +13,14 @@ import pytest
 from sqlalchemy import func, select, text
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from sandyard.kit.clock import get_time
 from sandyard.kit.errors import ForbiddenError, InvalidInputError, NotFoundError
 from sandyard.platform.db.models import ApiToken, Login, Ticket, User
 from sandyard.platform.domain.paging import PageRequest
-from sandyard.platform.domain.users import doors
+from sandyard.platform.domain.users import authentication
+from sandyard.platform.domain.users.authentication import is_still_valid
 from sandyard.platform.domain.users.model import LastAdminError, NameTakenError, WrongLoginError
 from sandyard.platform.domain.users.passwords import check_password, hash_password
-from sandyard.platform.domain.users.standing import stands
-from sandyard.platform.domain.users.tokens import instant
 from tests.unit.platform.world import PASSWORD, ROOT, World
 
 
@@ -127,7 +127,7 @@ async def test_password_changes_during_login(world: World, monkeypatch: pytest.M
         changed.wait(60)
         return check_password(password, hashed)
 
-    monkeypatch.setattr(doors, "check_password", check)
+    monkeypatch.setattr(authentication, "check_password", check)
     signing_in = asyncio.create_task(world.users.login(name="maria", password=PASSWORD))
     await looking.wait()
     await world.users.update(ROOT, maria.principal.user_id, password="another one, quite long")
@@ -160,10 +160,10 @@ async def test_does_not_cache_revoked_credentials(world: World, monkeypatch: pyt
 
 async def test_tokens_expire_and_are_revoked(world: World) -> None:
     maria, otto = await world.person("maria"), await world.person("otto")
-    until = instant(world.clock) + timedelta(hours=1)
+    until = get_time(world.clock) + timedelta(hours=1)
     short = await world.users.create_token(maria.principal, "short", until)
     with pytest.raises(InvalidInputError):
-        await world.users.create_token(maria.principal, "past", instant(world.clock))
+        await world.users.create_token(maria.principal, "past", get_time(world.clock))
     assert await world.users.by_token(short.value.reveal())
     await world.clock.advance(3600)
     assert await world.users.by_token(short.value.reveal()) is None
@@ -195,13 +195,13 @@ async def test_last_use_is_written_once_a_minute(world: World) -> None:
 
     await asyncio.gather(*(world.users.by_token(maria.token) for _ in range(10)))
     first = await last_used()
-    assert first == instant(world.clock)
+    assert first == get_time(world.clock)
     await world.clock.advance(59)
     await world.users.by_token(maria.token)
     assert await last_used() == first
     await world.clock.advance(1)
     await world.users.by_token(maria.token)
-    assert await last_used() == instant(world.clock)
+    assert await last_used() == get_time(world.clock)
 
 
 async def test_tickets_are_single_use_and_expire(world: World) -> None:
@@ -284,9 +284,9 @@ async def test_ticket_is_bound_to_its_token(world: World) -> None:
     ticket = (await world.users.create_ticket(principal)).value.reveal()
     found = await world.users.by_ticket(ticket)
     assert found == principal
-    assert await stands(world.database, world.clock, found)
+    assert await is_still_valid(world.database, world.clock, found)
     await world.users.revoke_token(principal, principal.means.partition(":")[2])
-    assert not await stands(world.database, world.clock, found)
+    assert not await is_still_valid(world.database, world.clock, found)
 
 
 async def test_replaces_lost_admin_token(world: World) -> None:

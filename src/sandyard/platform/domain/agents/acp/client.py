@@ -22,8 +22,8 @@ from sandyard.platform.domain.agents.errors import AgentProtocolError
 from sandyard.platform.domain.agents.json_columns import RunOptions, capabilities_of, change_options, options_of
 from sandyard.platform.domain.agents.model import PLATFORM, RunStatus
 from sandyard.platform.domain.agents.repository import load_agent_settings, session_fields
-from sandyard.platform.domain.mcp_servers.model import fingerprint
-from sandyard.platform.domain.mcp_servers.rows import servers_of
+from sandyard.platform.domain.mcp_servers.model import make_fingerprint
+from sandyard.platform.domain.mcp_servers.records import list_servers
 from sandyard.platform.domain.sandboxes.model import utc_now
 
 PROTOCOL_VERSION = 1
@@ -153,7 +153,7 @@ async def advance(tx: Transaction, session: Session, run: AgentRun, turn: Turn) 
     ):
         return NextStep.WAIT
     strictness = (await load_agent_settings(tx.session, session.project_id)).permissions.strictness
-    servers = fingerprint(await servers_of(tx.session, session.project_id))
+    servers = make_fingerprint(await list_servers(tx.session, session.project_id))
     options = options_of(run)
     had = (run.agent, options.get("strictness", "none"), options.get("mcpFingerprint", ""))
     if (session.agent or run.agent, strictness, servers) != had:

@@ -24,7 +24,7 @@ from sandyard.platform.domain.agents.questions.asks import (
 )
 from sandyard.platform.domain.agents.questions.policy import Decision, find_option
 from sandyard.platform.domain.agents.repository import lock_turn
-from sandyard.platform.domain.paging import Listing, PageRequest, newest_first
+from sandyard.platform.domain.paging import Listing, PageRequest, list_newest_first
 from sandyard.platform.domain.projects.service import require_owner
 from sandyard.platform.domain.sandboxes.repository import sessions_visible_to
 from sandyard.platform.domain.users.model import Principal
@@ -70,7 +70,7 @@ class Asks:
         if status is not None:
             query = query.where(Ask.status == status)
         async with self._database.reading() as session:
-            return await newest_first(session, query, Ask.id, page)
+            return await list_newest_first(session, query, Ask.id, page)
 
     async def answer(
         self,

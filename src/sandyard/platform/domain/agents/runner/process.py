@@ -34,8 +34,8 @@ from sandyard.platform.domain.agents.runner.deps import AgentRunnerDeps
 from sandyard.platform.domain.agents.runner.message_handler import MessageHandler
 from sandyard.platform.domain.agents.runner.outcomes import REPLACED
 from sandyard.platform.domain.git.model import OperationKind, OperationStatus
-from sandyard.platform.domain.mcp_servers.model import ServerType, entry_of, fingerprint
-from sandyard.platform.domain.mcp_servers.rows import servers_of
+from sandyard.platform.domain.mcp_servers.model import ServerType, make_entry, make_fingerprint
+from sandyard.platform.domain.mcp_servers.records import list_servers
 from sandyard.platform.domain.sandboxes.commands import StoppingError
 from sandyard.platform.domain.sandboxes.e2b import (
     CommandEnded,
@@ -228,7 +228,7 @@ class AgentProcess:
                     "folder": folder,
                     "served": self._served,
                     "mcpServers": entries,
-                    "mcpFingerprint": fingerprint(servers),
+                    "mcpFingerprint": make_fingerprint(servers),
                     "mcpMissing": missing,
                 },
             )
@@ -245,11 +245,11 @@ class AgentProcess:
     async def _load_mcp_servers(self, sandbox: Sandbox) -> tuple[list[McpServer], list[dict[str, Any]]]:
         """Return the project's MCP servers, and their entries for the agent."""
         async with self._deps.database.reading() as session:
-            servers = await servers_of(session, self._session.project_id)
+            servers = await list_servers(session, self._session.project_id)
         gateway, capability = "", None
         if any(one.type == ServerType.HTTP for one in servers):
             gateway, capability = await self._deps.models.reach(self._session, sandbox)
-        return servers, [entry_of(one, gateway, capability) for one in servers]
+        return servers, [make_entry(one, gateway, capability) for one in servers]
 
     async def _kill_earlier_runs(self, engine_id: str) -> None:
         """Kill earlier processes that could not be reached at their end because the sandbox was paused."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from sqlalchemy import select
 
-from sandyard.kit.clock import Clock
+from sandyard.kit.clock import Clock, get_time
 from sandyard.kit.errors import SandyardError
 from sandyard.platform.db.models import Ask, Sandbox, Session, Turn
 from sandyard.platform.domain.agents.acp.client import WAKING
@@ -28,7 +28,6 @@ from sandyard.platform.domain.agents.repository import (
 from sandyard.platform.domain.agents.runner.deps import AgentRunnerDeps
 from sandyard.platform.domain.sandboxes.e2b import SandboxEngine
 from sandyard.platform.domain.sandboxes.model import utc_now
-from sandyard.platform.domain.users.tokens import instant
 
 BUSY_PERCENT = 1.0
 CHECK_EVERY_S = 15.0
@@ -73,7 +72,7 @@ class InactivityWatch:
 async def expire_asks(deps: AgentRunnerDeps, turn_id: str) -> bool:
     """Deny the requests that nobody answered in time. Returns whether there were any."""
     query = select(Ask.id).where(
-        Ask.turn_id == turn_id, Ask.status == AskStatus.PENDING, Ask.expires_at < instant(deps.clock)
+        Ask.turn_id == turn_id, Ask.status == AskStatus.PENDING, Ask.expires_at < get_time(deps.clock)
     )
     async with deps.database.reading() as session:
         if (await session.scalars(query)).first() is None:

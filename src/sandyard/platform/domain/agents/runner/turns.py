@@ -37,7 +37,7 @@ from sandyard.platform.domain.agents.runner.process import RUN_PREFIX
 from sandyard.platform.domain.agents.runner.session_runner import SessionRunner
 from sandyard.platform.domain.git.service import GitService
 from sandyard.platform.domain.models.faults import Fault
-from sandyard.platform.domain.paging import Listing, PageRequest, newest_first
+from sandyard.platform.domain.paging import Listing, PageRequest, list_newest_first
 from sandyard.platform.domain.projects.service import visible_to
 from sandyard.platform.domain.sandboxes.command_output import OutputFiles
 from sandyard.platform.domain.sandboxes.commands import StoppingError
@@ -230,7 +230,7 @@ class AgentTurns:
     async def list(self, caller: Principal, session_id: str, page: PageRequest) -> Listing[Turn]:
         await self._get_session(caller, session_id)
         async with self._database.reading() as session:
-            return await newest_first(session, select(Turn).where(Turn.session_id == session_id), Turn.id, page)
+            return await list_newest_first(session, select(Turn).where(Turn.session_id == session_id), Turn.id, page)
 
     async def get_agent_run(self, caller: Principal, session_id: str) -> tuple[Session, AgentRun | None]:
         """Return the session, and the newest run of its agent."""

@@ -204,7 +204,7 @@ async def test_without_a_key_it_says_what_to_set(engine_process: Engine, monkeyp
     # what the settings did not name is not used behind their back
     monkeypatch.setenv("E2B_API_KEY", engine_process.key)
     nobody = SandboxEngine(EngineConfig(api_key=None, api_url=engine_process.url))
-    for attempt in (nobody.list(), nobody.info("i1"), nobody.stat("i1", "/"), run(nobody, "i1", "true")):
+    for attempt in (nobody.list(), nobody.get_info("i1"), nobody.files.stat("i1", "/"), run(nobody, "i1", "true")):
         with pytest.raises(EngineNotConfiguredError, match="Set E2B_API_KEY"):
             await attempt
     assert nobody.breaker.state is CircuitState.CLOSED

@@ -1,0 +1,162 @@
+"""`sandyard task add`: create a task and start it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sandyard.cli.completion import complete_agents, complete_projects, complete_tasks
+from sandyard.cli.connection import connect, get_project_id
+from sandyard.cli.errors import CommandError
+from sandyard.cli.options import drop_missing
+from sandyard.cli.output import echo, escape, print_json, text_option
+from sandyard.cli.tasks.lookup import AgentNames, find_task
+from sandyard.cli.tasks.progress import follow_task
+
+if TYPE_CHECKING:
+    from sandyard.cli.client import Client
+
+MOST_ATTEMPTS = 8
+PRIORITY = click.IntRange(-100, 100)
+
+
+@click.command()
+@click.argument("text", required=False)
+@click.option("--project", required=True, shell_complete=complete_projects, help="Project of the task.")
+@click.option(
+    "-F",
+    "--file",
+    type=click.Path(exists=True, dir_okay=False, allow_dash=True),
+    help="Read TEXT from a local file; `-` reads standard input.",
+)
+@click.option("--agent", shell_complete=complete_agents, help="Agent to use.  [default: the project's]")
+@click.option("--model", help="Model to use.  [default: the project's]")
+@click.option(
+    "--attempts", type=click.IntRange(1, MOST_ATTEMPTS), help="Number of parallel attempts, of which you pick one."
+)
+@click.option(
+    "--attempt",
+    "wanted",
+    multiple=True,
+    metavar="AGENT[:MODEL]",
+    shell_complete=complete_agents,
+    help="Agent and model of one of several attempts. Repeatable.",
+)
+@click.option("--base", help="Branch to start from and to merge into.  [default: the project's base branch]")
+@click.option("--priority", type=PRIORITY, help="Tasks with a higher priority start first.  [default: 0]")
+@click.option("--needs", multiple=True, shell_complete=complete_tasks, help="Task that must be done first. Repeatable.")
+@click.option(
+    "--budget-usd", type=click.FloatRange(min=0, min_open=True), help="Stop when models have cost this many US dollars."
+)
+@click.option("--backlog", is_flag=True, help="Add it to the backlog without starting it.")
+@click.option("-f", "--follow", "following", is_flag=True, help="Follow the progress.")
+@text_option
+def add(
+    *,
+    text: str | None,
+    project: str,
+    file: str | None,
+    wanted: tuple[str, ...],
+    attempts: int | None,
+    needs: tuple[str, ...],
+    backlog: bool,
+    following: bool,
+    output: str,
+    **options: Any,
+) -> None:
+    """Add a task. The first line of TEXT is its title, the rest its description; `-` reads it from standard input.
+
+    It starts immediately, unless --backlog is given. Its id is printed on standard output, first of all with --follow.
+    """
+    if attempts is not None and wanted:
+        raise click.UsageError("Use either --attempts or --attempt, not both.")
+    if backlog and following:
+        raise click.UsageError("A task in the backlog makes no progress. Use either --backlog or --follow, not both.")
+    title, description = split_title(read_text(text, file))
+    with connect() as client:
+        body = make_body(title, description, attempts=attempts, wanted=wanted, **options)
+        body |= drop_missing(
+            projectId=get_project_id(client, project),
+            needs=[find_task(client, name)["id"] for name in needs] or None,
+            start=not backlog,
+        )
+        made = client.post("/tasks", body)
+        if output == "json":
+            print_json(made, compact=following)
+        else:
+            echo(made["id"])
+        if following:
+            follow_task(client, made, as_json=output == "json")
+        elif output != "json":
+            for line in describe_next_steps(client, made):
+                echo(line, err=True)
+
+
+def read_text(text: str | None, file: str | None) -> str:
+    if (text is None) == (file is None):
+        raise click.UsageError("Give the task as TEXT, as `-` for standard input, or with --file.")
+    if text == "-" or file == "-":
+        return sys.stdin.read()
+    return text if text is not None else Path(file or "").read_text()
+
+
+def split_title(text: str) -> tuple[str, str]:
+    """Return the first non-empty line as the title, and the rest. A title that is too long is also part of the description."""
+    title, _, rest = text.strip().partition("\n")
+    title = title.strip()
+    if not title:
+        raise CommandError("The task is empty. Its first line must be the title.")
+    if len(title) > 300:
+        return f"{title[:297]}…", text.strip()
+    return title, rest.strip("\n").rstrip()
+
+
+def make_body(
+    title: str,
+    description: str = "",
+    *,
+    agent: str | None = None,
+    model: str | None = None,
+    attempts: int | None = None,
+    wanted: tuple[str, ...] = (),
+    base: str | None = None,
+    priority: int | None = None,
+    budget_usd: float | None = None,
+) -> dict[str, Any]:
+    """Return the request body for a new task, without its project."""
+    several: list[dict[str, Any]] = [drop_missing(agent=agent, model=model) for _ in range(attempts or 0)]
+    for one in wanted:
+        name, _, its_model = one.partition(":")
+        if not name:
+            raise click.BadParameter(f"{one!r} is not AGENT or AGENT:MODEL.")
+        several.append(drop_missing(agent=name, model=its_model or model))
+    return drop_missing(
+        title=title,
+        description=description or None,
+        agent=agent,
+        model=model,
+        attempts=several if len(several) > 1 or wanted else None,
+        baseBranch=base,
+        priority=priority,
+        budget={"usd": budget_usd} if budget_usd is not None else None,
+    )
+
+
+def describe_next_steps(client: Client, task: Any) -> list[str]:
+    """Return suggestions for what to do next."""
+    name = task["id"]
+    if task["status"] == "backlog":
+        if task.get("startWhenReady"):
+            blocked = ", ".join(task.get("blockedBy") or [])
+            return [f"It starts automatically when {f'{blocked} is done' if blocked else 'its column has room'}."]
+        return [f"To start it: sandyard task move {name} in_progress"]
+    agents = AgentNames(client)
+    who = ", ".join(agents.label(one["agent"]) for one in task.get("attempts") or [])
+    return [
+        f"Started: {escape(task['title'])}{f', by {who}' if who else ''}.",
+        f"To follow it: sandyard task logs {name} --follow",
+        f"To see it: sandyard task show {name}",
+    ]

@@ -1,0 +1,112 @@
+"""Find tasks, attempts and agents by name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sandyard.cli.completion import complete_tasks
+from sandyard.cli.connection import MANY, quote_segment
+from sandyard.cli.errors import ApiError, CommandError
+from sandyard.cli.output import escape
+
+if TYPE_CHECKING:
+    from sandyard.cli.client import Client
+
+PREFIX = "tsk_"
+SHORTEST = 3
+NAMED = 5
+ALIVE = ("in_review", "merged", "ready", "running", "queued")
+"""Statuses of attempts worth showing, best first."""
+task_argument = click.argument("task", metavar="TASK", shell_complete=complete_tasks)
+attempt_option = click.option("--attempt", type=click.IntRange(1), help="Number of the attempt.")
+
+
+def find_task(client: Client, name: str) -> Any:
+    """Return the task with this id, or the only one whose id starts or ends with it or whose title contains it."""
+    if name.startswith(PREFIX):
+        try:
+            return client.get(f"/tasks/{quote_segment(name)}")
+        except ApiError as error:
+            if error.http_status != 404:
+                raise
+    found = _match_tasks(client.pages("/tasks", MANY)["items"], name)
+    if not found:
+        raise ApiError(f"There is no task {escape(name)!r}. To list tasks, run `sandyard task list`.", 404)
+    if len(found) > 1:
+        names = "; ".join(f"{task['id']} {escape(task['title'])[:40]}" for task in found[:NAMED])
+        more = f" and {len(found) - NAMED} more" if len(found) > NAMED else ""
+        raise CommandError(f"Several tasks match {escape(name)!r}. Use an id instead: {names}{more}.")
+    return client.get(f"/tasks/{quote_segment(found[0]['id'])}")
+
+
+def _match_tasks(tasks: Sequence[Any], name: str) -> list[Any]:
+    wanted = name.strip().lower()
+    bare = wanted.removeprefix(PREFIX)
+    if not bare:
+        return []
+    if len(bare) >= SHORTEST:
+        by_id = [task for task in tasks if task["id"].removeprefix(PREFIX).startswith(bare)]
+        by_id = by_id or [task for task in tasks if task["id"].endswith(bare)]
+        if by_id:
+            return by_id
+    exact = [task for task in tasks if task["title"].strip().lower() == wanted]
+    return exact or [task for task in tasks if wanted in task["title"].lower()]
+
+
+def find_attempt(task: Any, number: int | None) -> Any:
+    """Return the attempt with this number. Without a number, return the only one, or the only one worth showing."""
+    attempts = task.get("attempts") or []
+    if not attempts:
+        raise CommandError(
+            f"{task['id']} has not started yet. To start it: sandyard task move {task['id']} in_progress"
+            if task["status"] == "backlog"
+            else f"{task['id']} has no attempts."
+        )
+    if number is not None:
+        for attempt in attempts:
+            if attempt["number"] == number:
+                return attempt
+        numbers = ", ".join(str(attempt["number"]) for attempt in attempts)
+        raise ApiError(f"{task['id']} has no attempt {number}. Its attempts are: {numbers}.", 404)
+    for status in ALIVE:
+        alive = [attempt for attempt in attempts if attempt["status"] == status]
+        if len(alive) > 1:
+            numbers = ", ".join(str(attempt["number"]) for attempt in alive)
+            raise CommandError(f"{task['id']} has several attempts. Choose one with --attempt: {numbers}.")
+        if alive:
+            return alive[0]
+    return attempts[-1]
+
+
+class AgentNames:
+    """Display names of agents. Demo agents are marked as such."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._demos: set[str] | None = None
+
+    def label(self, name: object) -> str:
+        """Return, for example, `demo (no model)`."""
+        if not name:
+            return ""
+        return f"{escape(str(name))} (no model)" if self.is_demo(name) else escape(str(name))
+
+    def is_demo(self, name: object) -> bool:
+        return name in self.load()
+
+    def load(self) -> set[str]:
+        """Return the names of the demo agents. Asks the server once."""
+        if self._demos is None:
+            self._demos = _load_demos(self._client)
+        return self._demos
+
+
+def _load_demos(client: Client) -> set[str]:
+    try:
+        found = client.get("/agents")
+        return {agent["name"] for agent in found["items"] if agent.get("demo")}
+    except (ApiError, KeyError, TypeError):
+        return {"demo"}

@@ -1,0 +1,341 @@
+"""Follow a task until its attempts stop: show messages, steps, questions and permission requests, then the outcome.
+
+The state is fetched from the server whenever its feed reports an event: see `live/feed.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from sandyard.cli.advice import get_advice
+from sandyard.cli.asks import Answering
+from sandyard.cli.connection import quote_segment
+from sandyard.cli.errors import FAILED, ApiError
+from sandyard.cli.live.feed import INTERRUPTED, FeedUpdate, follow_until
+from sandyard.cli.live.screen import Screen
+from sandyard.cli.live.transcript import open_transcript
+from sandyard.cli.output import echo, escape, print_json
+from sandyard.cli.tasks.lookup import AgentNames
+from sandyard.cli.tasks.steps import DOING, STEP_COLOURS, StepLog, format_step, get_step_name, get_step_state
+
+if TYPE_CHECKING:
+    from sandyard.cli.client import Client
+
+
+WORKING = {"queued", "running"}
+WELL = {"in_review", "ready", "merged"}
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What was already shown of an attempt, so that it is not repeated."""
+
+    steps: tuple[Any, ...] = ()
+    message: str = ""
+
+
+def get_shown(client: Client, task: Any) -> dict[str, Shown]:
+    """Return the current state of a task, by attempt."""
+    found = {}
+    for attempt in task.get("attempts") or []:
+        try:
+            newest = client.get(f"/sessions/{quote_segment(attempt['sessionId'])}/messages", limit=1)["items"]
+        except ApiError as error:
+            if error.http_status != 404:
+                raise
+            newest = []
+        found[attempt["id"]] = Shown(tuple(attempt.get("steps") or ()), newest[0]["id"] if newest else "")
+    return found
+
+
+class AttemptFollower:
+    """Shows one attempt: its steps and its transcript."""
+
+    def __init__(
+        self, client: Client, attempt: Any, screen: Screen, *, prefix: str, as_json: bool, known: Shown
+    ) -> None:
+        self.attempt = attempt
+        self.steps = StepLog(known.steps)
+        self._screen = screen
+        self._prefix = prefix
+        self._detail: str | None = None
+        self.transcript = open_transcript(
+            client, attempt["sessionId"], screen, as_json=as_json, prefix=prefix, after=known.message
+        )
+
+    def hear(self, news: FeedUpdate) -> None:
+        """Show what is new in the transcript."""
+        try:
+            self.transcript.hear(news.of(self.attempt["sessionId"]), over=self.attempt["status"] not in WORKING)
+        except ApiError as error:
+            if error.http_status != 404:  # its session does not exist yet
+                raise
+
+    def tell_steps(self) -> None:
+        for step in self.steps.news(self.attempt.get("steps") or []):
+            if step["status"] != "running":
+                colour = STEP_COLOURS.get(get_step_state(step))
+                fatal = self.attempt["status"] == "failed" and step.get("error") == self.attempt.get("error")
+                self._screen.note(
+                    f"{self._prefix}{format_step(step, error=not fatal)}", fg=colour
+                )  # the final message includes it
+            elif not self._screen.terminal:
+                self._screen.note(f"{self._prefix}… {get_step_name(step)}")
+        detail = self.attempt.get("stepDetail")
+        if detail and detail != self._detail and not self._screen.terminal:
+            self._screen.note(f"{self._prefix}… {escape(detail)}")
+        self._detail = detail
+
+    @property
+    def doing(self) -> str:
+        """The text for the status line."""
+        attempt = self.attempt
+        if attempt["status"] == "queued":
+            place = attempt.get("queuePosition")
+            return f"waiting in the queue, position {place}" if place else "waiting in the queue"
+        step = attempt.get("step")
+        words = DOING.get(str(step), str(step or "starting").replace("_", " "))
+        if detail := attempt.get("stepDetail"):
+            words = escape(detail)
+        if step == "agent" and (doing := self.transcript.doing):
+            words = f"{words}: {doing}"
+        return words
+
+
+class TaskFollower:
+    """Follows a task. `number` selects one attempt. `as_json` prints only complete messages. `seen` is what was already shown, by
+    attempt."""
+
+    def __init__(
+        self,
+        client: Client,
+        task: Any,
+        screen: Screen,
+        *,
+        number: int | None = None,
+        as_json: bool = False,
+        seen: Mapping[str, Shown] | None = None,
+    ) -> None:
+        self._client = client
+        self._task = task
+        self._path = f"/tasks/{quote_segment(task['id'])}"
+        self._screen = screen
+        self._number = number
+        self._as_json = as_json
+        self._watched: dict[str, AttemptFollower] = {}
+        self._agents = AgentNames(client)
+        self._seen = seen or {}
+        typing = sys.stdin.isatty() and screen.terminal
+        self._answering = Answering(client, screen, {"taskId": task["id"]}, f"task answer {task['id']}", typing=typing)
+
+    def run(self) -> Any:
+        """Return the task once all its attempts have stopped. Ctrl-C raises KeyboardInterrupt."""
+        return follow_until(self._client, {"taskId": self._task["id"]}, self._screen, self._answering, self._look)
+
+    def _look(self, news: FeedUpdate) -> Any:
+        """Fetch the task, show new messages and then the steps, because a step ends after its messages. Return the task if it has
+        stopped."""
+        if news.again or news.has("task", "attempt", "preparation"):
+            self._task = self._client.get(self._path)
+            self._watch()
+        for watching in self._watched.values():
+            watching.hear(news)
+            if not self._as_json:
+                watching.tell_steps()
+        self._say_what_goes_on()
+        return self._task if self._resting() else None
+
+    def _watch(self) -> None:
+        attempts = self._chosen()
+        many = len(attempts) > 1
+        for attempt in attempts:
+            watched = self._watched.get(attempt["id"])
+            if watched is None:
+                prefix = f"{attempt['number']}│ " if many else ""
+                watched = AttemptFollower(
+                    self._client,
+                    attempt,
+                    self._screen,
+                    prefix=prefix,
+                    as_json=self._as_json,
+                    known=self._seen.get(attempt["id"], Shown()),
+                )
+                self._watched[attempt["id"]] = watched
+                if not self._as_json:
+                    self._screen.note(f"{prefix}{self._who(attempt)}", dim=True)
+            watched.attempt = attempt
+
+    def _chosen(self) -> list[Any]:
+        return select_attempts(self._task, self._number)
+
+    def _who(self, attempt: Any) -> str:
+        model = f", {escape(attempt['model'])}" if attempt.get("model") else ""
+        return f"attempt {attempt['number']}: {self._agents.label(attempt['agent'])}{model}"
+
+    def _resting(self) -> bool:
+        if self._task["status"] in {"done", "cancelled"}:
+            return not any(one["status"] == "running" for one in self._chosen())
+        attempts = self._chosen()
+        return bool(attempts) and not any(one["status"] in WORKING for one in attempts)
+
+    def _say_what_goes_on(self) -> None:
+        working = [one for one in self._watched.values() if one.attempt["status"] in WORKING]
+        if len(working) == 1:
+            self._screen.status(working[0].doing)
+        elif working:
+            self._screen.status("   ".join(f"{one.attempt['number']} {one.doing}" for one in working))
+        else:
+            blocked = ", ".join(self._task.get("blockedBy") or [])
+            self._screen.status(f"waiting for {blocked}" if blocked else "waiting to start")
+
+
+def is_successful(task: Any, number: int | None = None) -> bool:
+    """Return whether the outcome is a success."""
+    if task["status"] == "done":
+        return True
+    return any(one["status"] in WELL for one in select_attempts(task, number))
+
+
+def select_attempts(task: Any, number: int | None) -> list[Any]:
+    """Return the attempt with this number; without a number, all that are not archived."""
+    attempts = task.get("attempts") or []
+    if number is not None:
+        return [one for one in attempts if one["number"] == number]
+    return [one for one in attempts if one["status"] != "archived"]
+
+
+def exit_interrupted(screen: Screen, task: Any) -> NoReturn:
+    """Exit after Ctrl-C."""
+    screen.clear()
+    echo("\nThe task continues on the server.", err=True)
+    echo(f"To follow it: sandyard task logs {task['id']} --follow", err=True)
+    echo(f"To stop it:   sandyard task stop {task['id']}", err=True)
+    sys.exit(INTERRUPTED)
+
+
+def follow_task(
+    client: Client,
+    task: Any,
+    *,
+    number: int | None = None,
+    as_json: bool = False,
+    seen: Mapping[str, Shown] | None = None,
+) -> None:
+    """Follow a task until its attempts stop, print the outcome, and exit with 1 if it was not successful. `seen` is not printed again."""
+    with Screen() as screen:
+        try:
+            task = TaskFollower(client, task, screen, number=number, as_json=as_json, seen=seen).run()
+        except KeyboardInterrupt:
+            exit_interrupted(screen, task)
+        if as_json:
+            print_json(task, compact=True)
+        else:
+            for line in describe_end(task, number):
+                screen.note(line)
+            for line in describe_review(task, get_repository(client, task)):
+                screen.note(line)
+            if url := get_pull_url(task):
+                screen.line(url)
+    if not is_successful(task, number):
+        sys.exit(FAILED)
+
+
+def describe_end(task: Any, number: int | None = None) -> Iterator[str]:
+    """Yield the outcome of each attempt and suggestions for what to do next."""
+    name = shlex.quote(task["id"])
+    attempts = select_attempts(task, number)
+    for attempt in attempts:
+        yield from _describe_outcome(attempt, several=len(attempts) > 1)
+    if len(ready := [one for one in attempts if one["status"] == "ready"]) > 0:
+        numbers = ", ".join(str(one["number"]) for one in ready)
+        yield f"To compare them: sandyard task compare {name}"
+        yield f"To pick one (of {numbers}): sandyard task pick {name} NUMBER"
+    elif attempts and all(one["status"] in {"failed", "cancelled"} for one in attempts):
+        if any(one.get("errorCode") == "permission_refused" for one in attempts):
+            yield f"To allow this and continue: sandyard task allow {name}"
+        yield from dict.fromkeys(filter(None, (get_advice(one.get("errorCode")) for one in attempts)))
+        if any(one.get("errorCode") == "verify_failed" for one in attempts):
+            yield f"To see the output of the check: sandyard task logs {name}"
+            yield f"To change the check: sandyard project set {shlex.quote(str(task.get('projectId')))} --verify COMMAND"
+            yield f"To continue with another agent: sandyard task retry {name} --agent NAME"
+        yield f"To retry: sandyard task retry {name}"
+    if task.get("error") and not any(one.get("error") for one in attempts):
+        yield escape(str(task["error"]))
+
+
+def describe_review(task: Any, repository: str) -> Iterator[str]:
+    """Yield how to review a branch that was pushed to a remote without pull requests."""
+    pull = get_pull(task)
+    if not pull or pull.get("number") is not None or not pull.get("headBranch") or not repository:
+        return
+    head, base = str(pull["headBranch"]), str(pull.get("baseBranch") or "HEAD")
+    if Path(repository).is_dir():
+        words = ["git", "-C", repository, "diff", f"{base}...{head}"]
+        yield f"To review it: {shlex.join(words)}"
+    else:
+        fetch = shlex.join(["git", "fetch", repository, head])
+        yield f"To review it in a clone: {fetch} && git diff {shlex.quote(base)}...FETCH_HEAD"
+    yield f"To merge it: {get_merge_command(task, repository, base, head)}"
+
+
+def get_merge_command(task: Any, repository: str, base: str, head: str) -> str:
+    """Return a git command if the base branch is checked out in a local directory, otherwise the platform's command."""
+    with contextlib.suppress(OSError):
+        if (Path(repository) / ".git" / "HEAD").read_text().strip() == f"ref: refs/heads/{base}":
+            merge = shlex.join(["git", "-C", repository, "merge", head])
+            return f"{merge} && sandyard pr refresh {shlex.quote(task['id'])}"
+    return f"sandyard pr merge {shlex.quote(task['id'])}"
+
+
+def _describe_outcome(attempt: Any, *, several: bool) -> Iterator[str]:
+    who = f"Attempt {attempt['number']}" if several else "The task"
+    status = attempt["status"]
+    if status == "failed":
+        yield f"{who} failed: {escape(str(attempt.get('error') or 'unknown error'))}"
+    elif status == "cancelled":
+        yield f"{who} was stopped."
+    elif status == "in_review":
+        pull = attempt.get("pullRequest") or {}
+        yield f"{who} is ready for review{_diff_size(attempt)}."
+        if pull and pull.get("number") is None:
+            yield f"Pushed branch {escape(str(pull.get('headBranch') or ''))}, because this remote does not support pull requests."
+    elif status == "ready":
+        yield f"{who} is done{_diff_size(attempt)}."
+    else:
+        yield f"{who} is {escape(status.replace('_', ' '))}."
+
+
+def _diff_size(attempt: Any) -> str:
+    diff = attempt.get("diff") or {}
+    if not diff.get("files"):
+        return ""
+    files = "1 file" if diff["files"] == 1 else f"{diff['files']} files"
+    return f": {files} changed, +{diff.get('added') or 0} -{diff.get('removed') or 0} lines"
+
+
+def get_repository(client: Client, task: Any) -> str:
+    """Return the repository of a task that ended with a pushed branch. Empty otherwise."""
+    pull = get_pull(task)
+    if not pull or pull.get("number") is not None:
+        return ""
+    with contextlib.suppress(ApiError):
+        return str(client.get(f"/projects/{quote_segment(task['projectId'])}").get("repository") or "")
+    return ""
+
+
+def get_pull(task: Any) -> Any:
+    """Return a task's pull request, or its counterpart on a plain git remote. None if there is none yet."""
+    if task.get("pullRequest"):
+        return task["pullRequest"]
+    return next((one["pullRequest"] for one in task.get("attempts") or [] if one.get("pullRequest")), None)
+
+
+def get_pull_url(task: Any) -> str | None:
+    pull = get_pull(task)
+    return escape(str(pull["url"])) if pull and pull.get("url") and pull.get("number") is not None else None

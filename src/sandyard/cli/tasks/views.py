@@ -1,0 +1,414 @@
+"""`sandyard task list`, `show`, `queue` and `compare`: commands that show tasks."""
+
+from __future__ import annotations
+
+import contextlib
+import textwrap
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sandyard.cli.advice import get_advice
+from sandyard.cli.asks import describe as asked
+from sandyard.cli.asks import list_pending
+from sandyard.cli.completion import complete_projects
+from sandyard.cli.connection import MANY, connect, get_project_id, quote_segment
+from sandyard.cli.errors import ApiError
+from sandyard.cli.live.screen import format_duration
+from sandyard.cli.options import limit_option
+from sandyard.cli.output import (
+    GAP,
+    as_json,
+    console,
+    echo,
+    escape,
+    escape_line,
+    format_age,
+    is_terminal,
+    output_option,
+    print_json,
+    show_list,
+    show_one,
+    use_colour,
+)
+from sandyard.cli.pull_requests import format_summary
+from sandyard.cli.tasks.lookup import AgentNames, find_task, task_argument
+from sandyard.cli.tasks.progress import describe_review, get_pull, get_repository
+from sandyard.cli.tasks.steps import STEP_COLOURS, format_step
+from sandyard.cli.tasks.steps import get_step_state as step_state
+
+if TYPE_CHECKING:
+    from sandyard.cli.client import Client
+
+
+COLUMNS = ["backlog", "in_progress", "in_review", "done", "cancelled"]
+ORDER = {"in_progress": 0, "in_review": 1, "backlog": 2, "done": 3, "cancelled": 4}
+"""Sort order of the columns: active tasks first."""
+LIST = {
+    "ID": "id",
+    "COLUMN": "column",
+    "STATE": "status",
+    "TITLE": "title",
+    "PRIORITY": "priority",
+    "AGENT": "agent",
+    "PR": "pull",
+    "PROJECT": "project",
+    "CHANGED": "updatedAt",
+}
+NARROW = {"ID": "id", "STATUS": "short", "TITLE": "title", "PR": "pull", "CHANGED": "updatedAt"}
+WIDE = 120
+"""Minimum terminal width for showing all columns."""
+SHORTEST_TITLE = 12
+QUEUE = {"POSITION": "position", "TASK": "taskId", "ATTEMPT": "number", "TITLE": "title", "REASON": "reason"}
+COMPARED = {
+    "ATTEMPT": "number",
+    "AGENT": "agent",
+    "MODEL": "model",
+    "STATUS": "status",
+    "VERIFIED": "verified",
+    "FILES": "files",
+    "LINES": "lines",
+    "COST": "cost",
+    "TOKENS": "tokens",
+    "TIME": "time",
+}
+FIELDS = {
+    "id": "id",
+    "title": "title",
+    "column": "column",
+    "state": "status",
+    "project": "project",
+    "agent": "agent",
+    "model": "model",
+    "base": "baseBranch",
+    "priority": "priority",
+    "budget": "budget",
+    "needs": "needs",
+    "blocked by": "blockedBy",
+    "created by": "source",
+    "created": "createdAt",
+    "started": "startedAt",
+    "finished": "finishedAt",
+    "error": "error",
+}
+
+
+@click.command("list")
+@click.option("--project", shell_complete=complete_projects, help="Only tasks of this project.")
+@click.option(
+    "--status", "statuses", type=click.Choice(COLUMNS), multiple=True, help="Only tasks in this column. Repeatable."
+)
+@click.option("-q", "--search", "words", help="Only tasks whose title or description contains this.")
+@limit_option()
+@output_option
+def list_tasks(
+    project: str | None, statuses: tuple[str, ...], words: str | None, limit: int, output: str | None
+) -> None:
+    """List tasks, active ones first."""
+    with connect() as client:
+        project_id = get_project_id(client, project) if project else None
+        if as_json(output):
+            print_json(_fetch_tasks(client, limit, statuses, projectId=project_id, q=words))
+            return
+        agents = AgentNames(client)
+        with ThreadPoolExecutor(4) as pool:  # in parallel, because a busy server is slow
+            named = pool.submit(_project_names, client) if project_id is None else None
+            asked, demos = pool.submit(list_pending, client, {}), pool.submit(agents.load)
+            page = _fetch_tasks(client, limit, statuses, projectId=project_id, q=words)
+            demos.result()
+            names, asks = named.result() if named else {}, asked.result()
+        tasks = sorted(page["items"], key=lambda task: ORDER.get(task["status"], 9))
+        asking = _tasks_needing_input(tasks, asks)
+        rows = [_format_row(task, names, agents, asking) for task in tasks]
+    columns = LIST
+    if is_terminal():
+        width = console().width
+        columns = LIST if width >= WIDE else NARROW
+        rows = fit_titles(rows, columns, width)
+    show_list({**page, "items": rows}, columns, "table", nothing="No tasks. To add one: sandyard task add TEXT")
+
+
+def _fetch_tasks(client: Client, limit: int, statuses: tuple[str, ...], **params: object) -> Any:
+    """Return tasks of several columns. The API only filters by one column at a time."""
+    if len(statuses) < 2:
+        return client.pages("/tasks", limit, status=statuses[0] if statuses else None, **params)
+    items: list[Any] = []
+    more = None
+    for status in statuses:
+        if len(items) < limit:
+            page = client.pages("/tasks", limit - len(items), status=status, **params)
+            items += page["items"]
+            more = more or page.get("nextCursor")
+    return {"items": items, "nextCursor": more}
+
+
+def _format_row(task: Any, projects: dict[str, str], agents: AgentNames, asking: set[str]) -> dict[str, Any]:
+    attempts = task.get("attempts") or []
+    pull = get_pull(task) or {}
+    names = dict.fromkeys(agents.label(one.get("agent")) for one in attempts if one.get("agent"))
+    number = pull.get("number")
+    column, state = (
+        str(task["status"]).replace("_", " "),
+        "needs input" if task["id"] in asking else get_task_state(task),
+    )
+    return {
+        **task,
+        "column": column,
+        "status": state,
+        "short": state or column,
+        "priority": task.get("priority") or None,
+        "agent": ", ".join(names) or agents.label(task.get("agent")),
+        "pull": f"#{number}" if number is not None else "pushed" if pull else None,
+        "project": projects.get(task["projectId"]) if len(projects) > 1 else None,
+    }
+
+
+def _tasks_needing_input(tasks: list[Any], asks: list[Any]) -> set[str]:
+    """Return the tasks whose agent waits for an answer."""
+    running = {
+        str(attempt["sessionId"]): str(task["id"])
+        for task in tasks
+        for attempt in task.get("attempts") or []
+        if attempt["status"] == "running"
+    }
+    return {running[ask["sessionId"]] for ask in asks if ask["sessionId"] in running}
+
+
+def fit_titles(rows: list[Any], columns: dict[str, str], width: int) -> list[Any]:
+    """Shorten titles so that the other columns fit."""
+    taken = 0
+    for heading, field in columns.items():
+        values = [format_age(row[field]) if field.endswith("At") else str(row.get(field) or "") for row in rows]
+        if field != "title" and any(values):
+            taken += max(len(heading), *(len(value) for value in values)) + GAP
+    room = max(SHORTEST_TITLE, width - taken - GAP)
+    return [{**row, "title": shorten(escape(row["title"]), room)} for row in rows]
+
+
+def shorten(text: str, room: int) -> str:
+    from rich.cells import cell_len, set_cell_size  # noqa: PLC0415 - slow to load
+
+    return text if cell_len(text) <= room else f"{set_cell_size(text, room - 1).rstrip()}…"
+
+
+def get_task_state(task: Any) -> str:
+    """Return a word for the state within the column: `agent`, `waiting`, `failed` …"""
+    if task["status"] == "backlog":
+        return "blocked" if task.get("blockedBy") else "waiting" if task.get("startWhenReady") else ""
+    if task["status"] != "in_progress":
+        return ""
+    attempts = task.get("attempts") or []
+    running = [one for one in attempts if one["status"] == "running"]
+    if any(one.get("stopping") for one in attempts):
+        return "stopping"
+    if running:
+        return ", ".join(dict.fromkeys(str(one.get("step") or "starting").replace("_", " ") for one in running))
+    for status in ("queued", "ready", "failed"):
+        if any(one["status"] == status for one in attempts):
+            return status
+    return ""
+
+
+def _project_names(client: Client) -> dict[str, str]:
+    return {project["id"]: escape(project["name"]) for project in client.pages("/projects", MANY)["items"]}
+
+
+@click.command()
+@output_option
+def queue(output: str | None) -> None:
+    """List waiting attempts in order, and what they wait for."""
+    with connect() as client:
+        found = client.get("/queue")
+    show_list(found, QUEUE, output, nothing="The queue is empty.")
+
+
+@click.command()
+@task_argument
+@output_option
+def compare(task: str, output: str | None) -> None:
+    """Compare attempts side by side. Shows changes, verification, cost and time."""
+    with connect() as client:
+        found = find_task(client, task)
+        attempts = found.get("attempts") or []
+        if as_json(output):
+            print_json({"items": attempts, "nextCursor": None})
+            return
+        agents = AgentNames(client)
+        rows = [make_comparison_row(attempt, agents) for attempt in attempts]
+    show_list({"items": rows}, COMPARED, "table", nothing=f"{found['id']} has not started yet.")
+    _show_errors(attempts)
+    if len([one for one in attempts if one["status"] == "ready"]) > 1:
+        echo(f"To see one:  sandyard task diff {found['id']} --attempt N", err=True)
+        echo(f"To pick one: sandyard task pick {found['id']} N", err=True)
+
+
+def make_comparison_row(attempt: Any, agents: AgentNames) -> dict[str, Any]:
+    diff, spent = attempt.get("diff") or {}, attempt.get("spent") or {}
+    verified, seconds = attempt.get("verified"), attempt.get("seconds")
+    return {
+        "number": str(attempt["number"]),
+        "agent": agents.label(attempt["agent"]),
+        "model": attempt.get("model"),
+        "status": str(attempt["status"]).replace("_", " "),
+        "verified": None if verified is None else "yes" if verified else "no",
+        "files": str(diff["files"]) if diff.get("files") is not None else None,
+        "lines": f"+{diff.get('added') or 0} -{diff.get('removed') or 0}" if diff else None,
+        "cost": format_cost(spent),
+        "tokens": str(tokens) if (tokens := count_tokens(spent)) else None,
+        "time": format_duration(seconds) if seconds is not None else None,
+    }
+
+
+def _show_errors(attempts: list[Any]) -> None:
+    """Print errors below the table, where there is room for sentences."""
+    from rich.padding import Padding  # noqa: PLC0415 - slow to load
+    from rich.text import Text  # noqa: PLC0415
+
+    screen = console()
+    for attempt in attempts:
+        if error := str(attempt.get("error") or "").strip():
+            lines = "\n".join(escape_line(line) for line in error.split("\n"))
+            screen.print(Text(f"\nAttempt {attempt['number']}:"))
+            screen.print(Padding(Text(lines), (0, 0, 0, 2), expand=False))
+
+
+def format_cost(spent: Any) -> str | None:
+    """Return None if no model was used or its price is unknown."""
+    found = spent.get("costUsd")
+    if found is None or not spent.get("calls"):
+        return None
+    more = "+" if spent.get("unpriced") else ""
+    return f"${found:.2f}{more}" if found >= 0.1 or found == 0 else f"${found:.4f}{more}"
+
+
+def count_tokens(spent: Any) -> int:
+    return int(spent.get("inputTokens") or 0) + int(spent.get("outputTokens") or 0)
+
+
+@click.command()
+@task_argument
+@output_option
+def show(task: str, output: str | None) -> None:
+    """Show a task. Includes its attempts with every step, open questions and its pull request."""
+    with connect() as client:
+        found = find_task(client, task)
+        if as_json(output):
+            print_json(found)
+            return
+        agents = AgentNames(client)
+        asks = _asks(client, found["id"])
+        card = {**_card(found, agents), "project": _project(client, found["projectId"])}
+        show_one(card, FIELDS, output)
+        for line in _details(found, agents):
+            echo(line)
+        for line in describe_review(found, get_repository(client, found)):
+            echo(f"  {line}")
+    for ask in asks:
+        echo()
+        for one in asked(ask):
+            echo(click.style(one.text, **one.style) if use_colour() else one.text)
+        which = f" --ask {ask['id']}" if len(asks) > 1 else ""
+        echo(f"  To answer: sandyard task answer {found['id']} ANSWER{which}")
+
+
+def _project(client: Any, project_id: str) -> str:
+    """Return, for example, `website (prj_…)`."""
+    with contextlib.suppress(ApiError):
+        return f"{client.get(f'/projects/{quote_segment(project_id)}')['name']} ({project_id})"
+    return project_id
+
+
+def _asks(client: Any, task_id: str) -> list[Any]:
+    try:
+        return list_pending(client, {"taskId": task_id})
+    except ApiError as error:
+        if error.http_status != 404:
+            raise
+        return []
+
+
+def _card(task: Any, agents: AgentNames) -> dict[str, Any]:
+    budget = task.get("budget") or {}
+    words = [f"${budget['usd']:g}"] if budget.get("usd") is not None else []
+    words += [f"{budget['tokens']} tokens"] if budget.get("tokens") is not None else []
+    source = task.get("source") or {}
+    return {
+        **task,
+        "column": str(task["status"]).replace("_", " "),
+        "status": get_task_state(task) or None,
+        "agent": agents.label(task.get("agent")) or None,
+        "priority": task.get("priority") or None,
+        "budget": ", ".join(words) or None,
+        "source": _source(source),
+    }
+
+
+def _source(source: Any) -> str | None:
+    kind = source.get("kind") or source.get("type") if isinstance(source, dict) else None
+    if kind in {None, "person"}:
+        return None
+    name = source.get("url") or source.get("name") or source.get("scheduleId") or ""
+    return escape(f"{kind} {name}".strip())
+
+
+def _details(task: Any, agents: AgentNames) -> Iterator[str]:
+    if task.get("description"):
+        yield ""
+        yield textwrap.indent("\n".join(escape_line(line) for line in task["description"].split("\n")), "  ")
+    for attempt in task.get("attempts") or []:
+        yield ""
+        yield from _attempt(attempt, agents)
+    if pull := get_pull(task):
+        yield ""
+        yield _pull(pull)
+        if pull.get("number") is not None:
+            yield f"  {escape(str(pull.get('url') or ''))}"
+
+
+def _pull(pull: Any) -> str:
+    if pull.get("number") is not None:
+        return f"Pull request {format_summary(pull)}"
+    return escape(f"Pushed: {pull['title']}: {pull['headBranch']} into {pull['baseBranch']}")
+
+
+def _attempt(attempt: Any, agents: AgentNames) -> Iterator[str]:
+    model = f", {escape(attempt['model'])}" if attempt.get("model") else ""
+    status = str(attempt["status"]).replace("_", " ")
+    place = f", position {attempt['queuePosition']} in the queue" if attempt.get("queuePosition") else ""
+    head = f"Attempt {attempt['number']}: {agents.label(attempt['agent'])}{model}: {status}{place}"
+    yield click.style(head, bold=True) if use_colour() else head
+    if facts := list(_facts(attempt)):
+        yield f"  {', '.join(facts)}"
+    number = 0
+    for step in attempt.get("steps") or []:
+        if int(step.get("round") or 1) != number:
+            number = int(step.get("round") or 1)
+            if number > 1:
+                yield f"  round {number}"
+        words = format_step(step)
+        yield f"  {click.style(words, fg=STEP_COLOURS.get(step_state(step))) if use_colour() else words}"
+    if attempt.get("error"):
+        words = f"  {escape(str(attempt['error']))}"
+        yield click.style(words, fg="red") if use_colour() else words
+        if (advice := get_advice(attempt.get("errorCode"))) is not None:
+            yield f"  {advice}"
+
+
+def _facts(attempt: Any) -> Iterator[str]:
+    spent, diff = attempt.get("spent") or {}, attempt.get("diff") or {}
+    if attempt.get("sessionId"):
+        yield str(attempt["sessionId"])
+    if attempt.get("startedAt"):
+        yield f"started {format_age(attempt['startedAt'])}"
+    if attempt.get("seconds") is not None:
+        yield format_duration(attempt["seconds"])
+    if diff.get("files"):
+        yield f"{diff['files']} {'file' if diff['files'] == 1 else 'files'}, +{diff.get('added') or 0} -{diff.get('removed') or 0}"
+    if attempt.get("verified") is not None:
+        yield "verified" if attempt["verified"] else "not verified"
+    if tokens := count_tokens(spent):
+        yield f"{tokens} tokens"
+    if money := format_cost(spent):
+        yield money

@@ -1,0 +1,166 @@
+"""Limit the memory used by unread responses: a large response stays in memory until its client has read all of it."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any
+
+from fastapi import Depends
+from fastapi.dependencies.models import Dependant
+from starlette.requests import HTTPConnection
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from sandyard.platform.api.auth import Caller
+from sandyard.platform.api.problems import TooManyRequestsError, translate_error
+
+PIECE = 256 * 1024
+"""Size of the pieces in which a response is handed to the server, which takes the next piece when the client has read enough."""
+SLOTS = 8
+"""Number of large responses one user may have in progress. A browser opens six connections."""
+WAIT_SECONDS = 10.0
+"""How long a request waits for one of the user's other responses to be read."""
+FINISHED_WAITING = 32
+"""How many finished responses of one user may wait for a slot."""
+_UNREAD = f"You have {SLOTS} large responses in progress that are not being read. Read them or close their connections."
+
+
+@dataclass(slots=True)
+class _Person:
+    slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(SLOTS))
+    requests: int = 0
+
+
+class AnswerSlots:
+    """Give each user SLOTS slots. The count is kept in this process, so each replica counts separately."""
+
+    def __init__(self) -> None:
+        self._people: dict[str, _Person] = {}
+
+    async def take(self, who: str, *, waiting: int | None = None) -> None:
+        """Wait for a slot.
+
+        Raises TooManyRequestsError if no slot becomes free in time, or if more than `waiting` requests are already waiting.
+        """
+        person = self._people.setdefault(who, _Person())
+        if waiting is not None and person.requests >= SLOTS + waiting:
+            raise TooManyRequestsError(_UNREAD, WAIT_SECONDS)
+        person.requests += 1
+        try:
+            async with asyncio.timeout(WAIT_SECONDS):
+                await person.slots.acquire()
+        except BaseException as error:
+            self._forget(who, person)
+            if isinstance(error, TimeoutError):
+                raise TooManyRequestsError(_UNREAD, WAIT_SECONDS) from None
+            raise
+
+    def release(self, who: str) -> None:
+        person = self._people[who]
+        person.slots.release()
+        self._forget(who, person)
+
+    def _forget(self, who: str, person: _Person) -> None:
+        person.requests -= 1
+        if not person.requests:
+            del self._people[who]
+
+
+class _Slot:
+    """A request's optional claim to a slot."""
+
+    def __init__(self, slots: AnswerSlots) -> None:
+        self._slots = slots
+        self._holder: str | None = None
+
+    async def take(self, who: str, *, waiting: int | None = None) -> None:
+        """Take a slot. Idempotent."""
+        if self._holder is None:
+            await self._slots.take(who, waiting=waiting)
+            self._holder = who
+
+    def release(self) -> None:
+        """Release the slot. Idempotent."""
+        if self._holder is not None:
+            self._slots.release(self._holder)
+            self._holder = None
+
+
+async def _take_slot(connection: HTTPConnection, caller: Caller) -> None:
+    slot: _Slot = connection.state.answer_slot
+    await slot.take(caller.user_id)
+
+
+async def _take_slow_slot(connection: HTTPConnection, caller: Caller) -> None:
+    slot: _Slot = connection.state.answer_slot
+    await slot.take(f"{caller.user_id} slow")
+
+
+def large_response(*, slow: bool = False) -> Any:
+    """Return a dependency for routes whose response may be several megabytes: `dependencies=[large_answer()]`.
+
+    Lists with `Paging` already have it. Set `slow` for routes that wait for a sandbox or a remote; these use separate slots, so that other
+    requests don't wait for them.
+    """
+    return Depends(_take_slow_slot if slow else _take_slot)
+
+
+def is_large(dependant: Dependant) -> bool:
+    """Return whether the route's response takes a slot."""
+    return dependant.call in (_take_slot, _take_slow_slot) or any(map(is_large, dependant.dependencies))
+
+
+def _size(start: Message) -> int:
+    """Return the size of the body that follows, or 0 if it is unknown, as in a stream."""
+    return next((int(value) for name, value in start.get("headers", ()) if name.lower() == b"content-length"), 0)
+
+
+class LargeResponses:
+    """Send large bodies in pieces and release the request's slot once the client has read the response.
+
+    A large response that is in memory as a whole needs a slot before it is sent, even if its route took none. If no slot is available,
+    the response is dropped and the client gets an error. Streamed downloads need no slot.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+        self._slots = AnswerSlots()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        slot = _Slot(self._slots)
+        state = scope.setdefault("state", {})
+        state["answer_slot"] = slot
+        # start message of a large response, held until the first body message shows whether the whole body is in memory
+        held_back: Message | None = None
+
+        async def reply(message: Message) -> None:
+            nonlocal held_back
+            if message["type"] == "http.response.start" and _size(message) > PIECE and "principal" in state:
+                held_back = message
+                return
+            if held_back is not None:
+                try:
+                    if not message.get("more_body"):
+                        await slot.take(f"{state['principal'].user_id} finished", waiting=FINISHED_WAITING)
+                except TooManyRequestsError as error:
+                    error.message = f"The request was carried out, but its response was dropped. {error.message}"
+                    await translate_error(HTTPConnection(scope), error)(scope, receive, send)
+                    return
+                await send(held_back)
+                held_back = None
+            body = message.get("body", b"")
+            if message["type"] == "http.response.body" and len(body) > PIECE:
+                end = (len(body) - 1) // PIECE * PIECE
+                for at in range(0, end, PIECE):
+                    await send({**message, "body": body[at : at + PIECE], "more_body": True})
+                message = {**message, "body": body[end:]}
+            await send(message)
+
+        try:
+            await self._app(scope, receive, reply)
+        finally:
+            slot.release()

@@ -1,0 +1,34 @@
+"""Close long-lived connections when their user loses access."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from starlette.requests import HTTPConnection
+
+from sandyard.kit.errors import NotFoundError, SandyardError
+from sandyard.kit.logging import get_logger
+from sandyard.platform.domain.users.authentication import is_still_valid
+from sandyard.platform.domain.users.model import Principal
+
+log = get_logger(__name__)
+LOOK_SECONDS = 10.0
+
+
+async def wait_until_revoked(
+    connection: HTTPConnection, caller: Principal, look: Callable[[], Awaitable[object]]
+) -> None:
+    """Return when the caller's token, login or account is no longer valid, or `look` raises NotFoundError."""
+    services = connection.app.state.services
+    while True:
+        await asyncio.sleep(LOOK_SECONDS)
+        try:
+            if not await is_still_valid(services.database, services.clock, caller):
+                break
+            await look()
+        except NotFoundError:
+            break
+        except SandyardError as error:
+            log.warning("standing_unknown", user=caller.user_id, reason=error.message)
+    log.info("connection_ended", user=caller.user_id, means=caller.means, reason="no longer allowed")

@@ -1,0 +1,234 @@
+"""The connection test of a project: everything from its repository's URL to a pull request, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from sandyard.kit.errors import SandyardError
+from sandyard.platform.db.models import Project
+from sandyard.platform.domain.forge.access import Access, CredentialStore
+from sandyard.platform.domain.forge.addresses import explain_missing_pull_requests
+from sandyard.platform.domain.forge.errors import (
+    ConnectionTestFailedError,
+    ForgeForbiddenError,
+    ForgeNotFoundError,
+    ForgeRateLimitedError,
+    ForgeUnauthorizedError,
+    ForgeUnsupportedError,
+)
+from sandyard.platform.domain.forge.github import GitHubRepository
+from sandyard.platform.domain.forge.model import Budget, Finding, ForgeKind, Permissions
+from sandyard.platform.domain.projects.credentials import CredentialKind, Draft
+from sandyard.platform.domain.projects.model import ProjectSettings
+from sandyard.platform.domain.projects.service import Projects
+from sandyard.platform.domain.repositories.errors import RemoteRefusedError
+from sandyard.platform.domain.repositories.mirror import Mirror, Mirrors
+from sandyard.platform.domain.repositories.model import Credential
+from sandyard.platform.domain.repositories.remote import Remote
+from sandyard.platform.domain.users.model import Principal
+
+_TOKEN, _REPOSITORY, _API_URL = "token", "repository", "apiUrl"
+_DRAFT = "draft"
+"""The id of a mirror that is never created: a draft is tested against its remote only."""
+
+
+class ConnectionTests:
+    """Tests stored projects and drafts. Changes nothing on the remote."""
+
+    def __init__(self, access: Access, credentials: CredentialStore, projects: Projects, mirrors: Mirrors) -> None:
+        self._access = access
+        self._credentials = credentials
+        self._projects = projects
+        self._mirrors = mirrors
+
+    async def check(self, caller: Principal, project_id: str) -> list[Finding]:
+        """Test a project: return each requirement, whether it is met, and what to do if not."""
+        project = await self._projects.get(caller, project_id)
+        kinds = {info.kind for info in await self._credentials.list(caller, project_id)}
+        findings = await ConnectionTest(self._access, self._mirrors.get(project_id), project, kinds).run()
+        if project.repository is not None:
+            await self._projects.note_connection(project_id, describe_failure(findings))
+        return findings
+
+    async def check_draft(self, project: Project, drafts: Sequence[Draft]) -> None:
+        """Test a project and credentials that need not be stored yet. Raises ConnectionTestFailedError."""
+        kinds = {draft.kind for draft in drafts}
+        for kind in set(CredentialKind) - kinds:
+            if await self._credentials.reveal(project.id, kind) is not None:
+                kinds.add(kind)
+        access = self._access.with_drafts(drafts)
+        try:
+            findings = await ConnectionTest(access, self._mirrors.get(_DRAFT), project, kinds).run()
+        finally:
+            await access.close()
+        if describe_failure(findings) is not None:
+            raise ConnectionTestFailedError(findings)
+
+    async def check_api(self, project: Project) -> None:
+        """Test the forge's API with the project, which may be an unsaved draft. Does nothing for a plain remote.
+
+        Raises ConnectionTestFailedError.
+        """
+        if project.repository is None or self._access.forge(project) is not ForgeKind.GITHUB:
+            return
+        test = ConnectionTest(self._access, self._mirrors.get(_DRAFT), project, ())
+        findings = [one for one in await test.run_api() if not one.ok]
+        if findings:
+            raise ConnectionTestFailedError(findings)
+
+
+def describe_failure(findings: Sequence[Finding]) -> str | None:
+    """Return why the project cannot be used, in sentences; None if it can. A low rate limit at the forge is not a failure."""
+    return " ".join(one.detail for one in findings if not one.ok and one.what != "budget") or None
+
+
+class ConnectionTest:
+    """Queries the remote and the forge and changes nothing. Never waits for rate limits, but reports them."""
+
+    def __init__(self, access: Access, mirror: Mirror, project: Project, kinds: Collection[CredentialKind]) -> None:
+        self._access = access
+        self._mirror = mirror
+        self._project = project
+        self._kinds = kinds
+        self._findings: list[Finding] = []
+
+    async def run(self) -> list[Finding]:
+        """Return the findings in the order in which to fix them. Checks that depend on a failed one are left out."""
+        try:
+            remote = await self._access.remote(self._project)
+            forge = self._access.forge(self._project)
+        except SandyardError as error:
+            return [Finding("repository", False, error.message, _REPOSITORY)]
+        credential = await self._credential(remote)
+        default = await self._forge() if forge is ForgeKind.GITHUB else None
+        if forge is ForgeKind.PLAIN:
+            note = explain_missing_pull_requests(self._project)
+            self._say("forge", True, note or "A plain Git remote: branches are pushed without pull requests.")
+        await self._repository(remote, credential, default)
+        return self._findings
+
+    async def run_api(self) -> list[Finding]:
+        """Test only whether the forge's API responds for the repository."""
+        try:
+            await self._permissions()
+        except SandyardError as error:
+            self._fail_api(error)
+        return self._findings
+
+    async def _credential(self, remote: Remote) -> Credential | None:
+        if remote.kind == "local":
+            self._say("credential", True, "A repository on this machine needs no credential.")
+            return None
+        try:
+            credential = await self._access.credential(self._project)
+        except SandyardError as error:
+            self._say("credential", False, error.message, _TOKEN)
+            return None
+        if credential is not None:
+            self._say("credential", True, f"{self._named(credential)} is stored.")
+        elif remote.kind == "ssh":
+            self._say(
+                "credential",
+                False,
+                "The remote uses SSH, but there is no SSH key. Add one.",
+                _REPOSITORY,
+            )
+        else:
+            self._say(
+                "credential",
+                False,
+                "There is no token and no GitHub App: a public repository can be read, but nothing can be pushed. Enter a token.",
+                _TOKEN,
+            )
+        return credential
+
+    def _named(self, credential: Credential) -> str:
+        if credential.ssh_key is not None:
+            return "An SSH key"
+        return "A token" if CredentialKind.TOKEN in self._kinds else "A GitHub App"
+
+    async def _forge(self) -> str | None:
+        """Check the forge. Returns the default branch, if GitHub reports it."""
+        try:
+            github, allowed = await self._permissions()
+        except SandyardError as error:
+            self._fail_api(error)
+            return None
+        expires = await self._access.token_expires(self._project)
+        self._say("api", True, "GitHub responds." + (f" The token expires at {expires[:40]}." if expires else ""))
+        may_push, detail = _may_push(github, allowed)
+        self._say("push", may_push, detail, None if may_push or allowed.archived else _TOKEN)
+        budget = await github.get_budget()
+        if budget is not None:
+            self._say("budget", not budget.low, _left(budget))
+        if CredentialKind.WEBHOOK_SECRET in self._kinds:
+            self._say("webhook", True, "A webhook secret is set.")
+        else:
+            self._say("webhook", True, "No webhook secret is set: pull requests are polled instead.")
+        return allowed.default_branch
+
+    async def _permissions(self) -> tuple[GitHubRepository, Permissions]:
+        github = await self._access.github(self._project, max_wait_s=0)
+        return github, await github.get_permissions()
+
+    def _fail_api(self, error: SandyardError) -> None:
+        """Report an API error. If an API URL was entered, it is named, because it may be wrong."""
+        given, field = ProjectSettings.of(self._project).forge.api_url, _field_of(error)
+        if given is None:
+            self._say("api", False, error.message, field)
+            return
+        words = f"{given} did not respond like GitHub's API: {error.message}"
+        if isinstance(error, ForgeUnsupportedError):  # no request was sent
+            words = error.message
+        elif isinstance(error, (ForgeUnauthorizedError, ForgeForbiddenError, ForgeRateLimitedError)):
+            words = f"{error.message} The API address is {given}."
+        elif isinstance(error, ForgeNotFoundError):
+            words = (
+                f"{given} has no such repository. Check the API address, the repository's URL, and the token's access."
+            )
+        self._say("api", False, words, _API_URL if field != _TOKEN else field)
+
+    async def _repository(self, remote: Remote, credential: Credential | None, default: str | None) -> None:
+        try:
+            heads = await self._mirror.list_remote_branches(remote, credential)
+        except SandyardError as error:
+            refused = isinstance(error, RemoteRefusedError) and remote.kind != "http"  # by a key, or by this machine
+            self._say("repository", False, error.message, _REPOSITORY if refused else _field_of(error))
+            return
+        self._say(
+            "repository", True, f"{remote.url} responds and has {len(heads)} branch{'' if len(heads) == 1 else 'es'}."
+        )
+        base = self._project.base_branch or default
+        if base is None and heads:
+            self._say("base_branch", True, "None is set: the repository's default branch is used.")
+        elif base in heads:
+            self._say("base_branch", True, f"{base} exists.")
+        else:
+            missing = f"There is no branch {base}." if base else "The repository has no branches. Push a first commit."
+            some = f" Available: {', '.join(sorted(heads)[:10])}." if heads else ""
+            self._say("base_branch", False, missing + some, "baseBranch")
+
+    def _say(self, what: str, ok: bool, detail: str, field: str | None = None) -> None:
+        self._findings.append(Finding(what, ok, detail, field))
+
+
+def _field_of(error: SandyardError) -> str | None:
+    """Return the field to correct; None if the forge or the connection to it failed."""
+    if isinstance(error, (ForgeUnauthorizedError, ForgeForbiddenError, RemoteRefusedError)):
+        return _TOKEN
+    return None if isinstance(error, ForgeRateLimitedError) or error.status >= 500 else _REPOSITORY
+
+
+def _may_push(github: GitHubRepository, allowed: Permissions) -> tuple[bool, str]:
+    try:
+        github.require_write(allowed)
+    except SandyardError as error:
+        return False, error.message
+    return True, f"The credential can push to {github.slug} and open pull requests."
+
+
+def _left(budget: Budget) -> str:
+    until = f"until {budget.resets_at:%H:%M:%S} UTC"
+    if budget.low:
+        return f"Only {budget.remaining} of {budget.limit} requests are left {until}. After that the platform waits."
+    return f"{budget.remaining} of {budget.limit} requests are left {until}."

@@ -1,0 +1,287 @@
+"""Generate the title and body of a pull request.
+
+Commit messages are written by an agent: they must trigger nothing and must not look like our text (`markdown.py`). A task's description is a
+person's or comes from outside: it is quoted, and mentions and references in it work. The opener's text is used as is. Our part of the body
+is between two marks. Only that part is ever changed, and only while nobody has edited it.
+
+Of the checks that were run in the sandbox, only the name of a known tool is shown, because a command line may contain anything, including
+secrets. And only if its exit code is that of the check: `pytest | tail` exits like tail, and `pytest || true` always succeeds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import PurePosixPath
+
+from sqlalchemy import select
+
+from sandyard.platform.db.database import Database
+from sandyard.platform.db.models import Command
+from sandyard.platform.domain.forge.markdown import (
+    GAP,
+    format_code,
+    format_line,
+    neutralize,
+    quote,
+    remove_tags,
+    truncate,
+)
+from sandyard.platform.domain.git import commit_messages
+from sandyard.platform.domain.repositories.model import Change, Commit, Diff, FileDiff, Identity
+from sandyard.platform.domain.sandboxes.model import CommandStatus
+
+BEGIN, END = "<!-- sandyard:begin -->", "<!-- sandyard:end -->"
+TITLE, BODY, GIVEN, SUMMARY = 120, 64_000, 60_000, 8_000
+"""Maximum lengths in characters. GitHub accepts 65,536 for a body."""
+FILES, COMMITS, AUTHORS = 30, 30, 20
+_SUM = re.compile(r"<!-- sandyard:sum ([0-9a-f]{16}) -->\n?")
+_MARK = re.compile(r"<!--\s*(?=sandyard:)", re.IGNORECASE)
+_TELLING = ("feat", "fix", "perf", "refactor", "revert", "build", "ci", "test", "docs", "style", "chore")
+_UNBRACKETED = str.maketrans({"[": "(", "]": ")", "\\": "/"})
+_CHANGED = {
+    Change.ADDED: "new",
+    Change.DELETED: "deleted",
+    Change.RENAMED: "renamed",
+    Change.COPIED: "copied",
+    Change.TYPE: "type changed",
+}
+LOOKED_AT, SHOWN = 500, 10
+_REDIRECTED = re.compile(r"\s[012&]?>{1,2}\s?(&[12]|[\w./-]+)")
+_UNCERTAIN = re.compile(r"[|;\n\r`$()!<>\\'\"]|(?<!&)&(?!&)|\s--?(version|help|collect-only|co|dry-run)\b")
+_CHECK = re.compile(
+    r"\s*(?:[A-Za-z_]\w*=\S*\s+)*"  # variables
+    r"(?:python3? -m |uv run |poetry run |pdm run |npx |\.venv/bin/|\./node_modules/\.bin/|\./)?"
+    r"(?P<name>"
+    r"pytest|tox|nox|mypy|pyright|ruff check|eslint|tsc|vitest run|jest|phpunit|rspec|ctest|shellcheck|golangci-lint run"
+    r"|(?:npm|pnpm|yarn)(?: run)? (?:test|lint|build|typecheck|check)"
+    r"|(?:cargo|go|mvn|gradle|dotnet|swift|mix|deno|bun) (?:test|check|clippy|vet|build|verify)"
+    r"|make (?:test|check|lint|build|verify)"
+    r")(?:\s.*)?"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where the work came from. The task's text was written by a person."""
+
+    session_id: str | None = None
+    task_id: str | None = None
+    task_title: str | None = None
+    task_description: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A check that was run in the sandbox, and its result."""
+
+    name: str
+    exit_code: int
+
+
+def generate_title(
+    commits: Sequence[Commit], origin: Origin, *, given: str | None = None, conventional: bool = True
+) -> str:
+    """Return the given title, or the only commit's subject, or the task's title, or the most descriptive subject.
+
+    `commits` must not be empty.
+    """
+    if given is not None and given.strip():
+        return truncate(" ".join(given.split()), TITLE)
+    own = _without_merges(commits)
+    if len(own) == 1:
+        return format_line(own[0].subject, TITLE)
+    if origin.task_title and origin.task_title.strip():
+        words = " ".join(origin.task_title.split())
+        return truncate(commit_messages.suggest(words) if conventional else words, TITLE)
+    return format_line(min(reversed(own), key=_rank).subject, TITLE)
+
+
+def generate_body(
+    commits: Sequence[Commit],
+    diff: Diff,
+    origin: Origin,
+    *,
+    given: str | None = None,
+    checks: Sequence[Check] = (),
+    web_url: str | None = None,
+) -> str:
+    """Return our part of the body, between its marks. `commits` are newest first. `web_url`: the platform's URL, for links."""
+    own = _without_merges(commits)
+    sections = [
+        _format_summary(own, given),
+        _format_task(origin) if given is None else "",
+        _format_changes(diff),
+        _format_checks(checks),
+        _format_links(origin, web_url),
+        _format_authors(own),
+    ]
+    text = "\n\n".join(section for section in sections if section)
+    return _mark(truncate(text, BODY))
+
+
+def refresh_body(existing: str, block: str, *, ours: bool) -> str | None:
+    """Return the body with our part updated.
+
+    None if there is nothing to change: our part is current, or a person has edited or removed it (`ours`: this pull request had one).
+    """
+    text = existing.replace("\r\n", "\n")
+    begin, end = text.find(BEGIN), text.rfind(END)
+    if begin < 0 or end < begin:
+        if ours:
+            return None
+        kept = text.rstrip()
+        return f"{kept}\n\n{block}" if kept else block
+    inner = text[begin + len(BEGIN) : end].strip("\n")
+    found = _SUM.match(inner)
+    if found is None or found[1] != _hash(inner[found.end() :]):
+        return None
+    changed = text[:begin] + block + text[end + len(END) :]
+    return None if changed == text else changed
+
+
+def describe_squash(commits: Sequence[Commit]) -> str:
+    """Return the message of the squashed commit: one line per commit, and the authors. Does not close mentioned issues."""
+    own = _without_merges(commits)
+    lines = [f"* {format_line(commit.subject, TITLE)}" for commit in reversed(own)] if len(own) > 1 else []
+    return commit_messages.with_trailers("\n".join(lines[:COMMITS]), _list_people(own)).strip()
+
+
+def _without_merges(commits: Sequence[Commit]) -> list[Commit]:
+    """Return the commits without merges, unless there are only merges."""
+    return [commit for commit in commits if len(commit.parents) < 2] or list(commits)
+
+
+def _rank(commit: Commit) -> tuple[bool, int]:
+    kind = re.match(r"([a-z]+)(\([^)]*\))?(!?):", commit.subject)
+    if kind is None or kind[1] not in _TELLING:
+        return True, len(_TELLING)
+    return not kind[3], _TELLING.index(kind[1])
+
+
+def _format_summary(own: Sequence[Commit], given: str | None) -> str:
+    if given is not None and given.strip():
+        return truncate(_remove_marks(given.strip()), GIVEN)
+    if len(own) == 1:
+        text = quote(truncate(neutralize(_first_paragraph(own[0].body)), SUMMARY))
+    else:
+        subjects = [format_line(commit.subject, TITLE) for commit in reversed(own)]
+        more = [f"and {len(own) - COMMITS} more commits"] if len(own) > COMMITS else []
+        text = "\n".join(f"- {subject}" for subject in [*subjects[:COMMITS], *more])
+    return f"## Summary\n\n{text}" if text else ""
+
+
+def _format_task(origin: Origin) -> str:
+    text = (origin.task_description or "").strip()
+    return f"## Task\n\n{quote(truncate(remove_tags(text), SUMMARY))}" if text else ""
+
+
+def _first_paragraph(text: str) -> str:
+    first = text.replace("\r\n", "\n").strip().split("\n\n", maxsplit=1)[0]
+    return "" if re.match(r"[A-Za-z-]+-by: ", first) else first
+
+
+def _format_changes(diff: Diff) -> str:
+    if not diff.files:
+        return ""
+    count = f"{len(diff.files)}{'+' if diff.truncated else ''} {'file' if len(diff.files) == 1 else 'files'}"
+    lines = [f"## Changes\n\n{count}, +{diff.added} -{diff.removed}\n"]
+    shown = sorted(diff.files, key=lambda file: (str(PurePosixPath(file.path).parent), file.path))[:FILES]
+    for folder, files in groupby(shown, key=lambda file: str(PurePosixPath(file.path).parent)):
+        lines.append(f"- {format_code(truncate(folder, 200) + '/') if folder != '.' else 'top level'}")
+        lines += [f"  - {_format_file(file)}" for file in files]
+    if len(diff.files) > FILES:
+        lines.append(f"- and {len(diff.files) - FILES} more")
+    elif diff.truncated:
+        lines.append("- and more")
+    return "\n".join(lines)
+
+
+def _format_file(file: FileDiff) -> str:
+    name = format_code(truncate(PurePosixPath(file.path).name, 200))
+    notes = [_CHANGED[file.change]] if file.change in _CHANGED else []
+    if file.old_path and file.change in (Change.RENAMED, Change.COPIED):
+        notes = [f"{notes[0]} from {format_code(truncate(file.old_path, 200))}"]
+    if file.binary:
+        notes.append("binary")
+    elif file.added is not None and file.removed is not None:
+        notes.append(f"+{file.added} -{file.removed}")
+    return f"{name} ({', '.join(notes)})" if notes else name
+
+
+def _format_checks(checks: Sequence[Check]) -> str:
+    if not checks:
+        return ""
+    lines = [
+        f"- {format_code(check.name)}: {'passed' if check.exit_code == 0 else f'failed (exit code {check.exit_code})'}"
+        for check in checks
+    ]
+    return "## Checks\n\nAs last run in the sandbox:\n" + "\n".join(lines)
+
+
+def _format_links(origin: Origin, web_url: str | None) -> str:
+    if not web_url:
+        return ""
+    url = web_url.rstrip("/")
+    links = []
+    if origin.task_id:
+        words = format_line(origin.task_title or "Task", TITLE).translate(_UNBRACKETED)
+        links.append(f"- Task: [{words}]({url}/tasks/{origin.task_id})")
+    if origin.session_id:
+        links.append(f"- [Session]({url}/sessions/{origin.session_id})")
+    return "## Links\n\n" + "\n".join(links) if links else ""
+
+
+def _format_authors(own: Sequence[Commit]) -> str:
+    names = [format_line(person.name, 100) for person in _list_people(own)[:AUTHORS]]
+    return f"Co-authored by {', '.join(names)}." if names else ""
+
+
+def _list_people(own: Sequence[Commit]) -> list[Identity]:
+    """Return the co-authors named in the commits, each once."""
+    found: dict[str, Identity] = {}
+    for commit in reversed(own):
+        for person in commit_messages.co_authors(commit.body):
+            found.setdefault(person.email.lower(), person)
+    return list(found.values())
+
+
+def _mark(text: str) -> str:
+    return f"{BEGIN}\n<!-- sandyard:sum {_hash(text)} -->\n{text}\n{END}"
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.strip("\n").encode(errors="replace")).hexdigest()[:16]
+
+
+def _remove_marks(text: str) -> str:
+    return _MARK.sub(f"<{GAP}!-- ", text)
+
+
+async def list_checks(database: Database, sandbox_id: str) -> list[Check]:
+    """Return the last result of each check, in the order they were last run."""
+    query = select(Command.command, Command.exit_code)
+    query = query.where(Command.sandbox_id == sandbox_id, Command.status == CommandStatus.EXITED)
+    async with database.reading() as session:
+        rows = (await session.execute(query.order_by(Command.id.desc()).limit(LOOKED_AT))).all()
+    found: dict[str, Check] = {}
+    for line, exit_code in rows:
+        check = parse_check(line, exit_code) if exit_code is not None else None
+        if check is not None:
+            found.setdefault(check.name, check)
+    return list(reversed(list(found.values())))[-SHOWN:]
+
+
+def parse_check(line: str, exit_code: int) -> Check | None:
+    """Return what this exit code says about checks. For a failed chain, the failing part is known only if all parts are checks."""
+    plain = _REDIRECTED.sub("", line.strip())
+    if _UNCERTAIN.search(plain):
+        return None
+    parts = [_CHECK.fullmatch(part) for part in plain.split("&&")]
+    names = [part["name"] for part in parts if part is not None]
+    if not names or (exit_code != 0 and len(names) < len(parts)):
+        return None
+    return Check(" and ".join(dict.fromkeys(names)), exit_code)

@@ -1,0 +1,329 @@
+"""A connection to a GitHub API with one credential: waits for rate limits, retries safely, and sends conditional requests."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import httpx
+
+from sandyard.kit import bounded_json
+from sandyard.kit.clock import Clock
+from sandyard.kit.destinations import Destinations, PrivateAddressError
+from sandyard.kit.http_clients import GuardedTransport
+from sandyard.kit.logging import get_logger
+from sandyard.kit.paced_http import limit_responses
+from sandyard.kit.pacing import take_turn
+from sandyard.kit.secret import Secret
+from sandyard.platform.domain.forge.errors import ForgeForbiddenError, ForgeUnreachableError
+from sandyard.platform.domain.forge.github_errors import extract_message, translate_error
+from sandyard.platform.domain.forge.rate_limit import CORE, RateLimit, parse_retry_after
+
+_OVERHEAD = 1000  # of an entry: its key, ETag and Python objects
+log = get_logger(__name__)
+TRIES = 3
+_GITHUBS = "x-github-request-id"
+"""Present in every response of GitHub. Messages of other servers are not shown, because they are not meant for the project's owner."""
+_LINK_LIMIT = 4096
+_ANSWER_LIMIT, _ANSWER_VALUES = 16 << 20, 200_000
+"""A page of a hundred pull requests, the largest response, has a fifth of these values."""
+_TIMEOUT = httpx.Timeout(30, connect=10)
+_REPEATABLE = ("GET", "PUT", "PATCH", "DELETE")
+_CONCURRENT_REQUESTS = 100
+"""Maximum number of requests at once that GitHub allows."""
+
+
+@dataclass(frozen=True, slots=True)
+class CachedResponse:
+    etag: str
+    content: bytes
+    link: str
+
+
+class ResponseCache:
+    """The most recently used responses of all credentials, limited in bytes. A credential finds only its own."""
+
+    def __init__(self, limit: int = 32 << 20) -> None:
+        self._limit = limit
+        self._size = 0
+        self._answers: OrderedDict[tuple[str, str], CachedResponse] = OrderedDict()
+
+    def get(self, credential: str, url: str) -> CachedResponse | None:
+        kept = self._answers.get((credential, url))
+        if kept is not None:
+            self._answers.move_to_end((credential, url))
+        return kept
+
+    def put(self, credential: str, url: str, kept: CachedResponse) -> None:
+        """Store a response, unless it takes more than an eighth of the space."""
+        self._drop((credential, url))
+        if len(kept.content) > self._limit // 8:
+            return
+        self._answers[credential, url] = kept
+        self._size += len(kept.content) + _OVERHEAD
+        while self._size > self._limit:
+            self._drop(next(iter(self._answers)))
+
+    def _drop(self, key: tuple[str, str]) -> None:
+        if (kept := self._answers.pop(key, None)) is not None:
+            self._size -= len(kept.content) + _OVERHEAD
+
+
+class TokenSource(Protocol):
+    """The source of a connection's token."""
+
+    async def get_token(self) -> Secret | None: ...
+
+    def discard(self, token: Secret) -> bool:
+        """Report that the forge rejected this token. Returns True if `token` will return another one."""
+        ...
+
+    async def get_permissions(self) -> Mapping[str, str] | None:
+        """Return the token's permissions by name ("read", "write"); None if unknown."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ApiResponse:
+    json: Any
+    next: int | None = None
+    """The next page."""
+    last: int | None = None
+
+
+class GitHubConnection:
+    """A connection. Its methods raise only ForgeError and its subclasses. Safe for concurrent use; `close` it at the end."""
+
+    def __init__(  # noqa: PLR0917 - the parts it stands on
+        self,
+        api_url: str,
+        tokens: TokenSource,
+        clock: Clock,
+        cache: ResponseCache,
+        key: str,
+        destinations: Destinations | None = None,
+    ) -> None:
+        """`destinations`: the allowed hosts of the API. None means any."""
+        self._client = _Client(api_url, destinations)
+        self._tokens = tokens
+        self._clock = clock
+        self._cache = cache
+        self._key = key
+        self.host = httpx.URL(api_url).host
+        self.web_url = _derive_web_url(httpx.URL(api_url))
+        self.rate_limit = RateLimit(self.host, clock)
+        self.token_expires: str | None = None
+        self.busy = 0
+        self._closed = False
+
+    @property
+    def tokens(self) -> TokenSource:
+        return self._tokens
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Mapping[str, str] | None = None,
+        body: Mapping[str, Any] | None = None,
+        max_wait_s: float,
+        repeat: bool | None = None,
+    ) -> ApiResponse:
+        """Send a request. Retries after a rate limit (waiting at most `max_wait_s`), and with a new token after a 401 if there is one.
+
+        If `repeat`, also retries after a connection or server error. `repeat` None means every method except POST.
+        """
+        self.busy += 1
+        try:
+            url = str(httpx.URL(path, params=params)) if params else path
+            repeat = method in _REPEATABLE if repeat is None else repeat
+            return await self._request(method, url, body, patience=self._clock.now() + max_wait_s, repeat=repeat)
+        finally:
+            self.busy -= 1
+            if self._closed and not self.busy:
+                await self._client.close()
+
+    async def graphql(self, query: str, variables: Mapping[str, Any], *, max_wait_s: float) -> ApiResponse:
+        """Send a GraphQL request, for what the REST API does not support. A GHES has it next to /api/v3."""
+        base = self._client.base_url
+        path = re.sub(r"/api/v3/?$", "/api/", base.path) + "graphql"
+        body = {"query": query, "variables": dict(variables)}
+        return await self.request("POST", str(base.copy_with(path=path)), body=body, max_wait_s=max_wait_s, repeat=True)
+
+    async def close(self) -> None:
+        """Close the connection. Idempotent. It can still be used, but keeps nothing open between requests."""
+        self._closed = True
+        if not self.busy:
+            await self._client.close()
+
+    async def _request(
+        self, method: str, url: str, body: Mapping[str, Any] | None, *, patience: float, repeat: bool
+    ) -> ApiResponse:
+        resource = "graphql" if url.endswith("/graphql") else CORE
+        faults, rounds, renewed = 0, 0, False
+        while True:
+            await self.rate_limit.wait(resource, patience)
+            token = await self._tokens.get_token()
+            kept = self._cache.get(self._key, url) if method == "GET" else None
+            try:
+                response = await self._send(method, url, body, token, kept)
+            except ForgeUnreachableError:
+                faults += 1
+                if not repeat or faults >= TRIES:
+                    raise
+                await self._clock.sleep(2.0 ** (faults - 1))
+                continue
+            self._note(response)
+            if response.status_code == 304 and kept is not None:
+                return await asyncio.to_thread(_parse_response, kept)
+            if response.is_success:
+                found = CachedResponse(
+                    response.headers.get("etag", ""), response.content, response.headers.get("link", "")
+                )
+                if method == "GET" and found.etag:
+                    self._cache.put(self._key, url, found)
+                return await asyncio.to_thread(_parse_response, found)
+            said = extract_message(response.content, token) if _GITHUBS in response.headers else ""
+            if self.rate_limit.is_limited(response.status_code, response.headers, said, rounds):
+                rounds += 1
+                continue
+            if response.status_code == 401 and token and not renewed and self._tokens.discard(token):
+                renewed = True
+                continue
+            error = translate_error(response.status_code, response.headers, said)
+            if not isinstance(error, ForgeUnreachableError):
+                raise error
+            faults += 1
+            wait = parse_retry_after(response.headers, self._clock.now()) or 2.0 ** (faults - 1)
+            if not repeat or faults >= TRIES or self._clock.now() + wait > max(patience, self._clock.now() + 4):
+                raise error
+            await self._clock.sleep(wait)
+
+    async def _send(
+        self, method: str, url: str, body: Mapping[str, Any] | None, token: Secret | None, kept: CachedResponse | None
+    ) -> httpx.Response:
+        headers = {"Accept-Encoding": "identity", "X-GitHub-Api-Version": "2022-11-28"}
+        if token:
+            headers["Authorization"] = f"Bearer {token.reveal()}"
+        if kept is not None:
+            headers["If-None-Match"] = kept.etag
+        try:
+            return await self._client.send(method, url, body, headers)
+        except httpx.TimeoutException:
+            raise ForgeUnreachableError(f"{self.host} did not respond in time. Nothing was lost; try again.") from None
+        except PrivateAddressError as error:
+            raise ForgeForbiddenError(error.message) from None
+        except Exception as error:  # of the transport, the TLS library or the parser
+            raise self._unreachable(error) from None
+
+    def _unreachable(self, cause: BaseException) -> ForgeUnreachableError:
+        if isinstance(cause, ForgeUnreachableError):
+            return cause
+        log.info("forge_unreachable", forge=self.host, cause=type(cause).__name__)
+        return ForgeUnreachableError(
+            f"{self.host} could not be reached, or the connection broke ({type(cause).__name__}). Nothing was lost; try again."
+        )
+
+    def _note(self, response: httpx.Response) -> None:
+        self.rate_limit.update(response.headers)
+        self.token_expires = response.headers.get("github-authentication-token-expiration", self.token_expires)
+
+
+class _Client:
+    """An HTTP client of the API. Its connection pool is opened by the first request, and again by a request after `close`."""
+
+    def __init__(self, api_url: str, destinations: Destinations | None) -> None:
+        url = httpx.URL(api_url)
+        path = url.raw_path if url.raw_path.endswith(b"/") else url.raw_path + b"/"
+        self.base_url = url.copy_with(raw_path=path)
+        self._transport = None if destinations is None else GuardedTransport(destinations)
+        self._slots = asyncio.Semaphore(_CONCURRENT_REQUESTS)
+        self._opened: httpx.AsyncClient | None = None
+
+    async def send(
+        self, method: str, url: str, body: Mapping[str, Any] | None, headers: Mapping[str, str]
+    ) -> httpx.Response:
+        """Send a request and return the response, whatever its status."""
+        self._opened = client = self._opened or self._open()
+        async with self._slots:
+            return await client.request(method, url, json=body, headers=headers)
+
+    async def close(self) -> None:
+        opened, self._opened = self._opened, None
+        if opened is not None:
+            await opened.aclose()
+
+    def _open(self) -> httpx.AsyncClient:
+        client = httpx.AsyncClient(
+            base_url=self.base_url,
+            headers={
+                "User-Agent": "sandyard",
+                "Accept": "application/vnd.github+json",
+                "Cache-Control": "no-cache",
+            },
+            timeout=_TIMEOUT,
+            follow_redirects=True,
+            transport=self._transport,
+            event_hooks={"response": [_limit_size]},
+        )
+        return limit_responses(client)
+
+
+async def _limit_size(response: httpx.Response) -> None:
+    """Limit the size of a response, so that no server can fill the platform's memory."""
+    if response.headers.get("content-encoding", "identity") != "identity":
+        raise ForgeUnreachableError("The forge responded with an encoding that was not requested.")
+    if isinstance(response.stream, httpx.AsyncByteStream):
+        response.stream = _LimitedStream(response.stream)
+
+
+class _LimitedStream(httpx.AsyncByteStream):
+    def __init__(self, stream: httpx.AsyncByteStream) -> None:
+        self._stream = stream
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        size = 0
+        async for chunk in self._stream:
+            await take_turn()
+            size += len(chunk)
+            if size > _ANSWER_LIMIT:
+                raise ForgeUnreachableError("The forge's response is too large to be one of GitHub's.")
+            yield chunk
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+
+def _derive_web_url(api: httpx.URL) -> str:
+    """Return the URL of the forge's web pages: a GHES has them on its API host, github.com next to api.github.com."""
+    host = api.host.removeprefix("api.")
+    return str(api.copy_with(host=host, raw_path=b"/")).rstrip("/")
+
+
+def _parse_response(kept: CachedResponse) -> ApiResponse:
+    try:
+        body = bounded_json.parse(kept.content, largest=_ANSWER_LIMIT, values=_ANSWER_VALUES) if kept.content else None
+    except ValueError:
+        raise ForgeUnreachableError(
+            "The forge did not respond like GitHub. Check that the project's forge.apiUrl is the URL of a GitHub API."
+        ) from None
+    pages = _parse_linked_pages(kept.link)
+    return ApiResponse(body, pages.get("next"), pages.get("last"))
+
+
+def _parse_linked_pages(link: str) -> dict[str, int]:
+    """Return the page numbers of a Link header by relation. Runs in linear time, because the header may be hostile."""
+    pages: dict[str, int] = {}
+    for part in link[:_LINK_LIMIT].split(","):
+        url, _, parameters = part.strip().partition(">;")
+        query = url.partition("?")[2]
+        page = next((one.removeprefix("page=") for one in query.split("&") if one.startswith("page=")), "")
+        name, _, relation = parameters.strip().partition("=")
+        if name == "rel" and page.isascii() and page.isdigit() and len(page) <= 6:
+            pages[relation.partition(";")[0].strip().strip('"')] = int(page)
+    return pages

@@ -1,0 +1,122 @@
+"""Test a provider with one tiny request and its real key, and describe the result."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import httpx
+
+from sandyard.kit import bounded_json
+from sandyard.kit.destinations import PrivateAddressError
+from sandyard.kit.pacing import take_turn
+from sandyard.kit.secret import Secret
+from sandyard.kit.text import storable
+from sandyard.platform.db.models import ModelProvider
+from sandyard.platform.domain.models import apis
+from sandyard.platform.domain.models.apis import Asked
+from sandyard.platform.domain.models.faults import Cause, Fault, classify_error, classify_response, make_label
+from sandyard.platform.domain.models.model import ModelApi, Verdict
+from sandyard.platform.domain.models.presets import find_preset
+from sandyard.platform.domain.models.redaction import Redactor
+
+TIMEOUT = httpx.Timeout(60, connect=15)
+MAX_LISTED = 100
+_MOST, _VALUES = 1 << 20, 50_000
+_LONGEST = 600
+_PING = "Say ok."
+
+
+async def check_provider(client: httpx.AsyncClient, provider: ModelProvider, key: Secret | None) -> Verdict:
+    """Test with its first model, if it has one, using one token of output; otherwise request its list of models."""
+    kind, model = ModelApi(provider.kind), _choose_model(provider)
+    label = make_label(provider.name, provider.base_url)
+    asked, body = _make_request(kind, model)
+    headers = [*apis.make_key_headers(kind, key), ("accept-encoding", "identity")]
+    if kind is ModelApi.ANTHROPIC:
+        headers.append(("anthropic-version", "2023-06-01"))
+    redactor = Redactor(key)
+    began, listed = time.monotonic(), list[str]()
+    fault: Fault | None = None
+    try:
+        async with client.stream(
+            "POST" if body else "GET",
+            apis.build_url(provider.base_url, asked),
+            headers=headers,
+            json=body,
+            timeout=TIMEOUT,
+        ) as response:
+            said = await _read_beginning(response)
+            if not response.is_success:
+                text = said.decode(errors="replace")
+                fault = classify_response(
+                    label, response.status_code, text, model=model, keyed=key is not None, redactor=redactor
+                )
+            elif said.lstrip()[:1] not in (b"{", b"["):
+                fault = Fault(
+                    Cause.ADDRESS, f"{label} responds, but not with JSON. Check that its address is that of the API."
+                )
+            elif model is None:
+                listed = _list_models(said)
+    except (httpx.HTTPError, httpx.InvalidURL, PrivateAddressError) as error:
+        late = isinstance(error, httpx.TimeoutException)
+        fault = classify_error(label, provider.base_url, error, late=late)
+    took = round((time.monotonic() - began) * 1000)
+    if fault is not None:
+        detail = storable(redactor.text(fault.sentence))[:_LONGEST]
+        return Verdict(False, detail, model, took, cause=fault.cause)
+    detail = (
+        f"{label} works: the model {model} answered."
+        if model
+        else _describe_success(label, listed, keyed=key is not None)
+    )
+    return Verdict(True, storable(detail)[:_LONGEST], model, took, models=tuple(listed))
+
+
+def _choose_model(provider: ModelProvider) -> str | None:
+    """Return the model to test with. Some lists of models are public and so do not test the key."""
+    preset = find_preset(provider.base_url)
+    known = preset.models if preset is not None and preset.kind is ModelApi.OPENAI_CHAT else ()
+    return next(iter([*provider.models, *known]), None)
+
+
+def _describe_success(label: str, listed: list[str], *, keyed: bool) -> str:
+    count = f"{len(listed)} model{'' if len(listed) == 1 else 's'}"
+    return f"{label} accepts the key and has {count}." if keyed else f"{label} responds and has {count}."
+
+
+def _make_request(kind: ModelApi, model: str | None) -> tuple[Asked, dict[str, Any] | None]:
+    if model is None:
+        return Asked("/v1beta/models" if kind is ModelApi.GEMINI else "/v1/models", "", counted=False), None
+    message = [{"role": "user", "content": _PING}]
+    if kind is ModelApi.GEMINI:
+        body: dict[str, Any] = {
+            "contents": [{"role": "user", "parts": [{"text": _PING}]}],
+            "generationConfig": {"maxOutputTokens": 1},
+        }
+        return Asked(f"/v1beta/models/{model}:generateContent", "", counted=True), body
+    if kind is ModelApi.OPENAI:  # whose minimum is 16
+        return Asked("/v1/responses", "", counted=True), {"model": model, "input": _PING, "max_output_tokens": 16}
+    path = "/v1/messages" if kind is ModelApi.ANTHROPIC else "/v1/chat/completions"
+    return Asked(path, "", counted=True), {"model": model, "messages": message, "max_tokens": 1}
+
+
+async def _read_beginning(response: httpx.Response) -> bytes:
+    said = b""
+    async for chunk in response.aiter_bytes():
+        await take_turn()
+        said += chunk
+        if len(said) >= _MOST:
+            break
+    return said[:_MOST]
+
+
+def _list_models(said: bytes) -> list[str]:
+    """Return the names in a list of models in the format of OpenAI, Anthropic or Gemini."""
+    try:
+        told: Any = bounded_json.parse(said, largest=_MOST, values=_VALUES)
+    except ValueError:
+        return []
+    found = (told.get("data") or told.get("models")) if isinstance(told, dict) else told
+    names = [one.get("id") or one.get("name") for one in found or [] if isinstance(one, dict)]
+    return [name.removeprefix("models/") for name in names if isinstance(name, str)][:MAX_LISTED]

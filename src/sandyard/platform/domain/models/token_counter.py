@@ -1,0 +1,132 @@
+"""Count the tokens of a response while it is streamed."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from sandyard.kit.bounded_json import count_values
+from sandyard.kit.event_stream import EventStream
+from sandyard.kit.pacing import take_turn
+from sandyard.platform.domain.models.model import MOST_TOKENS, ModelApi, Tokens
+
+LARGEST = 8 << 20
+"""Maximum size of a response or of one event of a stream. Larger ones are passed on without being parsed."""
+BYTES_OF_A_TOKEN = 4
+_SIGN = re.compile(rb'"usage(?:Metadata)?"\s*+:\s*+\{')  # not null, which many providers send in every event
+_EVENT_VALUES, _STREAM_VALUES, _ANSWER_VALUES = 20_000, 1_000_000, 100_000
+"""Maximum number of JSON values in one event, in all parsed events of a stream, and in a response in one piece.
+
+Parsing blocks everything else. The tokens of a response with more values are estimated.
+"""
+
+
+class TokenCounter:
+    """Counts tokens. Fed with a response's bytes as they arrive; holds at most one event of a stream."""
+
+    def __init__(self, kind: ModelApi, content_type: str) -> None:
+        self._kind = kind
+        self._events = content_type.strip().lower().startswith("text/event-stream")
+        self._stream = EventStream(_SIGN, largest=LARGEST)
+        self._held = bytearray()  # a response in one piece
+        self._overflown = False
+        self._found: dict[str, int] = {}
+        self._values = 0  # JSON values in parsed events
+        self._told = 0  # events, or bytes of a response in one piece
+        self.reported = False
+        """Whether the provider has reported the output tokens. Anthropic's first event is ignored, because it is sent before the output."""
+
+    @property
+    def at_least(self) -> int:
+        """Minimum number of tokens of the response so far, if none are reported: one per event, or one per four bytes."""
+        return min(self._told if self._events else self._told // BYTES_OF_A_TOKEN, MOST_TOKENS)
+
+    async def feed(self, chunk: bytes) -> None:
+        if self._events:
+            self._told += chunk.count(b"data:")
+            for data in self._stream.feed(chunk):
+                await take_turn()
+                self._read(data)
+            return
+        self._told += len(chunk)
+        if not self._overflown:
+            self._held += chunk
+        if len(self._held) > LARGEST:
+            self._held.clear()
+            self._overflown = True
+
+    def result(self) -> Tokens:
+        """Return all that is known at the end, or where it broke off."""
+        if self._events:
+            for data in self._stream.rest():
+                self._read(data)
+        elif not self._overflown:
+            self._read(bytes(self._held))
+        self._held.clear()
+        found = self._found
+        read, written = found.get("cache_read"), found.get("cache_write")
+        taken = found.get("input")
+        if self._kind is ModelApi.ANTHROPIC and taken is not None:
+            taken = min(taken + (read or 0) + (written or 0), MOST_TOKENS)  # reported separately there
+        return Tokens(taken, found.get("output"), read, written)
+
+    def _read(self, data: bytes) -> None:
+        if not _SIGN.search(data):
+            return
+        try:
+            most = min(_EVENT_VALUES, _STREAM_VALUES - self._values) if self._events else _ANSWER_VALUES
+            self._values += count_values(data, most)
+            told = json.loads(data)
+        except (ValueError, RecursionError):
+            return
+        for document in told if isinstance(told, list) else [told]:
+            for usage in _find_usages(document):
+                counts = {name: count for name, count in _parse_counts(usage).items() if count is not None}
+                self._found |= counts
+                self.reported |= "output" in counts and document.get("type") != "message_start"
+
+
+def _find_usages(document: Any) -> Iterator[dict[str, Any]]:
+    """Yield usage objects wherever the protocols put them: at the top, in Anthropic's `message`, in OpenAI's `response`."""
+    if not isinstance(document, dict):
+        return
+    for place in (document.get("message"), document.get("response"), document):
+        for name in ("usage", "usageMetadata"):
+            if isinstance(place, dict) and isinstance(place.get(name), dict):
+                yield place[name]
+
+
+def _parse_counts(usage: dict[str, Any]) -> dict[str, int | None]:
+    if "promptTokenCount" in usage or "candidatesTokenCount" in usage or "totalTokenCount" in usage:
+        return {
+            "input": _add_up(usage, "promptTokenCount", "toolUsePromptTokenCount"),
+            "output": _add_up(usage, "candidatesTokenCount", "thoughtsTokenCount"),
+            "cache_read": _parse_number(usage.get("cachedContentTokenCount")),
+        }
+    if "prompt_tokens" in usage or "completion_tokens" in usage:
+        details = usage.get("prompt_tokens_details")
+        return {
+            "input": _parse_number(usage.get("prompt_tokens")),
+            "output": _parse_number(usage.get("completion_tokens")),
+            "cache_read": _parse_number(details.get("cached_tokens")) if isinstance(details, dict) else None,
+        }
+    details = usage.get("input_tokens_details")
+    cached = details.get("cached_tokens") if isinstance(details, dict) else usage.get("cache_read_input_tokens")
+    return {
+        "input": _parse_number(usage.get("input_tokens")),
+        "output": _parse_number(usage.get("output_tokens")),
+        "cache_read": _parse_number(cached),
+        "cache_write": _parse_number(usage.get("cache_creation_input_tokens")),
+    }
+
+
+def _add_up(usage: dict[str, Any], *names: str) -> int | None:
+    counts = [count for name in names if (count := _parse_number(usage.get(name))) is not None]
+    return min(sum(counts), MOST_TOKENS) if counts else None
+
+
+def _parse_number(value: Any) -> int | None:
+    """Return a valid count, at most MOST_TOKENS, or None."""
+    return min(value, MOST_TOKENS) if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None

@@ -1,0 +1,124 @@
+"""Read a devcontainer.json: what is supported here, and what is not."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from sandyard.platform.domain.git.model import FOLDER
+from sandyard.platform.domain.preparations import jsonc
+
+CREATING = ("onCreateCommand", "updateContentCommand", "postCreateCommand")
+"""Run in this order when a container is created. Commands of an object run one after the other, in the written order."""
+MOST_COMMANDS, MOST_ENVS, LONGEST = 50, 200, 20_000
+_NO_IMAGE = ("image", "build", "dockerFile", "dockerComposeFile")
+_LEFT_OUT = (
+    "initializeCommand", "postStartCommand", "postAttachCommand", "mounts", "runArgs", "workspaceMount", "workspaceFolder",
+    "remoteUser", "containerUser", "privileged", "capAdd", "securityOpt",
+)  # fmt: skip
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A setup command. `source` says where it comes from."""
+
+    source: str
+    command: str
+
+
+@dataclass(frozen=True, slots=True)
+class Devcontainer:
+    """The supported parts. `warnings` name everything that is not supported, in sentences."""
+
+    commands: tuple[Command, ...] = ()
+    envs: Mapping[str, str] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+
+
+def read(path: str, text: str, template: str) -> Devcontainer:
+    """Read a devcontainer.json. Never fails: what cannot be parsed becomes a warning."""
+    try:
+        told = jsonc.parse(text)
+    except ValueError as error:
+        return Devcontainer(warnings=(f"{path} is invalid and was ignored: {error}.",))
+    if not isinstance(told, dict):
+        return Devcontainer(warnings=(f"{path} is not an object and was ignored.",))
+    warnings = list(_unsupported(path, told, template))
+    commands: list[Command] = []
+    for name in CREATING:
+        try:
+            commands += [Command(f"{path}: {label}", line) for label, line in _commands(name, told.get(name))]
+        except ValueError as error:
+            warnings.append(f"{path}: {error}")
+    if len(commands) > MOST_COMMANDS:
+        warnings.append(f"{path} has more than {MOST_COMMANDS} commands. The others were ignored.")
+    envs: dict[str, str] = {}
+    for name in ("containerEnv", "remoteEnv"):
+        warnings += _add_envs(path, name, told.get(name), envs)
+    return Devcontainer(tuple(commands[:MOST_COMMANDS]), envs, tuple(warnings))
+
+
+def _unsupported(path: str, told: Mapping[str, Any], template: str) -> Iterator[str]:
+    for name in _NO_IMAGE:
+        if name in told and told[name] != template:
+            asked = f" {told[name][:200]!r}" if isinstance(told[name], str) else ""
+            yield (
+                f"{path}: {name}{asked} was ignored, because images are not built or pulled here. The template {template!r} is "
+                "used; set another one in the project's settings."
+            )
+    features = told.get("features")
+    if features:
+        names = ", ".join(str(one)[:100] for one in list(features)[:10]) if isinstance(features, (dict, list)) else "?"
+        yield f"{path}: features were ignored: {names}. Install them in a setup command or in the template."
+    left = [name for name in _LEFT_OUT if told.get(name)]
+    if left:
+        yield f"{path}: ignored, because it does not apply to a sandbox: {', '.join(left)}."
+
+
+def _commands(name: str, value: object) -> Iterator[tuple[str, str]]:
+    if value is None:
+        return
+    if not isinstance(value, dict):
+        yield name, _line(name, value)
+        return
+    for label, one in value.items():
+        yield f"{name}.{label[:100]}", _line(f"{name}.{label[:100]}", one)
+
+
+def _line(name: str, value: object) -> str:
+    """Return a shell command. A string is a shell command; a list is a program and its arguments."""
+    if isinstance(value, str) and value.strip():
+        line = value
+    elif isinstance(value, list) and value and all(isinstance(word, str) for word in value):
+        line = shlex.join(value)
+    else:
+        raise ValueError(f"{name} is neither a string nor a list of strings and was ignored.")
+    if len(line) > LONGEST or "\0" in line:
+        raise ValueError(f"{name} is too long or contains NUL characters and was ignored.")
+    return _placed(line)
+
+
+def _placed(text: str) -> str:
+    folder = FOLDER.rpartition("/")[2]
+    return text.replace("${containerWorkspaceFolder}", FOLDER).replace("${containerWorkspaceFolderBasename}", folder)
+
+
+def _add_envs(path: str, name: str, value: object, envs: dict[str, str]) -> Iterator[str]:
+    if value is None:
+        return
+    if not isinstance(value, dict):
+        yield f"{path}: {name} is not an object and was ignored."
+        return
+    ignored = []
+    for key, one in value.items():
+        text = _placed(one) if isinstance(one, str) else None
+        if text is None or "${" in text or "\0" in text or len(text) > LONGEST or not _NAME.fullmatch(key):
+            ignored.append(key[:100])
+        elif len(envs) < MOST_ENVS:
+            envs[key] = text
+    if ignored:
+        yield f"{path}: these variables of {name} were ignored, because their values are not plain text: {', '.join(ignored[:20])}."

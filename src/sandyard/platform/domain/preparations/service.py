@@ -1,0 +1,355 @@
+"""Preparations. One is made once for all who need the same.
+
+Its row is written before its sandbox is requested, and the next process cleans up what a crash leaves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from typing import Any
+from weakref import WeakValueDictionary
+
+from sqlalchemy import select, update
+
+from sandyard.kit.errors import ConflictError, NotFoundError, SandyardError
+from sandyard.kit.ids import ordered_id
+from sandyard.kit.logging import get_logger
+from sandyard.kit.tasks import TaskSet
+from sandyard.kit.text import storable, storable_json
+from sandyard.platform.db.database import Database
+from sandyard.platform.db.models import Preparation, PreparationStatus, Project, Sandbox
+from sandyard.platform.db.retry import retry_while_database_unavailable
+from sandyard.platform.domain.agents.installation import AgentInstallError
+from sandyard.platform.domain.agents.profiles.model import Profile
+from sandyard.platform.domain.git.service import GitService
+from sandyard.platform.domain.paging import Listing, PageRequest, list_newest_first
+from sandyard.platform.domain.preparations import recipe as recipes
+from sandyard.platform.domain.preparations.agent_snapshots import AgentSnapshots, Making
+from sandyard.platform.domain.preparations.builder import Builder, Install
+from sandyard.platform.domain.preparations.cleanup import BUILDER, Clearing
+from sandyard.platform.domain.preparations.model import PreparationFailedError, Progress, about, make_error
+from sandyard.platform.domain.preparations.recipe import Recipe, Wish
+from sandyard.platform.domain.projects.service import Projects
+from sandyard.platform.domain.repositories.model import no_progress
+from sandyard.platform.domain.sandboxes.commands import Commands, StoppingError
+from sandyard.platform.domain.sandboxes.lifecycle import Lifecycle
+from sandyard.platform.domain.sandboxes.model import NewSandbox, utc_now
+from sandyard.platform.domain.sandboxes.model import about as about_sandbox
+from sandyard.platform.domain.sandboxes.service import check_template
+from sandyard.platform.domain.users.model import Principal
+from sandyard.platform.settings import PlatformSettings
+
+log = get_logger(__name__)
+AGAIN_AFTER = timedelta(minutes=1)
+"""A failed setup is not retried within this time, unless a person asks."""
+
+
+@dataclass(slots=True)
+class _Flight:
+    row: Preparation
+    sandbox: Sandbox
+    task: asyncio.Task[Preparation]
+    step: str = ""
+    installing: Making | None = None
+
+
+class Preparations:
+    def __init__(
+        self,
+        database: Database,
+        lifecycle: Lifecycle,
+        commands: Commands,
+        *,
+        projects: Projects,
+        git: GitService,
+        settings: PlatformSettings,
+        install: Install,
+    ) -> None:
+        self._database = database
+        self._lifecycle = lifecycle
+        self._projects = projects
+        self._git = git.prepared_checkouts
+        self._settings = settings
+        self.agent_snapshots = AgentSnapshots(database, lifecycle, settings, install)
+        self._builder = Builder(database, lifecycle, commands, git.prepared_checkouts, settings, install)
+        self._clearing = Clearing(database, lifecycle)
+        self._tasks = TaskSet("preparing")
+        self._flights: dict[str, _Flight] = {}
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        lifecycle.after_end.append(self._clearing.distrust)
+
+    async def close(self) -> None:
+        """Stop. The next process cleans up what is in progress."""
+        await self._tasks.cancel()
+        await self.agent_snapshots.close()
+
+    # creating ----------------------------------------------------------------------------------------------------------
+
+    async def prepare(
+        self, caller: Principal, project: Project, *, base_branch: str | None, profile: Profile, again: bool = False
+    ) -> Preparation:
+        """Return a ready preparation for the newest commit of the branch, creating it if there is none.
+
+        Concurrent callers share one; a cancelled caller only stops waiting. Raises PreparationFailedError, immediately if the same setup has
+        just failed, unless `again`; raises StoppingError if the platform stops first.
+        """
+        row = await self.begin(caller, project, base_branch=base_branch, profile=profile, again=again)
+        return row if row.status == PreparationStatus.READY else await self.wait(row.id)
+
+    async def begin(
+        self, caller: Principal, project: Project, *, base_branch: str | None, profile: Profile, again: bool = False
+    ) -> Preparation:
+        """Do the same as `prepare` without waiting for the end."""
+        project = await self._projects.get(caller, project.id)
+        template = project.template or self._settings.default_template
+        await check_template(self._database, caller, template, project.id)
+        base, commit = await self._git.fetch_newest(project, base_branch, no_progress)
+        wished = await recipes.make_wish(
+            self._git, project, base=base, commit=commit, template=template, profile=profile
+        )
+        key = wished.key
+        lock = self._locks.get(key)
+        if lock is None:
+            lock = self._locks[key] = asyncio.Lock()
+        async with lock:
+            row = await self._known(project.id, key)
+            if row is not None and row.id in self._flights:
+                return self._flights[row.id].row
+            if row is not None and row.status == PreparationStatus.READY and await self._there(row):
+                return await self._used(row)
+            if row is not None and row.status == PreparationStatus.FAILED and not again and _just_failed(row):
+                raise make_error(row)
+            return await self._start(caller, project, wished, row)
+
+    async def wait(self, preparation_id: str) -> Preparation:
+        """Wait for a preparation in progress. Raises PreparationFailedError or another error."""
+        flight = self._flights.get(preparation_id)
+        if flight is None:
+            row = await self._get(preparation_id)
+            if row.status != PreparationStatus.READY:
+                raise make_error(row)
+            return row
+        try:
+            return await asyncio.shield(flight.task)
+        except asyncio.CancelledError:
+            current = asyncio.current_task()
+            if flight.task.cancelled() and not (current and current.cancelling()):
+                raise StoppingError(
+                    "The platform is stopping. The preparation continues on the next request."
+                ) from None
+            raise
+
+    def progress(self, preparation_id: str) -> Progress | None:
+        """Return the current progress; None if it is not in progress."""
+        flight = self._flights.get(preparation_id)
+        if flight is None or not flight.step:
+            return None
+        output = flight.installing.output if flight.installing is not None else ""
+        return Progress(flight.step, output or None)
+
+    async def _start(self, caller: Principal, project: Project, wished: Wish, known: Preparation | None) -> Preparation:
+        recipe, now = await recipes.make_recipe(self._git, wished), utc_now()
+        left = known.sandbox_id if known is not None else None
+        wanted = NewSandbox(
+            template=wished.template,
+            idle_seconds=self._settings.idle_seconds,
+            envs=recipe.envs,
+            agent_id=BUILDER,
+            project_id=project.id,
+            internal=True,
+        )
+        sandbox = self._lifecycle.draft(caller.user_id, wanted)
+        async with self._database.transaction() as tx:
+            row = await tx.session.get(Preparation, known.id) if known is not None else None
+            if row is None:
+                row = Preparation(id=ordered_id("prp_"), project_id=project.id, key=wished.key, created_at=now)
+                tx.add(row)
+            row.owner_id, row.sandbox_id, row.status = caller.user_id, sandbox.id, PreparationStatus.PREPARING
+            row.agent, row.template = wished.profile.name, wished.template
+            row.base_branch, row.base_commit = wished.base_branch, wished.base_commit
+            row.snapshot = row.error = row.error_code = row.finished_at = None
+            row.used_at, row.detail = now, _detail(recipe)
+            tx.add(sandbox)
+            tx.emit("sandbox.provisioning", **about_sandbox(sandbox), template=sandbox.template)
+            tx.emit(
+                "preparation.started", **about(row), baseBranch=row.base_branch, commit=row.base_commit, agent=row.agent
+            )
+        task = self._tasks.spawn(self._make(caller, project, row, sandbox, wished, recipe, left))
+        self._flights[row.id] = _Flight(row, sandbox, task)
+        task.add_done_callback(lambda _: self._flights.pop(row.id, None))
+        return row
+
+    async def _make(  # noqa: PLR0917 - what `_start` has found
+        self,
+        caller: Principal,
+        project: Project,
+        row: Preparation,
+        sandbox: Sandbox,
+        wished: Wish,
+        recipe: Recipe,
+        left: str | None,
+    ) -> Preparation:
+        async def tell(what: str, **facts: Any) -> None:
+            await retry_while_database_unavailable(lambda: self._tell(row.id, what, facts), "preparation")
+
+        async def installing(making: Making) -> None:
+            self._flights[row.id].installing = making
+            await tell(f"installing {wished.profile.title} (first time only)")
+
+        begun = time.monotonic()
+        try:
+            if left is not None:
+                await self._clearing.clear(row.id, left)
+            made_of = await self.agent_snapshots.ensure(caller.user_id, wished.profile, wished.template, installing)
+            self._flights[row.id].installing = None
+            await retry_while_database_unavailable(
+                lambda: self._lifecycle.repository.note(sandbox.id, template=made_of), "preparation"
+            )
+            self._lifecycle.provision(sandbox.id)
+            snapshot = await self._builder.build(caller, project, sandbox, wished=wished, recipe=recipe, tell=tell)
+            seconds = round(time.monotonic() - begun, 1)
+            made = await retry_while_database_unavailable(lambda: self._ready(row.id, snapshot, seconds), "preparation")
+        except StoppingError:
+            raise
+        except SandyardError as error:
+            await retry_while_database_unavailable(partial(self._failed, row.id, error), "preparation")
+            await self._clear(row.id, sandbox.id)
+            raise
+        except Exception as error:
+            log.error("preparation_crashed", preparation=row.id, exc=error)  # noqa: TRY400
+            failure = SandyardError("Internal error while preparing the project; see the platform's log.")
+            await retry_while_database_unavailable(lambda: self._failed(row.id, failure), "preparation")
+            await self._clear(row.id, sandbox.id)
+            raise failure from error
+        self._tasks.spawn(self._clear(row.id, sandbox.id))  # in the background
+        return made
+
+    async def _clear(self, preparation_id: str, sandbox_id: str) -> None:
+        try:
+            await self._clearing.clear(preparation_id, sandbox_id)
+        except SandyardError as error:  # `tidy` tries again
+            log.warning("preparation_not_cleared", preparation=preparation_id, reason=error.message)
+
+    async def _tell(self, preparation_id: str, what: str, facts: dict[str, Any]) -> None:
+        async with self._database.transaction() as tx:
+            row = await tx.session.get(Preparation, preparation_id)
+            if row is None:
+                raise _none(preparation_id)
+            row.detail = storable_json({**row.detail, **facts, "step": what})
+            tx.emit("preparation.progress", **about(row), what=what[:200])
+        if (flight := self._flights.get(preparation_id)) is not None:
+            flight.step = what
+
+    async def _ready(self, preparation_id: str, snapshot: str, seconds: float) -> Preparation:
+        async with self._database.transaction() as tx:
+            row = await tx.session.get(Preparation, preparation_id)
+            if row is not None:
+                row.status, row.snapshot, row.finished_at = PreparationStatus.READY, snapshot, utc_now()
+                row.used_at, row.detail = row.finished_at, {**row.detail, "step": "ready", "seconds": seconds}
+                tx.emit(
+                    "preparation.ready", **about(row), seconds=seconds, warnings=row.detail.get("warnings", [])[:10]
+                )
+        if row is None:
+            await self._lifecycle.engine.delete_snapshot(snapshot)
+            raise _none(preparation_id)
+        log.info("preparation_ready", preparation=row.id, project=row.project_id)
+        return row
+
+    async def _failed(self, preparation_id: str, error: SandyardError) -> None:
+        message = storable(error.message)
+        async with self._database.transaction() as tx:
+            row = await tx.session.get(Preparation, preparation_id)
+            if row is None:
+                return
+            row.status, row.finished_at = PreparationStatus.FAILED, utc_now()
+            row.error, row.error_code = message, error.code
+            row.detail = storable_json({**row.detail, "failure": dict(error.extra)})
+            tx.emit("preparation.failed", **about(row), error=message[:2000], code=error.code)
+        log.info("preparation_failed", preparation=preparation_id, code=error.code, reason=message[:500])
+
+    # reading -----------------------------------------------------------------------------------------------------------
+
+    async def get(self, caller: Principal, preparation_id: str) -> Preparation:
+        row = await self._get(preparation_id)
+        with contextlib.suppress(NotFoundError):
+            await self._projects.get(caller, row.project_id)
+            return row
+        raise _none(preparation_id)
+
+    async def list(self, caller: Principal, project_id: str, page: PageRequest) -> Listing[Preparation]:
+        """List the project's preparations, newest first."""
+        project = await self._projects.get(caller, project_id)
+        async with self._database.reading() as session:
+            query = select(Preparation).where(Preparation.project_id == project.id)
+            return await list_newest_first(session, query, Preparation.id, page)
+
+    async def delete(self, caller: Principal, preparation_id: str) -> None:
+        """Delete a preparation with its snapshot. Sessions started from it are kept. Raises ConflictError while it is in progress."""
+        row = await self.get(caller, preparation_id)
+        if row.id in self._flights:
+            raise ConflictError("The preparation is in progress. Wait for it to finish, or kill its command.")
+        await self._clearing.remove(row)
+
+    async def _get(self, preparation_id: str) -> Preparation:
+        async with self._database.reading() as session:
+            row = await session.get(Preparation, preparation_id)
+        if row is None:
+            raise _none(preparation_id)
+        return row
+
+    async def _known(self, project_id: str, key: str) -> Preparation | None:
+        async with self._database.reading() as session:
+            query = select(Preparation).where(Preparation.project_id == project_id, Preparation.key == key)
+            return (await session.scalars(query)).first()
+
+    async def _there(self, row: Preparation) -> bool:
+        """Return whether the engine still has its snapshot."""
+        engine_id = row.detail.get("engineId")
+        return engine_id is not None and row.snapshot in await self._lifecycle.engine.list_snapshots(engine_id)
+
+    async def _used(self, row: Preparation) -> Preparation:
+        async with self._database.transaction() as tx:
+            await tx.session.execute(update(Preparation).where(Preparation.id == row.id).values(used_at=utc_now()))
+        return row
+
+    # maintenance ---------------------------------------------------------------------------------------------------------
+
+    async def recover(self) -> None:
+        """After a start: fail preparations of an earlier process and remove their sandboxes."""
+        await self.agent_snapshots.recover()
+        for preparation_id, sandbox_id in await self._clearing.interrupted():
+            self._tasks.spawn(self._clear(preparation_id, sandbox_id))
+
+    async def tidy(self, older_than: timedelta) -> None:
+        """Remove preparations that are unused for `older_than` or were replaced, and leftovers of deleted projects."""
+        await self.agent_snapshots.tidy(older_than)
+        await self._clearing.drop_unused(older_than, self._flights.keys())
+        building = frozenset(flight.sandbox.id for flight in self._flights.values())
+        await self._clearing.drop_left(self._flights.keys(), building)
+
+
+def _detail(recipe: Recipe) -> dict[str, Any]:
+    detail: dict[str, Any] = {
+        "step": "waiting for a sandbox",
+        "sources": list(recipe.sources),
+        "commands": [],
+        "warnings": list(recipe.warnings),
+        "agentsMd": recipe.agents_md,
+        "envs": dict(recipe.envs),
+    }
+    return dict(storable_json(detail))
+
+
+def _just_failed(row: Preparation) -> bool:
+    """Return whether it has just failed because of its setup, and not because of an engine or a remote."""
+    deliberate = row.error_code in (PreparationFailedError.code, AgentInstallError.code)
+    return deliberate and row.finished_at is not None and utc_now() - row.finished_at < AGAIN_AFTER
+
+
+def _none(preparation_id: str) -> NotFoundError:
+    return NotFoundError(f"There is no preparation {preparation_id[:60]!r}.")

@@ -1,0 +1,241 @@
+"""Operations are followed until they are over: in line, under way, across drops, and left alone by Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+from click.testing import CliRunner, Result
+
+from sandyard.cli import sse
+from sandyard.cli.git import operations
+from sandyard.cli.git.progress import format_ordinal
+from sandyard.cli.main import cli
+from tests.integration.cli.real import Terminal, Yard
+from tests.unit.cli.git.answers import SANDBOX, SESSION, operation, session, told
+from tests.unit.cli.server import Reply, Server, events, problem
+
+PUSHED = {"branch": "task-1", "commit": "abcdef0123456789", "commits": 2, "conflicts": [], "upToDate": False}
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, ["git", *arguments])
+
+
+@pytest.fixture(autouse=True)
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operations, "LINE_SECONDS", 0.01)
+    monkeypatch.setattr(sse, "FIRST_PAUSE", 0.01)
+
+
+def test_what_is_over_at_once(server: Server) -> None:
+    server.on("GET", f"/sessions/{SESSION}", session())
+    server.on("POST", "/git/push", Reply(200, operation(detail=PUSHED)))
+    result = run("push", SESSION, "-o", "table")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout == "Pushed task-1, now at abcdef0123, 2 commits ahead of its base.\n"
+    posted = server.asked[-1]
+    assert posted.json() == {"sandboxId": SANDBOX}, "a session's id does for its sandbox's"
+    assert posted.query == {"wait": "1"}
+    assert json.loads(run("push", SANDBOX).stdout) == operation(detail=PUSHED), "in a pipe, what the API said"
+
+
+def test_what_takes_longer_is_followed_to_its_end(server: Server) -> None:
+    """Through its place in line, a drop of the stream, and events of others."""
+    server.on("POST", "/git/push", Reply(202, operation(status="queued", position=2)))
+    server.on(
+        "GET",
+        "/git/operations/gop_1",
+        Reply(200, operation(status="queued", position=1)),
+        Reply(200, operation(status="running")),
+        Reply(200, operation(status="running")),
+        Reply(200, operation(status="running")),
+        Reply(200, operation(detail=PUSHED | {"upToDate": True, "warnings": ["It has submodules."]})),
+    )
+    server.on(
+        "GET",
+        "/events",
+        events(told("git.completed", operation_id="gop_other"), ("8", "sandbox.paused", {"data": {}}), cut=True),
+        events(told("git.progress", what="sending", percent=50), told("git.completed")),
+    )
+    result = run("push", SANDBOX, "-o", "table")
+    assert result.exit_code == 0, result.output
+    assert result.stdout == "Everything up to date: task-1 is already at abcdef0123 on the remote.\n"
+    assert result.stderr == "Note: It has submodules.\n"
+    assert [request.query for request in server.asked if request.path.endswith("/events")] == [
+        {"sandboxId": SANDBOX}
+    ] * 2
+
+
+def test_an_end_that_no_event_told(server: Server) -> None:
+    """It ended between the answer and the stream's beginning."""
+    server.on("POST", "/git/push", Reply(202, operation(status="running")))
+    server.on("GET", "/git/operations/gop_1", Reply(200, operation(detail=PUSHED)))
+    server.on("GET", "/events", events())
+    assert run("push", SANDBOX).exit_code == 0
+
+
+FILES = [
+    {"path": "a.py", "kind": "content", "detail": ""},
+    {"path": "b\x1b[31m.py", "kind": "modify/delete", "detail": "ours"},
+]
+CONFLICTS = {"files": FILES, "choices": ["rebase", "merge", "give_up", "agent"]}
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_conflicts_come_with_the_commands_to_go_on(server: Server, late: bool) -> None:
+    sentence = "There are conflicts in 2 files."
+    server.on("GET", "/events", events())
+    if late:
+        failed = operation("update", "failed", error=sentence, errorCode="conflicts")
+        failed["detail"] = {"failure": {"status": 409, "extra": CONFLICTS}}
+        server.on("POST", "/git/update", Reply(202, operation("update", "running")))
+        server.on("GET", "/git/operations/gop_1", Reply(200, failed))
+    else:
+        server.on("POST", "/git/update", problem(409, "conflicts", sentence, **CONFLICTS))
+    result = run("update", SANDBOX)
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    lines = result.stderr.splitlines()
+    assert lines[:4] == [
+        f"sandyard: {sentence}",
+        "  a.py (content)",
+        "  b [31m.py (modify/delete)",
+        "To resolve this, run one of:",
+    ]
+    assert [line.strip().partition("   ")[0].strip() for line in lines[4:]] == [
+        f"sandyard git update {SANDBOX} --merge",
+        f"sandyard git update {SANDBOX} --agent",
+        f"sandyard sandbox shell {SANDBOX}",
+        f"sandyard git update {SANDBOX} --give-up",
+    ]
+    again = run("update", SANDBOX, "--merge").stderr
+    assert "--agent" in again
+    assert "--merge" not in again, "what has just failed is not suggested"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "how"), [([], None), (["--merge"], "merge"), (["--give-up"], "give_up"), (["--check"], "check")]
+)
+def test_how_to_update(server: Server, arguments: list[str], how: str | None) -> None:
+    server.on("POST", "/git/update", Reply(200, operation("update")))
+    assert run("update", SANDBOX, *arguments).exit_code == 0
+    assert server.asked[0].json() == {"sandboxId": SANDBOX} | ({"how": how} if how else {})
+
+
+CONFLICT = [{"path": "a.py", "kind": "content", "detail": ""}]
+
+
+@pytest.mark.parametrize(
+    ("how", "detail", "said"),
+    [
+        (["--rebase"], {"source": "main", "behind": 0}, "No new commits on main."),
+        ([], {"source": "main", "behind": 1, "head": "a" * 40}, "Added 1 commit from main; now at aaaaaaaaaa."),
+        (["--check"], {"source": "main", "behind": 2}, "main is 2 commits ahead. There would be no conflicts."),
+        (["--give-up"], {"ended": True}, "Restored the previous state."),
+        (["--give-up"], {"ended": False}, "No merge or rebase is in progress."),
+    ],
+)
+def test_what_came_of_an_update(server: Server, how: list[str], detail: dict[str, object], said: str) -> None:
+    server.on("POST", "/git/update", Reply(200, operation("update", detail={"conflicts": [], **detail})))
+    result = run("update", SANDBOX, *how, "-o", "table")
+    assert (result.exit_code, result.stdout, result.stderr) == (0, f"{said}\n", "")
+
+
+def test_conflicts_that_would_be_and_those_that_an_agent_has(server: Server) -> None:
+    detail = {"source": "main", "behind": 2, "conflicts": CONFLICT}
+    server.on("POST", "/git/update", Reply(200, operation("update", detail=detail)))
+    result = run("update", SANDBOX, "--check", "-o", "table")
+    assert (result.exit_code, result.stderr) == (1, "  a.py (content)\n")
+    assert result.stdout == "main is 2 commits ahead. There would be conflicts in 1 file.\n"
+    result = run("update", SANDBOX, "--agent", "-o", "table")
+    assert (result.exit_code, result.stderr) == (0, "  a.py (content)\n")
+    assert "caused conflicts in 1 file" in result.stdout
+    server.on("POST", "/git/push", Reply(200, operation(detail=PUSHED | {"conflicts": CONFLICT})))
+    result = run("push", SANDBOX)
+    assert result.exit_code == 0
+    assert "  a.py (content)\n" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "exit_code", "hint"),
+    [
+        ("branch_moved", 409, 1, f"sandyard git update {SANDBOX} --source branch"),
+        ("rebase_refused", 409, 1, f"sandyard git update {SANDBOX} --merge"),
+        ("no_checkout", 409, 1, f"sandyard git clone {SANDBOX}"),
+        ("remote_refused", 409, 1, "sandyard project token"),
+        ("remote_unreachable", 502, 5, None),
+    ],
+)
+def test_what_can_be_done_about_a_failure(
+    server: Server, code: str, status: int, exit_code: int, hint: str | None
+) -> None:
+    server.on("POST", "/git/push", problem(status, code, "It did not work."))
+    result = run("push", SANDBOX)
+    assert result.exit_code == exit_code
+    first, *rest = result.stderr.splitlines()
+    assert first == "sandyard: It did not work."
+    assert hint in "".join(rest) if hint else not rest
+
+
+def test_a_server_that_is_started_again(server: Server) -> None:
+    server.on("POST", "/git/push", Reply(202, operation(status="queued")))
+    done = Reply(200, operation(detail=PUSHED))
+    server.on("GET", "/git/operations/gop_1", Reply(200, b"", cut=True), problem(503, "busy", "Not yet."), done)
+    assert run("push", SANDBOX).exit_code == 0
+
+
+def test_a_server_that_goes_away_leaves_a_name_to_ask_for(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operations, "GIVE_UP_SECONDS", 0.05)
+    server.on("POST", "/git/push", Reply(202, operation(status="running")))
+    server.on("GET", "/events", Reply(200, b"", "text/event-stream", cut=True))
+    server.on("GET", "/git/operations/gop_1", Reply(200, b"", cut=True))
+    result = run("push", SANDBOX)
+    assert result.exit_code == 5
+    assert "To see the result: `sandyard git operations gop_1`" in result.stderr
+
+
+def test_on_a_terminal_the_way_is_shown(server: Server) -> None:
+    server.on("POST", "/git/clone", Reply(202, operation("clone", "queued", position=2)))
+    server.on(
+        "GET",
+        "/git/operations/gop_1",
+        Reply(200, operation("clone", "running")),
+        Reply(200, operation("clone", "running")),
+        Reply(200, operation("clone", detail={"branch": "task-1", "baseBranch": "main", "folder": "/home/user/w"})),
+    )
+    server.on(
+        "GET",
+        "/events",
+        events(told("git.progress", what="receiving\x1b[2J objects", percent=42), told("git.completed")),
+    )
+    terminal = Terminal(Yard.command("git", "clone", SANDBOX), {**os.environ, "COLUMNS": "100"})
+    try:
+        terminal.until("waiting: 3rd in the queue")
+        terminal.until("receiving [2J objects  42 %")
+        terminal.until("On branch task-1, from main, in /home/user/w.")
+        assert terminal.ends() == 0
+    finally:
+        terminal.close()
+
+
+def test_ctrl_c_leaves_it_running(server: Server) -> None:
+    server.on("POST", "/git/push", Reply(202, operation(status="queued", position=0)))
+    server.on("GET", "/git/operations/gop_1", Reply(200, operation(status="queued", position=0)))
+    terminal = Terminal(Yard.command("git", "push", SANDBOX), {**os.environ, "COLUMNS": "100"})
+    try:
+        terminal.until("waiting: 1st in the queue")
+        terminal.type("\x03")
+        terminal.until("To see it: sandyard git operations gop_1")
+        assert terminal.ends() == 130
+    finally:
+        terminal.close()
+    assert {request.method for request in server.asked[1:]} <= {"GET"}, "nothing was stopped"
+
+
+@pytest.mark.parametrize(
+    ("number", "said"), [(1, "1st"), (2, "2nd"), (3, "3rd"), (4, "4th"), (11, "11th"), (22, "22nd")]
+)
+def test_ordinals(number: int, said: str) -> None:
+    assert format_ordinal(number) == said

@@ -1,0 +1,115 @@
+"""A yard with a project whose repository is on this machine."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sandyard.platform.db.models import Preparation, Project, Sandbox, Session
+from sandyard.platform.domain.agents.profiles.base import BuiltInProfile
+from sandyard.platform.domain.agents.profiles.model import Install, Launch, LaunchRequest
+from sandyard.platform.domain.paging import PageRequest
+from sandyard.platform.domain.projects.model import ProjectSettings
+from sandyard.platform.domain.users.model import Principal
+from tests.integration.platform.domain.sandboxes.yard import Yard
+
+BARE = BuiltInProfile(name="bare", title="Bare", description="Needs nothing.", start=lambda _: Launch(argv=("true",)))
+
+
+def _start(request: LaunchRequest) -> Launch:
+    return Launch(argv=("true",), files={f"{request.home}/.tool/config": b"plain"})
+
+
+TOOL = BuiltInProfile(
+    name="tool",
+    title="Tool",
+    description="Is installed.",
+    start=_start,
+    install=Install("1", ("test", "-e", "/home/user/.tool/there"), "mkdir -p ~/.tool && echo 1 >~/.tool/there"),
+)
+
+
+@dataclass
+class Remote:
+    """A bare repository and a clone of it in which somebody works."""
+
+    path: Path
+
+    def git(self, *arguments: str, cwd: Path | None = None) -> str:
+        names = ["-c", "user.name=Ann", "-c", "user.email=ann@example.org", "-c", "init.defaultBranch=main"]
+        done = subprocess.run(
+            ["git", *names, *arguments], cwd=cwd or self.path, capture_output=True, text=True, check=True
+        )
+        return done.stdout.strip()
+
+    def commit(self, files: Mapping[str, str], branch: str = "main") -> str:
+        """Pushed. The commit."""
+        clone = self.path.with_name("clone")
+        if not clone.exists():
+            self.git("clone", "-q", str(self.path), str(clone), cwd=self.path.parent)
+        self.git("checkout", "-q", "-B", branch, cwd=clone)
+        for name, text in files.items():
+            path = clone / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        self.git("add", "-A", cwd=clone)
+        self.git("commit", "-qm", "feat: more", cwd=clone)
+        self.git("push", "-qf", "origin", f"HEAD:{branch}", cwd=clone)
+        return self.git("rev-parse", "HEAD", cwd=clone)
+
+
+@dataclass
+class Garden:
+    yard: Yard
+    remote: Remote
+    owner: Principal
+    project: Project
+
+    async def set(self, **settings: Any) -> None:
+        self.project = await self.yard.services.projects.update(
+            self.owner, self.project.id, settings=ProjectSettings.model_validate(settings)
+        )
+
+    async def prepare(self, profile: Any = BARE, caller: Principal | None = None, **wanted: Any) -> Preparation:
+        options = {"base_branch": None, **wanted}
+        return await self.yard.services.preparations.prepare(
+            caller or self.owner, self.project, profile=profile, **options
+        )
+
+    async def session(self, preparation: Preparation | None = None, **wanted: Any) -> tuple[Session, Sandbox]:
+        """With its checkout."""
+        row, sandbox = await self.yard.services.sessions.create(
+            self.owner, project_id=self.project.id, preparation=preparation, **wanted
+        )
+        await self.checked_out(sandbox)
+        return row, sandbox
+
+    async def checked_out(self, sandbox: Sandbox) -> dict[str, Any]:
+        git = self.yard.services.git
+        page = await git.list_operations(self.owner, PageRequest(), sandbox_id=sandbox.id)
+        row = await git.operations.wait(page.items[-1].id, 60)
+        git.operations.raise_failure(row)
+        return row.detail
+
+    async def run(self, sandbox: Sandbox, command: str) -> str:
+        """In the checkout; what it wrote."""
+        services = self.yard.services
+        async with services.lifecycle.using(await self.yard.row(sandbox)) as engine_id:
+            ran = await services.engine.programs.run(engine_id, ["bash", "-c", command], cwd="/home/user/workspace")
+        assert ran.exit_code == 0, ran.stderr
+        return ran.stdout.decode()
+
+
+@pytest.fixture
+async def garden(yard: Yard, tmp_path: Path) -> Garden:
+    remote = Remote(tmp_path / "origin.git")
+    remote.git("init", "-q", "--bare", str(remote.path), cwd=tmp_path)
+    remote.commit({"readme.md": "hello\n", ".gitignore": "node_modules/\n"})
+    owner = await yard.person("chief", "admin")
+    project = await yard.services.projects.create(owner, "site", repository=str(remote.path), base_branch="main")
+    return Garden(yard, remote, owner, project)

@@ -1,0 +1,49 @@
+"""The dependencies in pyproject.toml are those that the source imports."""
+
+from __future__ import annotations
+
+import ast
+import importlib.metadata
+import re
+import sys
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+SOURCE = ROOT / "src/sandyard"
+NOT_INSTALLED_HERE = (
+    SOURCE / "engine/interpreter/kernels",  # runs in the code interpreter's template
+    SOURCE / "platform/domain/projects/sample-repository",
+)
+NOT_IMPORTED_BY_NAME = {
+    "structlog",  # kit/logging.py imports it on first use
+    "tzdata",  # the files that zoneinfo reads
+}
+
+
+def imported_modules() -> set[str]:
+    found = set[str]()
+    for path in SOURCE.rglob("*.py"):
+        if any(path.is_relative_to(folder) for folder in NOT_INSTALLED_HERE):
+            continue
+        for node in ast.walk(ast.parse(path.read_bytes())):
+            if isinstance(node, ast.Import):
+                found.update(name.name.partition(".")[0] for name in node.names)
+            elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+                found.add(node.module.partition(".")[0])
+    return found - sys.stdlib_module_names - {"sandyard", "_signal"}
+
+
+def normalize(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def declared_distributions() -> set[str]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return {normalize(re.split(r"[\[<>=!~; ]", line)[0]) for line in project["dependencies"]}
+
+
+def test_every_import_is_declared_and_every_dependency_imported() -> None:
+    distributions = importlib.metadata.packages_distributions()
+    imported = {normalize(distributions[module][0]) for module in imported_modules()}
+    assert imported | NOT_IMPORTED_BY_NAME == declared_distributions()
