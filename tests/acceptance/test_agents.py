@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from sandyard.cli.asks import make_body
+from sandyard.cli.live.asks import make_body
 from tests.acceptance.board import Card, add, configure
 from tests.acceptance.conftest import serving
 from tests.acceptance.mcp_servers import COMMAND, UrlServer, url_server

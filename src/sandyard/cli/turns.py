@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sandyard.cli.advice import get_advice
-from sandyard.cli.asks import Answering, allow_refused, answer_one, answer_options
 from sandyard.cli.completion import complete_sessions
 from sandyard.cli.connection import connect, quote_segment
 from sandyard.cli.errors import FAILED, CommandError
+from sandyard.cli.live.asks import Answering, allow_refused, answer_one, answer_options
 from sandyard.cli.live.feed import INTERRUPTED, FeedUpdate, follow_until
 from sandyard.cli.live.screen import Screen
 from sandyard.cli.live.transcript import Transcript, open_transcript, print_transcript

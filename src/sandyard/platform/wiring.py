@@ -191,7 +191,6 @@ def _create_services(
         find_agent_snapshot=find_agent_snapshot,
         before_delete=(turns.purge,),
     )
-    _register_hooks(projects, lifecycle, models, mcp, turns)
     trials = Trials(database, feed, agents, sessions, turns, models=models)
     stack.push_async_callback(trials.close)
     attempts = Attempts(database, projects, lifecycle, turns, settings, clock)
@@ -207,7 +206,7 @@ def _create_services(
     users = Users(settings, database, clock)
     previews = Previews(database, lifecycle, tickets=users, vault=vault, settings=settings, clock=clock)
     stack.push_async_callback(previews.close)
-    return Services(
+    services = Services(
         settings=settings,
         clock=clock,
         database=database,
@@ -244,14 +243,27 @@ def _create_services(
         pull_requests=pull_requests,
         webhooks=webhooks,
     )
+    _register_hooks(services, mcp)
+    return services
 
 
-def _register_hooks(
-    projects: Projects, lifecycle: Lifecycle, models: Models, mcp: McpGateway, turns: AgentTurns
-) -> None:
-    """Connect services that call each other in both directions: a changed project applies its network policy to its sandboxes, and
-    problems with models and MCP servers are reported in the turn of the agent that uses them."""
-    projects.changed.append(lambda project_id: lifecycle.tasks.spawn(lifecycle.apply_network(project_id)))
+def _register_hooks(services: Services, mcp: McpGateway) -> None:
+    """Register what services do when another one reports a change. Hooks run in this order."""
+    commands, git, models, turns = services.commands, services.git, services.models, services.turns
+    preparations, sessions, lifecycle = services.preparations, services.sessions, services.lifecycle
+    lifecycle.before_pause += [commands.before_pause, git.before_pause, turns.before_pause, sessions.before_pause]
+    lifecycle.before_destroy += [git.before_destroy]
+    lifecycle.after_resume += [commands.after_resume, models.after_resume, turns.after_resume]
+    lifecycle.after_end += [
+        commands.after_end,
+        models.after_end,
+        preparations.agent_snapshots.after_end,
+        preparations.after_end,
+        turns.after_end,
+        sessions.after_end,
+        services.terminals.after_end,
+    ]
+    services.projects.changed.append(lambda project_id: lifecycle.tasks.spawn(lifecycle.apply_network(project_id)))
     models.over_budget.append(turns.stop_over_budget)
     models.refused.append(turns.stop_failed)
     mcp.note_failure.append(turns.add_notice)

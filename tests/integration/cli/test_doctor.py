@@ -129,7 +129,7 @@ def test_little_is_loaded_to_look() -> None:
     """What takes long is importing: the whole engine and SQLAlchemy, for questions that need neither."""
     program = (
         "import sys; from sandyard.cli import doctor, doctor_platform; import sandyard.engine.drivers.capability_check\n"
-        "findings = list(doctor_platform.platform())\n"
+        "findings = list(doctor_platform.check_platform())\n"
         "print([name for name in ('sqlalchemy', 'fastapi', 'uvicorn') if name in sys.modules])"
     )
     said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)

@@ -29,6 +29,7 @@ INSIDE = (
     "engine/interpreter",
     "platform/domain/agents/demo",
     "platform/domain/projects/sample-repository",
+    "platform/domain/sandboxes/e2b/guest",
 )
 """Run in sandboxes, where the program is the sandbox's own."""
 

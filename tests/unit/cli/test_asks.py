@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from sandyard.cli.asks import answer_hint, describe, make_body
 from sandyard.cli.errors import CommandError
+from sandyard.cli.live.asks import answer_hint, describe, make_body
 from sandyard.cli.main import cli
 from tests.unit.cli.server import Reply, Server
 from tests.unit.cli.tasks.answers import ASK, TASK, attempt, page, task

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sandyard.cli.asks import Answering
 from sandyard.cli.errors import ApiError, CommandError, NoAnswerError
+from sandyard.cli.live.asks import Answering
 from sandyard.cli.live.screen import Screen
 from sandyard.cli.sse import follow
 

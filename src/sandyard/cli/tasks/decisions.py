@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sandyard.cli.asks import allow_refused, answer_one, answer_options
 from sandyard.cli.completion import complete_agents
 from sandyard.cli.connection import connect, quote_segment
 from sandyard.cli.errors import ApiError
+from sandyard.cli.live.asks import allow_refused, answer_one, answer_options
 from sandyard.cli.options import drop_missing
 from sandyard.cli.output import as_json, echo, escape, output_option, print_json, text_option
 from sandyard.cli.pull_requests import describe, format_summary

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from sandyard.cli.advice import get_advice
-from sandyard.cli.asks import Answering
 from sandyard.cli.connection import quote_segment
 from sandyard.cli.errors import FAILED, ApiError
+from sandyard.cli.live.asks import Answering
 from sandyard.cli.live.feed import INTERRUPTED, FeedUpdate, follow_until
 from sandyard.cli.live.screen import Screen
 from sandyard.cli.live.transcript import open_transcript

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sandyard.cli.advice import get_advice
-from sandyard.cli.asks import describe as asked
-from sandyard.cli.asks import list_pending
 from sandyard.cli.completion import complete_projects
 from sandyard.cli.connection import MANY, connect, get_project_id, quote_segment
 from sandyard.cli.errors import ApiError
+from sandyard.cli.live.asks import describe as asked
+from sandyard.cli.live.asks import list_pending
 from sandyard.cli.live.screen import format_duration
 from sandyard.cli.options import limit_option
 from sandyard.cli.output import (

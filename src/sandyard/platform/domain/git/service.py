@@ -89,8 +89,6 @@ class GitService:
         )
         self.prepared_checkouts = PreparedCheckouts(context, queue)
         self.branch_merges = BranchMerges(context, queue)
-        context.lifecycle.before_pause.append(self._save_before_pause)
-        context.lifecycle.before_destroy.append(self._save_before_destroy)
 
     # changes ----------------------------------------------------------------------------------------------------------
 
@@ -389,11 +387,12 @@ class GitService:
 
     # hooks of the sandbox lifecycle -----------------------------------------------------------------------------------
 
-    async def _save_before_pause(self, sandbox: Sandbox) -> None:
+    async def before_pause(self, sandbox: Sandbox) -> None:
+        """Save uncommitted work as a checkpoint."""
         await self._save_before(sandbox, Reason.PAUSE)
 
-    async def _save_before_destroy(self, sandbox: Sandbox) -> None:
-        """Also save a paused sandbox: the engine may have paused it on its own after the last checkpoint."""
+    async def before_destroy(self, sandbox: Sandbox) -> None:
+        """Save uncommitted work as a checkpoint. A paused sandbox is saved too: the engine may have paused it without a checkpoint."""
         await self._save_before(sandbox, Reason.DESTROY)
 
     async def _save_before(self, sandbox: Sandbox, reason: Reason) -> None:

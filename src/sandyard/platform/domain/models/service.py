@@ -111,8 +111,6 @@ class Models:
         self._answered: dict[str, float] = {}  # by turn: when one of its requests last succeeded
         self.over_budget: list[OverBudget] = []
         self.refused: list[Refused] = []
-        lifecycle.after_resume.append(self._changed)
-        lifecycle.after_end.append(self._changed)
 
     async def close(self) -> None:
         """Close. Agents continue; their requests wait in their sandboxes."""
@@ -189,7 +187,15 @@ class Models:
         if keeper is not None:
             await keeper.stop()
 
-    async def _changed(self, row: Sandbox) -> None:
+    async def after_resume(self, row: Sandbox) -> None:
+        """Connect the tunnel again without waiting for its next attempt."""
+        self._nudge(row)
+
+    async def after_end(self, row: Sandbox) -> None:
+        """Let the tunnel find out that its sandbox has ended."""
+        self._nudge(row)
+
+    def _nudge(self, row: Sandbox) -> None:
         if (keeper := self._keepers.get(row.id)) is not None:
             keeper.nudge()
 

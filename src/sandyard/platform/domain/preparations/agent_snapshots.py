@@ -59,7 +59,6 @@ class AgentSnapshots:
         self._tasks = TaskSet("agent snapshots")
         self._making: dict[str, Making] = {}
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        lifecycle.after_end.append(self._distrust)
 
     async def close(self) -> None:
         """Cancel builds in progress. `recover` in the next process removes their sandboxes."""
@@ -199,7 +198,7 @@ class AgentSnapshots:
         async with self._database.transaction() as tx:
             await tx.session.execute(update(AgentSnapshot).where(AgentSnapshot.id == row_id).values(**values))
 
-    async def _distrust(self, sandbox: Sandbox) -> None:
+    async def after_end(self, sandbox: Sandbox) -> None:
         """Lifecycle hook: forget a snapshot from which the engine could not create a sandbox."""
         if sandbox.engine_id is None and sandbox.error_code in NO_TEMPLATE:
             async with self._database.transaction() as tx:

@@ -81,7 +81,7 @@ class Preparations:
         self._tasks = TaskSet("preparing")
         self._flights: dict[str, _Flight] = {}
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        lifecycle.after_end.append(self._clearing.distrust)
+        self.after_end = self._clearing.distrust
 
     async def close(self) -> None:
         """Stop. The next process cleans up what is in progress."""

@@ -56,9 +56,6 @@ class CommandRunner:
         self.recorders: dict[str, OutputRecorder] = {}
         self._finished: dict[str, list[str]] = {}  # by sandbox: finished commands whose journals still exist
         self._awake: dict[str, asyncio.Event] = {}  # by sandbox: set when it runs again
-        lifecycle.before_pause.append(self._remove_journals)
-        lifecycle.after_resume.append(self._notify_waiters)
-        lifecycle.after_end.append(self._notify_waiters)
 
     def start(self, row: Sandbox, command: Command, new: NewCommand) -> None:
         """Start the command in the background. Its row must exist."""
@@ -177,9 +174,9 @@ class CommandRunner:
         over = self._finished.setdefault(row.id, [])
         over.append(recorder.command_id)
         if len(over) >= FORGET_MANY or sum(recorder.offsets) >= FORGET_BYTES:
-            self._lifecycle.tasks.spawn(self._remove_journals(row))
+            self._lifecycle.tasks.spawn(self.remove_journals(row))
 
-    async def _remove_journals(self, row: Sandbox) -> None:
+    async def remove_journals(self, row: Sandbox) -> None:
         over = self._finished.pop(row.id, [])
         row = await self._lifecycle.repository.get(row.id)
         if over and row.engine_id is not None and row.status == Status.RUNNING:
@@ -236,7 +233,8 @@ class CommandRunner:
             async with asyncio.timeout(30):  # then look again: another platform process may have resumed it
                 await awake.wait()
 
-    async def _notify_waiters(self, row: Sandbox) -> None:
+    async def notify_waiters(self, row: Sandbox) -> None:
+        """Continue commands that wait until this sandbox runs or has ended."""
         if event := self._awake.pop(row.id, None):
             event.set()
 

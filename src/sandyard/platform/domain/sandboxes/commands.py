@@ -52,6 +52,8 @@ class Commands:
         self._stop: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.get = self._runner.get
         self.recover = self._runner.recover
+        self.before_pause = self._runner.remove_journals
+        self.after_resume = self.after_end = self._runner.notify_waiters
 
     async def execute(
         self, principal: Principal, sandbox_id: str, new: NewCommand, *, internal: bool = False

@@ -100,6 +100,7 @@ class Lifecycle:
         self.tasks = TaskSet("sandboxes")
         self._provisioning: dict[str, asyncio.Task[Sandbox]] = {}
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        # run in this order; `wiring.py` registers all of them
         self.before_pause: list[Hook] = []
         self.before_destroy: list[Hook] = []
         self.after_resume: list[Hook] = []

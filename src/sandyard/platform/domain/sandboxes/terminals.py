@@ -69,7 +69,6 @@ class Terminals:
         self._lifecycle = lifecycle
         self._shells: dict[str, Shell] = {}
         self._opening = asyncio.Lock()
-        lifecycle.after_end.append(self._mark_all_closed)
 
     async def open(
         self, principal: Principal, sandbox_id: str, cols: int, rows: int, cwd: str | None = None
@@ -193,7 +192,8 @@ class Terminals:
             if row is not None and row.closed_at is None:
                 row.closed_at = utc_now()
 
-    async def _mark_all_closed(self, box: Sandbox) -> None:
+    async def after_end(self, box: Sandbox) -> None:
+        """Mark the sandbox's terminals as closed."""
         async with self._database.transaction() as tx:
             query = select(Terminal).where(Terminal.sandbox_id == box.id, Terminal.closed_at.is_(None))
             for row in (await tx.session.execute(query)).scalars():

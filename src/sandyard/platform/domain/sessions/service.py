@@ -74,9 +74,12 @@ class Sessions:
         self._snapshots = Snapshots(database, lifecycle)
         self._find_agent_snapshot = find_agent_snapshot
         self._before_delete = before_delete
-        lifecycle.after_end.append(self._snapshots.distrust)
-        if settings.checkpoint_on_pause:
-            lifecycle.before_pause.append(self._snapshots.keep_before_pause)
+        self.after_end = self._snapshots.distrust
+
+    async def before_pause(self, sandbox: Sandbox) -> None:
+        """Save the sandbox's files as a snapshot, if the settings ask for it."""
+        if self._settings.checkpoint_on_pause and sandbox.session_id is not None and sandbox.engine_id is not None:
+            await self._snapshots.keep(sandbox.session_id, sandbox.engine_id)
 
     async def create(
         self,

@@ -35,10 +35,6 @@ class Snapshots:
                 row.checkpoint = row.checkpoint_at = None
                 log.warning("checkpoint_lost", session=row.id, snapshot=sandbox.template, reason=sandbox.error)
 
-    async def keep_before_pause(self, sandbox: Sandbox) -> None:
-        if sandbox.session_id is not None and sandbox.engine_id is not None:
-            await self.keep(sandbox.session_id, sandbox.engine_id)
-
     async def keep(self, session_id: str, engine_id: str) -> None:
         lock = self._keeping.get(session_id)
         if lock is None:

@@ -131,6 +131,9 @@ class AgentHarness:
             clock=self.yard.clock,
             install=_install,
         )
+        services.lifecycle.before_pause.append(self.turns.before_pause)
+        services.lifecycle.after_resume.append(self.turns.after_resume)
+        services.lifecycle.after_end.append(self.turns.after_end)
         self.asks = Asks(services.database, self.turns)
 
     async def cut_off(self) -> None:

@@ -73,7 +73,7 @@ async def agent(world: World, upstream: Upstream) -> AsyncIterator[Agent]:
         await tx.session.flush()
         turn = Turn(id="t", session_id="s", number=1, origin="person", status="running", usage={}, queued_at=now)
         tx.add(turn)
-    lifecycle: Any = SimpleNamespace(after_resume=[], after_end=[])
+    lifecycle: Any = SimpleNamespace()
     frame: Any = {"settings": world.settings, "clock": SystemClock(), "destinations": Destinations()}
     models = Models(world.database, lifecycle, world.projects, world.vault, **frame)
     provider = await models.providers.create(

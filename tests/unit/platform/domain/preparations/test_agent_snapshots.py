@@ -41,7 +41,7 @@ class Engine:
 class Shelf:
     def __init__(self, database: Database, folder: Path, engine: Engine) -> None:
         self.database, self.engine = database, engine
-        lifecycle: Any = SimpleNamespace(after_end=[], engine=engine)
+        lifecycle: Any = SimpleNamespace(engine=engine)
         settings = PlatformSettings.load({}, data_dir=folder)
         self.snapshots = AgentSnapshots(database, lifecycle, settings, cast(Any, None))
 

@@ -205,7 +205,7 @@ async def test_ending_during_flush_writes_nothing_twice(
 
 async def test_writes_nothing_after_release(database: Database, rows: tuple[Sandbox, Command], tmp_path: Path) -> None:
     sandbox, command = rows
-    lifecycle = SimpleNamespace(tasks=TaskSet("test"), before_pause=[], after_resume=[], after_end=[])
+    lifecycle = SimpleNamespace(tasks=TaskSet("test"))
     runner = CommandRunner(database, lifecycle, OutputFiles(tmp_path), 1 << 20)  # type: ignore[arg-type]
     said = asyncio.Event()
 

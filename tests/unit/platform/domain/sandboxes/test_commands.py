@@ -40,9 +40,7 @@ class Shelf:
         self._real = database.transaction
         monkeypatch.setattr(database, "transaction", self._transaction)
         monkeypatch.setattr("sandyard.platform.db.retry.RETRY_S", 0)
-        lifecycle: Any = SimpleNamespace(
-            repository=SandboxRepository(database), before_pause=[], after_resume=[], after_end=[]
-        )
+        lifecycle: Any = SimpleNamespace(repository=SandboxRepository(database))
         files = OutputFiles(folder)
         self.commands = Commands(database, lifecycle, files, max_timeout_s=100, output_kept=1 << 20)
         monkeypatch.setattr(self.commands._runner, "start", lambda row, command, new: self.begun.append(command.id))

@@ -86,9 +86,6 @@ class AgentTurns:
         self._waiting: dict[str, set[asyncio.Future[None]]] = {}
         self._stop: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         database.listen(self._on_events)
-        lifecycle.before_pause.append(self._on_before_pause)
-        lifecycle.after_resume.append(self._on_sandbox_changed)
-        lifecycle.after_end.append(self._on_sandbox_changed)
 
     # prompting ---------------------------------------------------------------------------------------------------------
 
@@ -421,11 +418,20 @@ class AgentTurns:
         self._tasks.spawn(runner.run()).add_done_callback(done)
         return runner
 
-    async def _on_sandbox_changed(self, sandbox: Sandbox) -> None:
+    async def after_resume(self, sandbox: Sandbox) -> None:
+        """Continue the turn that waits for this sandbox."""
+        self._check_sandbox(sandbox)
+
+    async def after_end(self, sandbox: Sandbox) -> None:
+        """Let the turn in this sandbox find out that it has ended."""
+        self._check_sandbox(sandbox)
+
+    def _check_sandbox(self, sandbox: Sandbox) -> None:
         if sandbox.session_id is not None and (known := self._runners.get(sandbox.session_id)) is not None:
             known.check_sandbox()
 
-    async def _on_before_pause(self, sandbox: Sandbox) -> None:
+    async def before_pause(self, sandbox: Sandbox) -> None:
+        """Tell the session's runner that the platform pauses the sandbox, and nobody else."""
         if sandbox.session_id is not None and (known := self._runners.get(sandbox.session_id)) is not None:
             known.paused_by_platform = True
 
