@@ -221,7 +221,7 @@ def _create_services(
         trials=trials,
         engine=engine,
         lifecycle=lifecycle,
-        maintenance=SandboxMaintenance(database, lifecycle, settings, clock),
+        maintenance=SandboxMaintenance(database, lifecycle, settings, clock, stop_agent=turns.stop_agent),
         sandboxes=Sandboxes(database, lifecycle, projects, settings),
         commands=commands,
         preparations=preparations,

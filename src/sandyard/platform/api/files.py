@@ -15,6 +15,7 @@ from sandyard.platform.api.dependencies import inject
 from sandyard.platform.api.guard import streams_body
 from sandyard.platform.api.large_responses import large_response
 from sandyard.platform.api.paging import Page, PageRequest
+from sandyard.platform.api.revocation import end_when_revoked
 from sandyard.platform.api.routers import api_router
 from sandyard.platform.api.sandboxes import SandboxId
 from sandyard.platform.api.schema import Instant, Model, example
@@ -71,7 +72,8 @@ async def download(
     headers = {"Content-Disposition": f"attachment; filename*=UTF-8''{name}"}
     if size is not None:
         headers["Content-Length"] = str(size)
-    return StreamingResponse(chunks, media_type="application/octet-stream", headers=headers)
+    allowed = end_when_revoked(request, caller, lambda: sandboxes.get_status(caller, sandbox_id), chunks)
+    return StreamingResponse(allowed, media_type="application/octet-stream", headers=headers)
 
 
 @router.put(

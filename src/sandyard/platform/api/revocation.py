@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 from starlette.requests import HTTPConnection
 
@@ -32,3 +32,17 @@ async def wait_until_revoked(
         except SandyardError as error:
             log.warning("standing_unknown", user=caller.user_id, reason=error.message)
     log.info("connection_ended", user=caller.user_id, means=caller.means, reason="no longer allowed")
+
+
+async def end_when_revoked(
+    connection: HTTPConnection, caller: Principal, look: Callable[[], Awaitable[object]], chunks: AsyncIterator[bytes]
+) -> AsyncIterator[bytes]:
+    """Yield the chunks of a long response until the caller may no longer read them."""
+    watch = asyncio.ensure_future(wait_until_revoked(connection, caller, look))
+    try:
+        async for chunk in chunks:
+            if watch.done():
+                return
+            yield chunk
+    finally:
+        watch.cancel()

@@ -42,6 +42,8 @@ class Login(Base):
 
     id: Mapped[Id]
     user_id: Mapped[str] = mapped_column(belongs_to("users.id"), index=True)
+    token_id: Mapped[str | None] = mapped_column(belongs_to("api_tokens.id"), index=True)
+    """The token that was used to sign in, if any. The login ends with it."""
     hash: Mapped[str] = mapped_column(String(64), unique=True)
     created_at: Mapped[datetime]
     expires_at: Mapped[datetime] = mapped_column(index=True)

@@ -32,7 +32,7 @@ from sandyard.platform.domain.mcp_servers.model import (
 from sandyard.platform.domain.mcp_servers.model import ServerType as Type
 from sandyard.platform.domain.mcp_servers.probe import probe
 from sandyard.platform.domain.mcp_servers.records import list_servers
-from sandyard.platform.domain.projects.service import Projects, owner_is_in_project
+from sandyard.platform.domain.projects.service import Projects, owner_has_access
 from sandyard.platform.domain.users.model import Principal
 
 ID = "mcp_"
@@ -179,7 +179,7 @@ class McpServers:
             row = await reading.get(McpServer, server_id)
             if session is None or row is None or session.project_id != row.project_id:
                 return None
-            return row if await owner_is_in_project(reading, session) else None
+            return row if await owner_has_access(reading, session) else None
 
     def client_for(self, row: McpServer) -> httpx.AsyncClient:
         return self._connections.client_for(row)

@@ -36,7 +36,7 @@ from sandyard.platform.domain.models.redaction import Redactor
 from sandyard.platform.domain.models.token_counter import BYTES_OF_A_TOKEN, TokenCounter
 from sandyard.platform.domain.models.tunnel import BODY_LIMIT, Answering, Asking
 from sandyard.platform.domain.projects.model import ProjectSettings
-from sandyard.platform.domain.projects.service import owner_is_in_project
+from sandyard.platform.domain.projects.service import owner_has_access
 
 log = get_logger(__name__)
 
@@ -178,7 +178,7 @@ class Gateway:
             raise _Refused(ModelApi.OPENAI, 401, "unauthenticated", "Invalid capability.")
         async with self._database.reading() as reading:
             session = await reading.get(Session, place.session_id)
-            if session is not None and not await owner_is_in_project(reading, session):
+            if session is not None and not await owner_has_access(reading, session):
                 session = None
         provider = await self._providers.find(provider_id, session.project_id) if session is not None else None
         if session is None or provider is None:

@@ -5,7 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, delete, or_, select, true
+from sqlalchemy import (
+    ColumnElement,
+    SQLColumnExpression,
+    String,
+    and_,
+    delete,
+    exists,
+    literal,
+    not_,
+    or_,
+    select,
+    true,
+)
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -266,17 +278,21 @@ def visible_to(caller: Principal) -> ColumnElement[bool]:
     return or_(Project.owner_id == caller.user_id, Project.id.in_(shared))
 
 
-async def owner_is_in_project(reading: AsyncSession, session: Session) -> bool:
-    """Return whether the session's owner may still use its project. True for a session without a project."""
-    if session.project_id is None:
-        return True
-    user = await reading.get(User, session.owner_id)
-    if user is None or user.disabled_at is not None:
-        return False
-    caller = Principal(user.id, user.name, user.role, "session")
-    return (
-        await reading.scalar(select(Project.id).where(Project.id == session.project_id, visible_to(caller))) is not None
-    )
+async def owner_has_access(reading: AsyncSession, session: Session) -> bool:
+    """Return whether the session's owner is enabled and may still use the session's project, if it has one."""
+    lost = has_lost_access(literal(session.owner_id), literal(session.project_id, String()))
+    return not await reading.scalar(select(lost))
+
+
+def has_lost_access(
+    owner_id: SQLColumnExpression[str], project_id: SQLColumnExpression[str | None]
+) -> ColumnElement[bool]:
+    """Return the condition for things whose owner is disabled, or no longer belongs to the project they are in."""
+    disabled = exists().where(User.id == owner_id, User.disabled_at.is_not(None))
+    admin = exists().where(User.id == owner_id, User.role == "admin")
+    owner = exists().where(Project.id == project_id, Project.owner_id == owner_id)
+    member = exists().where(ProjectMember.project_id == project_id, ProjectMember.user_id == owner_id)
+    return or_(disabled, and_(project_id.is_not(None), not_(or_(admin, owner, member))))
 
 
 async def _load(session: AsyncSession, caller: Principal, project_id: str) -> Project:

@@ -18,6 +18,7 @@ from sandyard.kit.errors import ConflictError, SandyardError
 from sandyard.kit.logging import get_logger
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import Sandbox, Session
+from sandyard.platform.domain.projects.service import has_lost_access
 from sandyard.platform.domain.sandboxes.e2b import EngineSandbox, EngineState, SandboxNotFoundError
 from sandyard.platform.domain.sandboxes.lifecycle import INSTANCE, ROW, Lifecycle
 from sandyard.platform.domain.sandboxes.model import LIVE, Status, utc_now
@@ -26,14 +27,25 @@ from sandyard.platform.settings import PlatformSettings
 log = get_logger(__name__)
 
 PAUSED_AT_ONCE = 16
+ACCESS_EVERY_S = 5.0
 
 
 class SandboxMaintenance:
-    def __init__(self, database: Database, lifecycle: Lifecycle, settings: PlatformSettings, clock: Clock) -> None:
+    def __init__(
+        self,
+        database: Database,
+        lifecycle: Lifecycle,
+        settings: PlatformSettings,
+        clock: Clock,
+        *,
+        stop_agent: Callable[[str], Awaitable[None]],
+    ) -> None:
+        """`stop_agent` is called with the id of a session. It cancels the session's turns and ends its agent."""
         self._database = database
         self._lifecycle = lifecycle
         self._settings = settings
         self._clock = clock
+        self._stop_agent = stop_agent
         self._orphans: set[str] = set()
         self._pausing = asyncio.Semaphore(PAUSED_AT_ONCE)
         self.reconciled = asyncio.Event()
@@ -44,6 +56,7 @@ class SandboxMaintenance:
         spawn(self._repeat(settings.reconcile_every_s, self.reconcile))
         spawn(self._repeat(settings.health_every_s, self.check_health))
         spawn(self._repeat(max(0.5, min(5.0, settings.idle_seconds / 10)), self.pause_idle))
+        spawn(self._repeat(ACCESS_EVERY_S, self.stop_without_access))
         spawn(self._repeat(settings.stale_every_s, self.cleanup_stale))
 
     async def _repeat(self, seconds: float, work: Callable[[], Awaitable[object]]) -> None:
@@ -190,6 +203,25 @@ class SandboxMaintenance:
                 await self._lifecycle.pause(row, only_if_idle_s=row.idle_seconds)
             except SandyardError as error:
                 log.warning("sandbox_not_paused", sandbox=row.id, reason=error.message)
+
+    async def stop_without_access(self) -> None:
+        """Stop agents and pause sandboxes whose owner was disabled or removed from the project."""
+        lost = has_lost_access(Sandbox.owner_id, Sandbox.project_id)
+        query = select(Sandbox).where(Sandbox.status == Status.RUNNING, Sandbox.internal.is_(False), lost)
+        async with self._database.reading() as session:
+            rows = list(await session.scalars(query))
+        await asyncio.gather(*(self._stop_one(row) for row in rows))
+
+    async def _stop_one(self, row: Sandbox) -> None:
+        async with self._pausing:
+            try:
+                if row.session_id is not None:
+                    await self._stop_agent(row.session_id)
+                await self._lifecycle.pause(row)
+            except SandyardError as error:
+                log.warning("sandbox_not_paused", sandbox=row.id, reason=error.message)
+            else:
+                log.info("sandbox_without_access_paused", sandbox=row.id, owner=row.owner_id)
 
     async def cleanup_stale(self) -> int:
         """Delete sandboxes that were not used for long: without a session, of an archived session, or failed. Returns

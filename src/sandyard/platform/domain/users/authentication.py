@@ -95,28 +95,39 @@ class Authentication:
         return Principal(user.id, user.name, user.role, row[2])
 
     async def login(self, *, name: str | None = None, password: str | None = None, token: str | None = None) -> Issued:
-        """Create a cookie for a name and password, or for a token.
+        """Create a cookie for a name and password, or for a token. It ends with the token.
 
         WrongLoginError does not reveal which was wrong, neither by its message nor by its timing.
         """
-        hashed = None
+        hashed = token_id = None
         if token is not None:
             principal = await self.by_token(token)
             user_id = principal.user_id if principal else None
+            token_id = principal.means.partition(":")[2] if principal else None
         else:
             user_id, hashed = await self._check_name_and_password(name or "", password or "")
         if user_id is None:
             raise WrongLoginError
         now, value = get_time(self._clock), new_value()
         expires = now + timedelta(days=self._settings.login_days)
-        login = Login(
-            id=ordered_id("lgn_"), user_id=user_id, hash=digest(value.reveal()), created_at=now, expires_at=expires
-        )
         async with self._database.transaction() as tx:
+            if token_id is not None:
+                used = await tx.session.get(ApiToken, token_id, with_for_update={"key_share": True})
+                if used is None or used.revoked_at is not None:
+                    raise WrongLoginError
+                expires = min(expires, used.expires_at or expires)
             # a password changed meanwhile has already ended all logins
             user = await tx.session.get(User, user_id, with_for_update={"key_share": True})
             if user is None or user.disabled_at is not None or (hashed is not None and user.password != hashed):
                 raise WrongLoginError
+            login = Login(
+                id=ordered_id("lgn_"),
+                user_id=user_id,
+                token_id=token_id,
+                hash=digest(value.reveal()),
+                created_at=now,
+                expires_at=expires,
+            )
             tx.add(login)
         log.info("login_created", user=user_id, login=login.id)
         return Issued(login.id, value, expires)

@@ -156,10 +156,11 @@ class Users(Authentication):
             return await _own_token(session, caller, token_id)
 
     async def revoke_token(self, caller: Principal, token_id: str) -> None:
-        """Revoke a token. Administrators may revoke anyone's. Raises NotFoundError if it is already revoked."""
+        """Revoke a token and its logins. Administrators may revoke anyone's. Raises NotFoundError if it is revoked already."""
         async with self._database.transaction() as tx:
             token = await _own_token(tx.session, caller, token_id)
             token.revoked_at = get_time(self._clock)
+            await tx.session.execute(delete(Login).where(Login.token_id == token.id))
             tx.emit("token.revoked", owner_id=token.user_id, tokenId=token.id, name=token.name)
 
     async def _count(self) -> int:

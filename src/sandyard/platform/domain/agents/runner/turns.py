@@ -280,6 +280,11 @@ class AgentTurns:
         for turn_id in found:  # last first, so that none of them starts
             await self._cancel_turn(turn_id)
 
+    async def stop_agent(self, session_id: str) -> None:
+        """Cancel all turns of the session and end its agent."""
+        await self.cancel_all(session_id)
+        await self.end_agent(session_id)
+
     async def stop_over_budget(self, turn_id: str, sentence: str) -> None:
         """Stop a turn because its budget is used up."""
         with contextlib.suppress(NotFoundError):
