@@ -1,4 +1,4 @@
-"""Ready sandboxes: claimed without the driver, refilled behind the clients' backs, given back under pressure."""
+"""The pool of ready sandboxes: claimed without the driver, refilled in the background, released under pressure."""
 
 from __future__ import annotations
 
@@ -23,38 +23,38 @@ async def pooled(tmp_path: Path) -> AsyncIterator[SandboxesHarness]:
     await harness.stop()
 
 
-def creates(harness: SandboxesHarness) -> int:
+def count_creates(harness: SandboxesHarness) -> int:
     return [verb for verb, _ in harness.driver.calls].count("create")
 
 
-async def test_a_claim_asks_the_driver_for_nothing(pooled: SandboxesHarness) -> None:
+async def test_claiming_a_ready_sandbox_does_not_call_the_driver(pooled: SandboxesHarness) -> None:
     ready = set(pooled.host.machines)
     assert len(ready) == 3 and pooled.service.list().items == ()
-    reached = pooled.driver.held("create")
+    reached = pooled.driver.hold("create")
     sandbox = await pooled.create()
     assert sandbox.id in ready
     await pooled.settle()
     await pooled.clock.advance(1)
-    await reached.wait()  # the refill has begun
+    await reached.wait()  # the refill has started
     pooled.driver.heal()
     await pooled.settle()
     assert len(pooled.host.machines) == 4
 
 
-async def test_ready_ones_know_who_they_are(pooled: SandboxesHarness) -> None:
+async def test_ready_sandboxes_have_their_settings_before_they_are_claimed(pooled: SandboxesHarness) -> None:
     ready = {name: machine.init for name, machine in pooled.host.machines.items()}
     sandbox = await pooled.create()
     assert ready[sandbox.id] == pooled.host.machines[sandbox.id].init == expected_settings(sandbox)
 
 
-async def test_a_claim_with_variables_tells_them(pooled: SandboxesHarness) -> None:
+async def test_a_claim_with_variables_sends_them_to_the_agent(pooled: SandboxesHarness) -> None:
     ready = set(pooled.host.machines)
     sandbox = await pooled.create(env={"A": "1"})
     assert sandbox.id in ready
     assert pooled.host.machines[sandbox.id].init == expected_settings(sandbox, {"A": "1"})
 
 
-async def test_what_is_not_default_is_made_to_measure(pooled: SandboxesHarness) -> None:
+async def test_requests_with_other_limits_or_network_bypass_the_pool(pooled: SandboxesHarness) -> None:
     ready = set(pooled.host.machines)
     for fields in ({"limits": Limits(memory_mb=99)}, {"network": Network(NetworkPolicy(False))}):
         sandbox = await pooled.create(**fields)
@@ -62,7 +62,7 @@ async def test_what_is_not_default_is_made_to_measure(pooled: SandboxesHarness) 
     assert pooled.host.machines[sandbox.id].policy == NetworkPolicy(False)
 
 
-async def test_a_template_that_is_asked_for_gets_a_pool_and_loses_it(pooled: SandboxesHarness) -> None:
+async def test_a_requested_template_gets_a_pool_until_it_is_unused(pooled: SandboxesHarness) -> None:
     template = Template("other0000", ("tpl:o",), ("other",), {"T": "1"}, Defaults("root"))
     pooled.templates.templates.append(template)
     first = await pooled.create(template="other")
@@ -74,41 +74,41 @@ async def test_a_template_that_is_asked_for_gets_a_pool_and_loses_it(pooled: San
     assert claimed.init == expected_settings(second, {"T": "1"}, "root")
     await pooled.clock.advance(700)
     await pooled.settle()
-    left = [one for one in pooled.host.machines.values() if one.spec.layers == ("tpl:o",)]
-    assert {one.spec.id for one in left} <= {first.id, second.id}
+    remaining = [one for one in pooled.host.machines.values() if one.spec.layers == ("tpl:o",)]
+    assert {one.spec.id for one in remaining} <= {first.id, second.id}
     assert len([one for one in pooled.host.machines.values() if one.spec.layers == BASE.layers]) == 3
 
 
-async def test_a_rebuilt_template_gets_new_ones(pooled: SandboxesHarness) -> None:
+async def test_a_rebuilt_template_gets_new_sandboxes(pooled: SandboxesHarness) -> None:
     pooled.templates.templates[0] = Template(BASE.id, ("tpl:new",), BASE.aliases)
     sandbox = await pooled.create()
     assert pooled.host.machines[sandbox.id].spec.layers == ("tpl:new",)
 
 
-async def test_a_ready_one_that_ends_is_replaced(pooled: SandboxesHarness) -> None:
+async def test_a_ready_sandbox_that_ends_is_replaced(pooled: SandboxesHarness) -> None:
     dead = next(iter(pooled.host.machines))
     pooled.host.end(dead)
     await pooled.settle()
     assert dead not in pooled.host.machines and len(pooled.host.machines) == 3
 
 
-async def test_a_claimed_one_is_watched(pooled: SandboxesHarness) -> None:
+async def test_a_claimed_sandbox_is_watched(pooled: SandboxesHarness) -> None:
     sandbox = await pooled.create()
     pooled.host.end(sandbox.id, "oops")
     await pooled.settle()
     assert "oops" in (pooled.service.get(sandbox.id).memory_lost or "")
 
 
-async def test_memory_pressure_empties_it(pooled: SandboxesHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_memory_pressure_empties_the_pool(pooled: SandboxesHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sandyard.engine.sandboxes.capacity._FRESH_S", -1)
     monkeypatch.setattr(pooled.service._components.capacity, "_memory", lambda: 0)
     pooled.service._components.capacity._settings = pooled.settings.model_copy(update={"memory_reserve_mb": 1})
     await pooled.clock.advance(3)
     await pooled.settle()
     assert pooled.host.machines == {}
-    before = creates(pooled)
+    before = count_creates(pooled)
     await pooled.clock.advance(20)
-    assert creates(pooled) == before
+    assert count_creates(pooled) == before
     monkeypatch.setattr(pooled.service._components.capacity, "_memory", lambda: 1 << 40)
     await pooled.clock.advance(3)
     await pooled.settle()
@@ -116,28 +116,28 @@ async def test_memory_pressure_empties_it(pooled: SandboxesHarness, monkeypatch:
 
 
 async def test_refilling_waits_for_clients(pooled: SandboxesHarness) -> None:
-    reached = pooled.driver.held("create")
+    reached = pooled.driver.hold("create")
     tasks = [asyncio.create_task(pooled.create(limits=Limits(memory_mb=99))) for _ in range(3)]
     await reached.wait()
-    await pooled.create()  # from the pool; wants a refill
+    await pooled.create()  # taken from the pool, which then needs a refill
     await pooled.settle()
-    assert creates(pooled) == 6  # three at the start, three clients'; none for the pool
+    assert count_creates(pooled) == 6  # three at the start and three for clients, none for the pool
     pooled.driver.heal()
     await asyncio.gather(*tasks)
     await pooled.settle()
-    assert creates(pooled) == 6  # there are enough, and a client was here a moment ago
+    assert count_creates(pooled) == 6  # enough are left, and a client was active a moment ago
     await pooled.clock.advance(1)
     await pooled.settle()
-    assert creates(pooled) == 7
+    assert count_creates(pooled) == 7
 
 
-async def test_a_failing_refill_is_tried_again_later(tmp_path: Path) -> None:
+async def test_a_failed_refill_is_retried_later(tmp_path: Path) -> None:
     harness = SandboxesHarness(tmp_path, pool_size=2)
     await harness.start(open_=False)
-    harness.driver.broken("create", SandyardError("not now"))
+    harness.driver.fail("create", SandyardError("not now"))
     await harness.service.open()
     await harness.settle()
-    assert creates(harness) == 1
+    assert count_creates(harness) == 1
     harness.driver.heal()
     await harness.clock.advance(3)
     await harness.settle()
@@ -146,7 +146,7 @@ async def test_a_failing_refill_is_tried_again_later(tmp_path: Path) -> None:
     assert harness.host.machines == {}
 
 
-async def test_the_pool_leaves_the_last_places_to_clients(tmp_path: Path) -> None:
+async def test_the_pool_and_clients_together_respect_the_sandbox_limit(tmp_path: Path) -> None:
     harness = SandboxesHarness(tmp_path, pool_size=8, max_sandboxes=4)
     await harness.start()
     await harness.settle()
@@ -159,18 +159,18 @@ async def test_the_pool_leaves_the_last_places_to_clients(tmp_path: Path) -> Non
     await harness.stop()
 
 
-async def test_a_burst_takes_what_is_ready_and_makes_the_rest(pooled: SandboxesHarness) -> None:
-    made = await asyncio.gather(*(pooled.create() for _ in range(20)))
-    assert len({one.id for one in made}) == 20
+async def test_a_burst_uses_the_ready_sandboxes_and_creates_the_rest(pooled: SandboxesHarness) -> None:
+    created = await asyncio.gather(*(pooled.create() for _ in range(20)))
+    assert len({one.id for one in created}) == 20
     await pooled.settle()
     await pooled.clock.advance(1)
     await pooled.settle()
     assert len(pooled.host.machines) == 23
 
 
-async def test_nothing_ready_stands_on_a_snapshot(pooled: SandboxesHarness) -> None:
+async def test_the_pool_prepares_no_sandboxes_from_snapshots(pooled: SandboxesHarness) -> None:
     snapshot = await pooled.service.snapshot((await pooled.create()).id)
     sandbox = await pooled.create(template=snapshot.id)
     await pooled.settle()
-    standing = [one for one in pooled.host.machines.values() if f"snap:{snapshot.id}" in one.spec.layers]
-    assert [one.spec.id for one in standing] == [sandbox.id]
+    based_on_snapshot = [one for one in pooled.host.machines.values() if f"snap:{snapshot.id}" in one.spec.layers]
+    assert [one.spec.id for one in based_on_snapshot] == [sandbox.id]
