@@ -51,7 +51,7 @@ def test_a_template_that_yields_is_overridden_by_a_clients_own_template() -> Non
         ("a/[ab].txt", "a"),
     ],
 )
-def test_the_source_folder_of_a_copy_pattern(path: str, part: str) -> None:
+def test_the_source_of_a_copy_pattern_ends_before_the_first_wildcard(path: str, part: str) -> None:
     assert steps._source(path) == part
 
 

@@ -41,7 +41,7 @@ def test_concurrent_loads_get_the_same_authority(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("names", "asked"),
+    ("names", "host_name"),
     [
         (["api.example.com"], "api.example.com"),
         (["*.example.com", "example.com"], "49983-abc.example.com"),
@@ -51,9 +51,11 @@ def test_concurrent_loads_get_the_same_authority(tmp_path: Path) -> None:
         (["127.0.0.1", "::1"], "::1"),
     ],
 )
-def test_clients_that_trust_the_authority_accept_its_certificates(tmp_path: Path, names: list[str], asked: str) -> None:
+def test_clients_that_trust_the_authority_accept_its_certificates(
+    tmp_path: Path, names: list[str], host_name: str
+) -> None:
     authority = Authority.load(tmp_path)
-    peer_certificate = complete_handshake(authority.server_context(names), authority.pem, asked)
+    peer_certificate = complete_handshake(authority.server_context(names), authority.pem, host_name)
     usage = peer_certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
     assert [use.dotted_string for use in usage] == ["1.3.6.1.5.5.7.3.1"]
 

@@ -205,7 +205,7 @@ def test_unusable_files_are_named_in_the_error(tmp_path: Path, issuer: Authority
         ({"domain": "Example.COM."}, 443, "example.com"),
     ],
 )
-def test_the_public_domain_reported_to_clients(
+def test_the_public_domain_is_derived_from_settings_and_ports(
     settings: dict[str, str | int], tls_port: int | None, expected: str | None
 ) -> None:
     assert resolve_public_domain(EngineSettings(**settings), 3000, tls_port) == expected  # type: ignore[arg-type]

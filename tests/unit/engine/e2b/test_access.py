@@ -218,7 +218,7 @@ async def test_paused_sandboxes_are_not_found_unless_traffic_resumes_them(harnes
     assert harness.sandboxes.records["iabc"].running
 
 
-async def test_the_host_header_sent_to_a_users_server(harness: GatewayHarness) -> None:
+async def test_a_users_server_gets_the_requested_or_masked_host(harness: GatewayHarness) -> None:
     await harness.sandboxes.listen(reply_with_request_line, port=8000)
     assert (await harness.send_request(request_without_token("/a", port=8000)))[2] == b"GET /a HTTP/1.1 engine"
     named = b"GET /a HTTP/1.1\r\nHost: 8000-iabc.example.com\r\n\r\n"

@@ -175,9 +175,8 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Guard, 
     database = Database(tmp_path_factory.mktemp("control") / "engine.db")
     database.open()
     recorder = RecordingSandboxes()
-    volumes = Volumes(
-        database, FakeVolumeDriver(tmp_path_factory.mktemp("volumes")), EngineSettings(), MountingSandboxes()
-    )  # type: ignore[arg-type]
+    driver = FakeVolumeDriver(tmp_path_factory.mktemp("volumes"))
+    volumes = Volumes(database, driver, EngineSettings(), MountingSandboxes())  # type: ignore[arg-type]
     context = Context(recorder, FakeTemplates(), Limits(), "localhost:1", None, NoBuilds(), volumes)  # type: ignore[arg-type]
     yield api.build(context, ApiKeys(database, [Secret(KEY)])), recorder
     database.close()
@@ -272,22 +271,22 @@ class TestErrors:
 
 
 class TestCreate:
-    async def create(self, client: Client, body: dict[str, Any], path: str = "/v2/sandboxes") -> CreateSandbox:
+    async def post_and_parse(self, client: Client, body: dict[str, Any], path: str = "/v2/sandboxes") -> CreateSandbox:
         response = await client.post(path, json={"templateID": "base", **body})
         assert response.status_code == 201, response.text
         SandboxModel.from_dict(response.json())
         return client.recorder.calls[-1][1]
 
     async def test_v2_is_always_secure(self, client: Client) -> None:
-        parsed = await self.create(client, {"secure": False})
+        parsed = await self.post_and_parse(client, {"secure": False})
         assert (parsed.template, parsed.timeout_s, parsed.secure) == ("base", 300, True)
         assert parsed.on_timeout is OnTimeout.KILL
         assert parsed.network.policy.allow_internet
 
     async def test_v1_is_secure_on_request(self, client: Client) -> None:
-        parsed = await self.create(client, {}, "/sandboxes")
+        parsed = await self.post_and_parse(client, {}, "/sandboxes")
         assert (parsed.timeout_s, parsed.secure) == (15, False)
-        assert (await self.create(client, {"secure": True}, "/sandboxes")).secure
+        assert (await self.post_and_parse(client, {"secure": True}, "/sandboxes")).secure
 
     async def test_everything_is_passed_on(self, client: Client) -> None:
         body = {
@@ -300,7 +299,7 @@ class TestCreate:
             "mcp": {"server": {}},
             "futureField": {"x": 1},
         }
-        parsed = await self.create(client, body)
+        parsed = await self.post_and_parse(client, body)
         assert (parsed.timeout_s, parsed.metadata, parsed.env) == (77, {"k": "v"}, {"A": "1"})
         assert (parsed.on_timeout, parsed.auto_resume, parsed.auto_pause_memory) == (OnTimeout.PAUSE, True, True)
         assert parsed.network.policy.allow_internet is False
@@ -308,11 +307,11 @@ class TestCreate:
 
     async def test_null_fields_count_as_absent(self, client: Client) -> None:
         names = ("timeout", "metadata", "envVars", "autoResume", "network", "mcp", "volumeMounts", "iam")
-        parsed = await self.create(client, dict.fromkeys(names))
+        parsed = await self.post_and_parse(client, dict.fromkeys(names))
         assert (parsed.timeout_s, parsed.metadata) == (300, {})
 
     async def test_private_previews_require_a_secure_sandbox(self, client: Client) -> None:
-        assert not (await self.create(client, {"network": {"allowPublicTraffic": False}})).public_traffic
+        assert not (await self.post_and_parse(client, {"network": {"allowPublicTraffic": False}})).public_traffic
         body = {"templateID": "base", "network": {"allowPublicTraffic": False}}
         assert "'secure' flag" in check_error(await client.post("/sandboxes", json=body), 400)
 
@@ -558,8 +557,8 @@ class TestTemplates:
 
     def test_an_unbuilt_template_is_shown_as_waiting(self) -> None:
         unbuilt = Template("tdesk", (), aliases=("desktop",), status=TemplateStatus.WAITING, memory_mb=8192)
-        shown = TemplateModel.from_dict(views.render_template(unbuilt, Limits()))
-        assert (shown.build_status, shown.build_count, shown.memory_mb) == ("waiting", 0, 8192)
+        rendered = TemplateModel.from_dict(views.render_template(unbuilt, Limits()))
+        assert (rendered.build_status, rendered.build_count, rendered.memory_mb) == ("waiting", 0, 8192)
 
     @pytest.mark.parametrize("name", ["base", "ns%2Fbase%3Adefault", "ns/base:default"])
     async def test_aliases_are_resolved(self, client: Client, name: str) -> None:

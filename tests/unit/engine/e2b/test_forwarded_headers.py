@@ -89,7 +89,7 @@ def test_a_masked_host_replaces_only_the_host_header() -> None:
         (".bad.", {"httpsPorts": [8000]}, "localhost"),
     ],
 )
-def test_the_server_name_sent_to_a_tls_server(host: str, network: dict[str, Any], name: str | None) -> None:
+def test_the_tls_server_name_is_taken_from_the_host(host: str, network: dict[str, Any], name: str | None) -> None:
     scope = {"headers": [(b"host", host.encode())]}
     assert find_tls_server_name(TARGET, sandbox(network=Network(config=network)), scope) == name
 
@@ -121,13 +121,13 @@ class TestHttpsPorts:
     async def test_a_slow_reader_gets_the_whole_reply_of_a_server_that_has_disconnected(
         self, harness: GatewayHarness, untrusted_tls_context: ssl.SSLContext
     ) -> None:
-        async def large(reader: Reader, writer: Writer) -> None:
+        async def send_large_reply(reader: Reader, writer: Writer) -> None:
             await read_request(reader)
             writer.write(b"HTTP/1.0 200 OK\r\n\r\n" + b"x" * 9_000_000)  # ends with the connection
             await writer.drain()
             writer.close()
 
-        await self.listen(harness, large, untrusted_tls_context)
+        await self.listen(harness, send_large_reply, untrusted_tls_context)
         reader, writer = await harness.connect()
         writer.write(request(port=8000))
         status, headers = await read_reply_head(reader)
@@ -143,7 +143,7 @@ class TestHttpsPorts:
     ) -> None:
         sent = 0
 
-        async def endless(reader: Reader, writer: Writer) -> None:
+        async def send_endless_reply(reader: Reader, writer: Writer) -> None:
             nonlocal sent
             await read_request(reader)
             writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
@@ -152,7 +152,7 @@ class TestHttpsPorts:
                 await writer.drain()
                 sent += 65536
 
-        await self.listen(harness, endless, untrusted_tls_context)
+        await self.listen(harness, send_endless_reply, untrusted_tls_context)
         _, writer = await harness.connect()
         writer.transport.pause_reading()
         writer.write(request(port=8000))
@@ -176,12 +176,12 @@ class TestHttpsPorts:
 
     @pytest.mark.parametrize("raw_request", [request(port=8000), upgrade()])
     async def test_a_server_without_tls_is_reported(self, harness: GatewayHarness, raw_request: bytes) -> None:
-        async def plain(reader: Reader, writer: Writer) -> None:
+        async def reply_without_tls(reader: Reader, writer: Writer) -> None:
             await reader.read(10)
             writer.write(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n")
             writer.close()
 
-        await self.listen(harness, plain, None)
+        await self.listen(harness, reply_without_tls, None)
         status, _, body = await harness.send_request(raw_request)
         assert status == 502
         assert "does not use TLS" in json.loads(body)["message"]

@@ -194,11 +194,11 @@ async def test_a_slow_client_slows_down_the_sandbox(harness: GatewayHarness) -> 
 async def test_a_slow_sandbox_slows_down_its_client(harness: GatewayHarness) -> None:
     release = asyncio.Event()
 
-    async def never_reads_the_body(reader: Reader, writer: Writer) -> None:
+    async def read_headers_only(reader: Reader, writer: Writer) -> None:
         await reader.readuntil(b"\r\n\r\n")
         await release.wait()
 
-    await harness.sandboxes.listen(never_reads_the_body)
+    await harness.sandboxes.listen(read_headers_only)
     _, writer = await harness.connect()
     writer.write(request("POST", "/", "Content-Length: 200000000"))
     sent, stalled = 0, False
@@ -252,10 +252,10 @@ async def test_a_connection_that_waits_for_a_delivery_receipt_is_not_reused(
 ) -> None:
     """The client disconnects while the last piece is sent. The agent would read the next request as the receipt."""
 
-    async def never_sent(_: EngineProtocol) -> bool:
+    async def fail_to_send(_: EngineProtocol) -> bool:
         return False
 
-    monkeypatch.setattr(EngineProtocol, "_wait_until_sent", never_sent)
+    monkeypatch.setattr(EngineProtocol, "_wait_until_sent", fail_to_send)
     connections: list[Writer] = []
 
     async def server(reader: Reader, writer: Writer) -> None:

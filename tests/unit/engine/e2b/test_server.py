@@ -115,7 +115,7 @@ class FakeTransport(asyncio.Transport):
         self.reading = True
 
     @property
-    def refused(self) -> bool:
+    def timed_out(self) -> bool:
         return (
             self.closed
             and b" 408 " in self.written
@@ -161,7 +161,7 @@ async def test_request_headers_that_arrive_too_slowly_are_rejected() -> None:
     client.send(b"POST /a HTTP/1.1\r\nHo")
     client.send(b"st")
     client.expire_timer(server.HEAD_SECONDS)
-    assert client.transport.refused
+    assert client.transport.timed_out
 
 
 async def test_a_connection_without_a_request_is_closed_silently() -> None:
@@ -197,7 +197,7 @@ async def test_a_body_that_arrives_too_slowly_is_rejected(head: bytes, piece: by
         client.send(piece)
         await client.settle()
     client.expire_timer()
-    assert client.transport.refused
+    assert client.transport.timed_out
     await disconnected.wait()
 
 
@@ -209,7 +209,7 @@ async def test_a_body_that_becomes_slow_is_rejected() -> None:
     assert not client.transport.closed
     client.send(b"a")
     client.expire_timer()
-    assert client.transport.refused
+    assert client.transport.timed_out
 
 
 async def test_a_body_above_the_minimum_rate_is_accepted() -> None:
@@ -288,7 +288,7 @@ async def test_a_stream_into_a_sandbox_may_pause(harness: GatewayHarness) -> Non
         client.expire_timer(server.STREAM_SILENCE_SECONDS)
         assert not client.transport.closed
     client.expire_timer(server.STREAM_SILENCE_SECONDS)
-    assert client.transport.refused
+    assert client.transport.timed_out
 
 
 async def test_an_unauthenticated_client_may_not_stream(harness: GatewayHarness) -> None:
@@ -497,11 +497,11 @@ async def test_a_new_connection_is_rejected_when_none_is_idle(limited_connection
     clients = [Client(never_read) for _ in range(6)]
     for client in clients:
         client.send(GET)
-    refused = Client(never_read)
+    rejected = Client(never_read)
     assert (
-        refused.transport.closed
-        and b" 503 " in refused.transport.written
-        and b"retry-after: " in refused.transport.written
+        rejected.transport.closed
+        and b" 503 " in rejected.transport.written
+        and b"retry-after: " in rejected.transport.written
     )
     assert not any(client.transport.closed for client in clients)
     clients[0].protocol.connection_lost(None)

@@ -87,18 +87,18 @@ def test_cancelled_timers_are_discarded() -> None:
 def test_a_descriptor_can_have_a_reader_and_a_writer() -> None:
     loop = Loop()
     ours, theirs = socket.socketpair()
-    seen: list[str] = []
+    events: list[str] = []
 
     async def main() -> None:
-        loop.add_reader(ours.fileno(), lambda: seen.append("read") or loop.remove_reader(ours.fileno()))
-        loop.add_writer(ours.fileno(), lambda: seen.append("write") or loop.remove_writer(ours.fileno()))
+        loop.add_reader(ours.fileno(), lambda: events.append("read") or loop.remove_reader(ours.fileno()))
+        loop.add_writer(ours.fileno(), lambda: events.append("write") or loop.remove_writer(ours.fileno()))
         await asyncio.sleep(0.01)
         theirs.send(b"x")
         await asyncio.sleep(0.01)
         assert not loop.remove_reader(ours.fileno())
 
     loop.run(main())
-    assert seen == ["write", "read"]
+    assert events == ["write", "read"]
     loop.close()
     ours.close()
     theirs.close()
@@ -176,14 +176,14 @@ def test_a_file_deleted_during_a_directory_scan_hides_no_other_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loop = Loop()
-    seen: list[str] = []
+    events: list[str] = []
     watch = Watch(
         loop,
         Sandbox(GuestConfig()),
         str(tmp_path),
         recursive=True,
         include_entry=False,
-        on_event=lambda event: seen.append(event["name"]),
+        on_event=lambda event: events.append(event["name"]),
         on_error=pytest.fail,
     )
     (tmp_path / "new/folder").mkdir(parents=True)
@@ -200,7 +200,7 @@ def test_a_file_deleted_during_a_directory_scan_hides_no_other_file(
     watch._read()
     watch.close()
     loop.close()
-    assert {"new", "new/folder", "new/folder/deep"} <= set(seen)
+    assert {"new", "new/folder", "new/folder/deep"} <= set(events)
 
 
 # accounts ------------------------------------------------------------------------------------------------------------

@@ -87,9 +87,8 @@ async def test_a_token_is_fetched_with_the_login() -> None:
             header = f'Bearer realm="{server.url}/token?a=b",service="reg"'
             with_login = Authority(client, "x/y", _login_provider(Login("u", Secret("p"))))
             assert await with_login.answer_challenge(header, None) == "Bearer t0k"
-            assert (
-                await with_login.answer_challenge(header, None) == "Bearer t0k"
-            )  # another task got a 401 with the old one
+            # Another task also got a 401: the token is not fetched again.
+            assert await with_login.answer_challenge(header, None) == "Bearer t0k"
             assert len(server.asked) == 1
             query = parse_qs(urlsplit(server.asked[0].path).query)
             assert query == {"a": ["b"], "service": ["reg"], "scope": ["repository:x/y:pull"]}

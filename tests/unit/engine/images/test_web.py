@@ -41,7 +41,7 @@ def make_client(policy: RegistryPolicy = HERE) -> Web:
         ("2002:7f00:1::", False, False),
     ],
 )
-def test_allowed_registry_addresses(address: str, allowed: bool, on_lan: bool) -> None:
+def test_only_public_addresses_are_allowed_unless_configured(address: str, allowed: bool, on_lan: bool) -> None:
     parsed = ipaddress.ip_address(address)
     assert RegistryPolicy().allows("h", 443, parsed) is allowed
     assert RegistryPolicy(private=True).allows("h", 443, parsed) is on_lan

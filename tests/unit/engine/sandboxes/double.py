@@ -111,7 +111,7 @@ class DoubleDriver:
         self._faults.pop((verb, when), None)
         self.allow[verb, when].set()
 
-    def heal(self) -> None:
+    def clear_faults(self) -> None:
         self._faults.clear()
         for event in self.allow.values():
             event.set()

@@ -76,7 +76,7 @@ class SandboxesHarness:
         return await self.start()
 
     async def stop(self) -> None:
-        self.driver.heal()
+        self.driver.clear_faults()
         await self.service.close()
         self.database.close()
 
@@ -84,7 +84,7 @@ class SandboxesHarness:
         return await self.service.create(CreateSandbox(**{"timeout_s": 300, **fields}))
 
     async def settle(self) -> None:
-        """Wait until background work is done."""
+        """Let background tasks run until they are idle."""
         for _ in range(200):
             await asyncio.sleep(0)
 

@@ -36,7 +36,7 @@ async def test_a_stuck_verb_is_reported_and_the_sandbox_recovers(
     harness.driver.block(verb, when, ignore_cancel=ignore_cancel)
     with pytest.raises(StuckError, match=f"did not complete '{verb}'"):
         await asyncio.wait_for(VERBS[verb](harness, sandbox.id), 30)
-    harness.driver.heal()
+    harness.driver.clear_faults()
     await harness.settle()
     await harness.clock.advance(2)
     await harness.settle()
@@ -57,7 +57,7 @@ async def test_a_stuck_thaw_leaves_the_sandbox_paused(harness: SandboxesHarness)
     harness.driver.block("thaw", "after")
     with pytest.raises(StuckError):
         await harness.service.connect(sandbox.id, 60)
-    harness.driver.heal()
+    harness.driver.clear_faults()
     await harness.settle()
     assert harness.service.get(sandbox.id).pause_kind is PauseKind.MEMORY
     harness.check()
@@ -71,7 +71,7 @@ async def test_a_sandbox_with_unknown_condition_is_not_used(harness: SandboxesHa
         await harness.service.pause(sandbox.id)
     with pytest.raises(StuckError, match="condition"):
         await harness.service.snapshot(sandbox.id)
-    harness.driver.heal()
+    harness.driver.clear_faults()
     await harness.service.snapshot(sandbox.id)
     harness.check()
 
@@ -86,7 +86,7 @@ async def test_extending_a_sandbox_that_is_being_paused_fails(harness: Sandboxes
     extending = asyncio.create_task(getattr(harness.service, verb)(sandbox.id, 300))
     await harness.settle()
     assert not extending.done()
-    harness.driver.heal()
+    harness.driver.clear_faults()
     (outcome,) = await gather_results(extending)
     assert isinstance(outcome, NotFoundError)
     assert "is paused" in outcome.message
@@ -104,7 +104,7 @@ async def test_a_sandbox_created_late_by_a_stuck_verb_is_removed(harness: Sandbo
         (outcome,) = await harness.service.fork(sandbox.id)
         assert isinstance(outcome.error, StuckError)
     assert len(harness.host.machines) == 2
-    harness.driver.heal()
+    harness.driver.clear_faults()
     await harness.settle()
     harness.check()
 
@@ -123,7 +123,7 @@ async def test_kill_does_not_wait_for_a_stuck_verb(tmp_path: Path, verb: str, ig
     waiting = asyncio.create_task(harness.service.snapshot(sandbox.id))
     await asyncio.wait_for(harness.service.kill(sandbox.id), 30)
     assert harness.host.machines == {} and harness.service.find(sandbox.id) is None
-    harness.driver.heal()
+    harness.driver.clear_faults()
     outcome, queued = await gather_results(task, waiting)
     assert isinstance(queued, NotFoundError)
     if verb == "fork" and not isinstance(outcome, BaseException):
@@ -143,7 +143,7 @@ async def test_a_stuck_kill_is_retried_until_it_succeeds(harness: SandboxesHarne
     with pytest.raises(NotFoundError):
         harness.service.get(sandbox.id)
     assert sandbox.id in harness.host.machines
-    harness.driver.heal()
+    harness.driver.clear_faults()
     await harness.clock.advance(2)
     await harness.settle()
     harness.check()
@@ -159,7 +159,7 @@ async def test_a_snapshot_is_kept_until_the_sandbox_that_uses_it_is_killed(harne
     await harness.service.delete_snapshot(snapshot.id)
     await harness.settle()
     assert snapshot.id in harness.host.snapshots
-    harness.driver.heal()
+    harness.driver.clear_faults()
     await harness.clock.advance(2)
     await harness.settle()
     assert harness.host.snapshots == {}
@@ -189,7 +189,7 @@ async def test_an_unexpected_failure_becomes_an_error_and_leaves_nothing_behind(
     else:
         with pytest.raises(SandyardError, match="boom"):
             await attempt()
-    harness.driver.heal()
+    harness.driver.clear_faults()
     await harness.settle()
     await harness.clock.advance(2)
     await harness.settle()
@@ -288,7 +288,7 @@ async def test_a_client_that_disconnects_leaves_no_partial_state(
     await reached.wait()
     task.cancel()
     await gather_results(task)
-    harness.driver.heal()
+    harness.driver.clear_faults()
     await harness.settle()
     harness.check()
     records = harness.service.list().items
@@ -385,7 +385,7 @@ async def test_a_driver_that_hangs_for_hours_uses_bounded_resources(tmp_path: Pa
         await asyncio.sleep(0.06)
     assert len(harness.service._components.background) <= 2
     assert [verb for verb, _ in harness.driver.calls].count("condition") <= 40
-    harness.driver.heal()
+    harness.driver.clear_faults()
     await harness.clock.advance(100)
     await harness.settle()
     harness.check()

@@ -37,7 +37,7 @@ class Scenario:
         self.snapshots: set[str] = set()
         self.tasks: set[asyncio.Task[None]] = set()
 
-    async def verb(self) -> None:
+    async def run_random_verb(self) -> None:
         service, pick = self.harness.service, self.random
         known = sorted(self.expected)
         name = pick.choice("create create pause cold connect connect fork kill snapshot network from drop".split())
@@ -83,11 +83,11 @@ class Scenario:
         except SandyardError:
             pass
 
-    async def act(self) -> None:
+    async def take_random_step(self) -> None:
         roll = self.random.random()
         driver = self.harness.driver
         if roll < 0.75:
-            task = asyncio.create_task(self.verb())
+            task = asyncio.create_task(self.run_random_verb())
             self.tasks.add(task)
             if self.random.random() < 0.1:
                 asyncio.get_running_loop().call_soon(task.cancel)
@@ -98,7 +98,7 @@ class Scenario:
             else:
                 driver.block(fault, when)
         elif roll < 0.95:
-            driver.heal()
+            driver.clear_faults()
         elif roll < 0.97:
             await self.crash(reboot=self.random.random() < 0.3)
         elif roll < 0.98:
@@ -123,8 +123,8 @@ class Scenario:
             self.harness.boot_id += "x"
         await self.harness.start()
 
-    async def end(self) -> None:
-        self.harness.driver.heal()
+    async def finish(self) -> None:
+        self.harness.driver.clear_faults()
         await asyncio.wait_for(asyncio.gather(*self.tasks, return_exceptions=True), 20)
         for _ in range(4):
             await self.harness.clock.advance(70)
@@ -148,8 +148,8 @@ async def test_records_and_host_agree_after_random_operations(tmp_path: Path, se
     await harness.start()
     scenario = Scenario(harness, seed)
     for _ in range(120):
-        await scenario.act()
-    await scenario.end()
+        await scenario.take_random_step()
+    await scenario.finish()
     if harness.settings.pool_size:
         await harness.service._components.loops.cancel()  # no more sandboxes are prepared
         await harness.service._components.pool.give_back()

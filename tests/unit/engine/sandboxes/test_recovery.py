@@ -87,7 +87,7 @@ async def test_crash_during_many_forks_leaves_no_snapshot(harness: SandboxesHarn
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-async def test_crash_during_pause_is_undone(harness: SandboxesHarness, when: str) -> None:
+async def test_a_pause_is_undone_after_a_crash(harness: SandboxesHarness, when: str) -> None:
     sandbox = await harness.create()
     memory = harness.host.machines[sandbox.id].memory
     reached = harness.driver.block("freeze", when)
@@ -100,7 +100,7 @@ async def test_crash_during_pause_is_undone(harness: SandboxesHarness, when: str
 
 
 @pytest.mark.parametrize(("when", "kind"), [("before", None), ("after", PauseKind.FILESYSTEM)])
-async def test_crash_during_filesystem_pause_is_undone_or_completed(
+async def test_a_filesystem_pause_is_undone_or_completed_after_a_crash(
     harness: SandboxesHarness, when: str, kind: PauseKind | None
 ) -> None:
     sandbox = await harness.create()
@@ -115,7 +115,7 @@ async def test_crash_during_filesystem_pause_is_undone_or_completed(
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-async def test_crash_during_resume_is_undone(harness: SandboxesHarness, when: str) -> None:
+async def test_a_resume_is_undone_after_a_crash(harness: SandboxesHarness, when: str) -> None:
     sandbox = await harness.create()
     memory = harness.host.machines[sandbox.id].memory
     await harness.service.pause(sandbox.id)
@@ -150,7 +150,7 @@ async def test_crash_during_cold_resume_leaves_the_sandbox_paused(
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-async def test_kill_is_completed_after_a_crash(harness: SandboxesHarness, when: str) -> None:
+async def test_a_kill_is_completed_after_a_crash(harness: SandboxesHarness, when: str) -> None:
     sandbox = await harness.create()
     reached = harness.driver.block("kill", when)
     killing = asyncio.create_task(harness.service.kill(sandbox.id))
@@ -191,7 +191,7 @@ async def test_a_sandbox_can_be_resumed_after_a_crash_during_suspend(tmp_path: P
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-async def test_crash_during_snapshot_leaves_none(harness: SandboxesHarness, when: str) -> None:
+async def test_crash_during_snapshot_leaves_no_snapshot(harness: SandboxesHarness, when: str) -> None:
     sandbox = await harness.create()
     reached = harness.driver.block("snapshot", when)
     taking = asyncio.create_task(harness.service.snapshot(sandbox.id))
@@ -201,7 +201,7 @@ async def test_crash_during_snapshot_leaves_none(harness: SandboxesHarness, when
     assert harness.host.snapshots == {} and harness.service.snapshots().items == ()
 
 
-async def test_snapshot_deletion_is_completed_after_a_crash(harness: SandboxesHarness) -> None:
+async def test_a_snapshot_deletion_is_completed_after_a_crash(harness: SandboxesHarness) -> None:
     sandbox = await harness.create()
     snapshot = await harness.service.snapshot(sandbox.id)
     reached = harness.driver.block("delete_snapshot")
@@ -274,7 +274,7 @@ async def test_a_sandbox_that_cannot_boot_is_paused_not_lost(harness: SandboxesH
     await harness.settle()
     recovered = harness.service.get(sandbox.id)
     assert recovered.pause_kind is PauseKind.FILESYSTEM and recovered.memory_lost
-    harness.driver.heal()
+    harness.driver.clear_faults()
     await harness.service.connect(sandbox.id, 60)
     harness.check()
 

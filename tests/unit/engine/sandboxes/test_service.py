@@ -193,7 +193,7 @@ async def test_a_failed_auto_pause_is_retried(harness: SandboxesHarness) -> None
     await harness.clock.advance(31)
     await harness.settle()
     assert harness.service.get(sandbox.id).running
-    harness.driver.heal()
+    harness.driver.clear_faults()
     await harness.clock.advance(6)
     await harness.settle()
     assert not harness.service.get(sandbox.id).running
@@ -211,7 +211,7 @@ async def test_a_failing_auto_pause_is_retried_at_intervals(harness: SandboxesHa
     assert [name for name, _ in harness.driver.calls].count(verb) == 1
     await harness.clock.advance(60)
     assert 5 <= [name for name, _ in harness.driver.calls].count(verb) <= 13
-    harness.driver.heal()
+    harness.driver.clear_faults()
     await harness.clock.advance(6)
     await harness.settle()
     assert not harness.service.get(sandbox.id).running
@@ -220,18 +220,18 @@ async def test_a_failing_auto_pause_is_retried_at_intervals(harness: SandboxesHa
 
 async def test_list_pages_are_stable_while_sandboxes_change(harness: SandboxesHarness) -> None:
     created_sandboxes = [await harness.create(metadata={"n": str(number)}) for number in range(7)]
-    seen = []
+    listed_ids = []
     page = harness.service.list(SandboxQuery(limit=3))
-    seen += [one.id for one in page.items]
+    listed_ids += [one.id for one in page.items]
     await harness.service.pause(created_sandboxes[0].id)
     await harness.service.connect(created_sandboxes[0].id, 60)
     await harness.service.kill(created_sandboxes[2].id)
     newest = await harness.create()
     while page.next_cursor:
         page = harness.service.list(SandboxQuery(limit=3, cursor=page.next_cursor))
-        seen += [one.id for one in page.items]
+        listed_ids += [one.id for one in page.items]
     expected = [one.id for one in reversed(created_sandboxes) if one.id != created_sandboxes[2].id]
-    assert seen == expected and newest.id not in seen
+    assert listed_ids == expected and newest.id not in listed_ids
 
 
 async def test_sandboxes_are_listed_by_filter(harness: SandboxesHarness) -> None:
@@ -415,11 +415,11 @@ async def test_snapshots_are_listed_in_pages(harness: SandboxesHarness) -> None:
     sandbox = await harness.create()
     created_ids = [(await harness.service.snapshot(sandbox.id)).id for _ in range(5)]
     page = harness.service.snapshots(SnapshotQuery(limit=2))
-    seen = [one.id for one in page.items]
+    listed_ids = [one.id for one in page.items]
     while page.next_cursor:
         page = harness.service.snapshots(SnapshotQuery(limit=2, cursor=page.next_cursor))
-        seen += [one.id for one in page.items]
-    assert seen == created_ids[::-1]
+        listed_ids += [one.id for one in page.items]
+    assert listed_ids == created_ids[::-1]
     assert harness.service.snapshots(SnapshotQuery(sandbox_id="other")).items == ()
 
 
@@ -454,7 +454,7 @@ async def test_a_failed_network_change_keeps_the_old_network(harness: SandboxesH
     harness.driver.fail("set_network", InvalidInputError("bad rule"))
     with pytest.raises(InvalidInputError):
         await harness.service.set_network(sandbox.id, Network(NetworkPolicy(False)))
-    harness.driver.heal()
+    harness.driver.clear_faults()
     await harness.settle()
     assert harness.service.get(sandbox.id).network == Network()
     harness.check()
@@ -546,7 +546,7 @@ async def test_concurrent_creates_do_not_exceed_the_limit(tmp_path) -> None:
     await full.stop()
 
 
-async def test_without_a_freezer_a_pause_keeps_only_the_files(tmp_path) -> None:
+async def test_without_a_freezer_only_filesystem_pauses_work(tmp_path) -> None:
     harness = SandboxesHarness(tmp_path, freeze=False)
     await harness.start()
     sandbox = await harness.create(on_timeout=OnTimeout.PAUSE, timeout_s=10)
@@ -622,7 +622,7 @@ async def test_a_sandbox_that_ends_and_cannot_boot_is_paused(harness: SandboxesH
     harness.host.end(sandbox.id, "out of memory")
     await harness.settle()
     assert harness.service.get(sandbox.id).pause_kind is PauseKind.FILESYSTEM
-    harness.driver.heal()
+    harness.driver.clear_faults()
     await harness.service.connect(sandbox.id, 60)
     harness.check()
 
@@ -688,7 +688,7 @@ async def test_a_failed_create_frees_its_idempotency_key(harness: SandboxesHarne
     request = CreateSandbox(idempotency_key="k-1")
     with pytest.raises(FullError):
         await harness.service.create(request)
-    harness.driver.heal()
+    harness.driver.clear_faults()
     assert (await harness.service.create(request)).running
     harness.check()
 

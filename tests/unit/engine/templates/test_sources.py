@@ -39,7 +39,7 @@ def test_only_the_distributions_own_archives_of_this_release_are_used(machine: P
     assert read_sources(BOOKWORM, machine) == [expected]
 
 
-def test_one_line_sources_with_and_without_options(machine: Path, put: Put) -> None:
+def test_one_line_sources_are_read_with_and_without_options(machine: Path, put: Put) -> None:
     lines = [
         "deb [arch=amd64 signed-by=/usr/share/keyrings/ubuntu-archive-keyring.gpg]"
         " http://a.example/ubuntu jammy main universe multiverse",

@@ -246,7 +246,7 @@ def test_symbolic_links_do_not_leave_the_volume(content: Content, volume: Path, 
     assert (outside / "secret").read_text() == "secret"
 
 
-def test_a_symbolic_link_is_shown_replaced_and_removed_itself(content: Content, volume: Path, outside: Path) -> None:
+def test_operations_on_a_symbolic_link_do_not_touch_its_target(content: Content, volume: Path, outside: Path) -> None:
     (volume / "link").symlink_to(outside / "secret")
     entry = content.stat("link")
     assert (entry.kind, entry.target) == (Kind.SYMLINK, str(outside / "secret"))
@@ -310,7 +310,7 @@ def test_a_directory_swapped_with_a_link_does_not_lead_out_of_the_volume(
     attacker = threading.Thread(target=swap)
     attacker.start()
     try:
-        seen = 0
+        successful_reads = 0
         for number in range(3000):
             for call in (
                 lambda: read(content, "place/secret"),
@@ -325,11 +325,11 @@ def test_a_directory_swapped_with_a_link_does_not_lead_out_of_the_volume(
                     continue
                 if isinstance(result, bytes):
                     assert result == b"inside"
-                    seen += 1
+                    successful_reads += 1
     finally:
         stop.set()
         attacker.join()
-    assert seen
+    assert successful_reads
     assert (outside / "secret").read_text() == "secret"
     assert sorted(path.name for path in outside.iterdir()) == ["secret"]
     assert (outside / "secret").stat().st_mode & 0o777 == 0o644
@@ -390,7 +390,7 @@ def test_an_upload_that_would_use_the_disk_reserve_is_rejected(content: Content,
     assert list_files(volume) == []
 
 
-def test_a_file_that_changes_while_it_is_downloaded(content: Content, volume: Path) -> None:
+def test_a_download_ignores_appended_data_and_fails_if_the_file_shrinks(content: Content, volume: Path) -> None:
     write(content, "file", b"0123456789")
     download = Download.begin(content, "file")
     with (volume / "file").open("ab") as file:

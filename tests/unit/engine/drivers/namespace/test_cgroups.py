@@ -230,7 +230,7 @@ def test_usage_is_read_from_both_versions(tmp_path: Path) -> None:
     [(512, 1 << 20, 128), (4096, 1 << 20, 256), (4096, 1024, 64), (64, 1 << 20, 64)],
     ids=["a quarter", "a share of the machine's", "a small machine", "a small sandbox"],
 )
-def test_the_socket_memory_limit_of_a_sandbox(
+def test_the_socket_memory_limit_depends_on_the_sandbox_and_the_machine(
     memory_mb: int, pages: int, expected_mb: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "tcp_mem").write_text(f"{pages}\t{pages}\t{pages}\n")

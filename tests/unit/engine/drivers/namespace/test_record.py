@@ -17,7 +17,7 @@ async def test_a_record_can_be_restored_from_its_handle() -> None:
     assert parse(handle) == (("/a", "/b"), Limits(memory_mb=64), Life(10, 20, 30))
 
 
-async def test_a_handle_has_no_life_after_the_process_ends_or_the_machine_reboots() -> None:
+async def test_a_handle_has_no_life_data_after_the_process_ends_or_the_machine_reboots() -> None:
     record = Record("one", (), Limits())
     record.life = Life(10, 20, 30)
     data = json.loads(json.dumps(dict(record.handle().data)))

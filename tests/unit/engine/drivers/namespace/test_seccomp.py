@@ -72,9 +72,9 @@ def run_filter(
 
 def syscall_number(machine: str, name: str) -> int:
     table = {**seccomp.FORBIDDEN, **seccomp.MISSING, **seccomp.IDLE, **seccomp.CHECKED}
-    found = table[name][seccomp.MACHINES[machine][1]]
-    assert found is not None
-    return found
+    resolved = table[name][seccomp.MACHINES[machine][1]]
+    assert resolved is not None
+    return resolved
 
 
 @Machine
@@ -245,10 +245,10 @@ def test_system_call_numbers_match_libseccomp() -> None:
     sandboxes = {**seccomp.FORBIDDEN, **seccomp.MISSING, **seccomp.IDLE, **seccomp.CHECKED}
     for name, numbers in {**sandboxes, **seccomp.FILES, **seccomp.FILES_CHECKED}.items():
         for machine, (arch, column) in seccomp.MACHINES.items():
-            found = resolve(arch, name.encode())
-            if found == -1:  # newer than the library
+            known_number = resolve(arch, name.encode())
+            if known_number == -1:  # newer than the library
                 assert numbers[column] is not None
                 continue
             compared += 1
-            assert (found if found >= 0 else None) == numbers[column], (name, machine)
+            assert (known_number if known_number >= 0 else None) == numbers[column], (name, machine)
     assert compared > 100

@@ -16,7 +16,7 @@ def test_the_smallest_free_slot_is_taken() -> None:
     assert [slots.take() for _ in range(3)] == [0, 2, 4]
 
 
-def test_a_claimed_slot_is_not_given_away() -> None:
+def test_a_claimed_slot_is_not_handed_out() -> None:
     slots = Slots(5)
     slots.claim(2)
     slots.claim(0)

@@ -104,10 +104,10 @@ def test_orphans_of_a_network_namespace_are_counted_and_ended() -> None:
                     while True:
                         client.send(bytes(1 << 16))
                 client.close()
-                found = len(list(socket_memory.orphans(thread, 0)))
+                orphans_before = len(list(socket_memory.orphans(thread, 0)))
                 many = list(socket_memory.orphans(thread, 1000))
                 socket_memory.end_orphans(thread)
-                return found, len(list(socket_memory.orphans(thread, 0))), many
+                return orphans_before, len(list(socket_memory.orphans(thread, 0))), many
 
     with ThreadPoolExecutor(1) as pool:  # a dedicated thread: it stays in the new network namespace
         before, after, many = pool.submit(count_and_end_orphans).result()
